@@ -1,7 +1,7 @@
 //! The architectures of machines and guests, and their differences as far as this tool is
 //! concerned.
 
-use anyhow::{Result, ensure};
+use crate::prelude::*;
 use clap::{Args, ValueEnum};
 use hostlink::architecture::Architecture;
 

@@ -5,7 +5,7 @@
 //! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
 
 use crate::machine::flat::{IMAGE_MAX, flat};
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use hostlink::bzimage::{PARAGRAPH, SetupHeader};
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection, ObjectSymbol};

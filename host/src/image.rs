@@ -3,9 +3,8 @@
 
 use crate::bzimage;
 use crate::cli::ImageArgs;
-use crate::machine::spec::{Payload, Spec};
+use crate::machine::spec::Payload;
 use crate::prelude::*;
-use crate::vm::{Guest, Hypervisor, StockGuest};
 use clap::ValueEnum;
 use hostlink::config::BootCpu;
 use std::fmt::Write;

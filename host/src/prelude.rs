@@ -1,20 +1,25 @@
 //! What most files use.
 
-pub(crate) use crate::arch::{Arch, Platform};
+pub(crate) use crate::arch::{Arch, ArmCpu, Platform};
+pub(crate) use crate::bench::lab::Lab;
+pub(crate) use crate::bench::limits::Limit;
 pub(crate) use crate::machine::counters::Snapshot;
 pub(crate) use crate::machine::process::{End, Flow, Machine};
+pub(crate) use crate::machine::ram::Ram;
 pub(crate) use crate::machine::signals::Signals;
 pub(crate) use crate::machine::spec::{Clock, Spec};
-pub(crate) use crate::results::{Samples, Subject, float};
+pub(crate) use crate::results::{Samples, Spread, Subject, float};
+pub(crate) use crate::run::tail;
 pub(crate) use crate::size::{GIB, MIB};
 pub(crate) use crate::table::table;
 pub(crate) use crate::vm::{Guest, Hypervisor, StockGuest};
-pub(crate) use crate::{size, workspace};
+pub(crate) use crate::{results, size, steps, workspace};
 pub(crate) use anyhow::{Context, Error, Result, anyhow, bail, ensure};
-pub(crate) use hostlink::config::Switches;
+pub(crate) use hostlink::config::{MAX_VCPUS, Switches};
 pub(crate) use hostlink::counters::Counter;
 pub(crate) use hostlink::exit::ExitCode;
 pub(crate) use hostlink::name::Name;
+pub(crate) use hostlink::phase::Phase;
 pub(crate) use serde::{Deserialize, Serialize};
 pub(crate) use serde_json::{Value, json};
 pub(crate) use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,5 @@
 //! Measured values and their common JSON format; docs/json.md describes it.
 
-use crate::bench::limits::Limit;
 use crate::guest::cache::Versions;
 use crate::machine::emulator;
 use crate::prelude::*;

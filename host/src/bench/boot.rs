@@ -3,11 +3,9 @@
 
 use super::lab::Lab;
 use super::limits::Limit;
-use crate::arch::ArmCpu;
 use crate::cli::BootArgs;
 use crate::prelude::*;
 use crate::run::reporting_console;
-use hostlink::phase::Phase;
 
 const METRIC: &str = "userspace";
 const INSTRUCTIONS: &str = "instructions to userspace";

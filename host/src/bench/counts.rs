@@ -11,7 +11,6 @@ use super::lab::{self, Lab};
 use super::limits::Limit;
 use crate::prelude::*;
 use crate::results::number;
-use hostlink::config::MAX_VCPUS;
 
 struct Case {
     name: &'static str,

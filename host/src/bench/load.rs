@@ -7,11 +7,9 @@ use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
 use crate::machine::spec::Counting;
 use crate::prelude::*;
-use crate::run::tail;
 use baremetal::pages::PAGE;
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Slot;
-use hostlink::phase::Phase;
 
 /// The guest's messages when it accepts commands, one per line, and when it has finished one.
 const READY: &str = "load: ready";

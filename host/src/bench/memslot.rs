@@ -6,7 +6,6 @@ use super::limits::Limit;
 use crate::cli::MemslotArgs;
 use crate::machine::outcome::Outcome;
 use crate::prelude::*;
-use crate::results::Spread;
 use hostlink::config::{NestedPage, Zap};
 use hostlink::ctl::record::Deleted;
 

@@ -3,7 +3,6 @@
 use crate::machine::emulator;
 use crate::machine::spec::Counting;
 use crate::prelude::*;
-use hostlink::phase::Phase;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct Counts {

@@ -10,14 +10,11 @@
 use super::lab::Lab;
 use super::load::{Load, Setup, all_dirty};
 use super::phases::{Counts, Phases};
-use crate::arch::ArmCpu;
-use crate::bench::limits::Limit;
 use crate::cli::UnmapArgs;
 use crate::prelude::*;
 use baremetal::pages::PAGE;
 use hostlink::config::{NestedPage, Stage2Unmap};
 use hostlink::ctl::{LogWay, Request};
-use hostlink::phase::Phase;
 
 pub(super) const SIZE: u64 = 1 << 30;
 pub(super) const PAGES: u64 = SIZE / PAGE;

@@ -4,18 +4,11 @@ use crate::cli::CheckArgs;
 use crate::guest::peer::Flushes;
 use crate::machine::emulator::describe;
 use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
-use crate::results::Subject;
 use crate::results::Writer;
 use crate::run::refuse_foreign_defect;
-use crate::run::tail;
-use crate::vm::{Guest, Hypervisor, StockGuest};
 use clap::ValueEnum;
 use console::style;
-use hostlink::config::Switches;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

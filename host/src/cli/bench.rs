@@ -1,12 +1,11 @@
 //! `quell bench` on the command line.
 
 use super::SizeArgs;
-use crate::arch::{ArmCpu, PlatformArgs};
+use crate::arch::PlatformArgs;
 use crate::check::On;
 use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostile::attacks::Attack;
-use hostlink::config::MAX_VCPUS;
 
 /// The file for the results of a measurement, and the timeout of each of its machines: `SECONDS` by
 /// default.

@@ -3,7 +3,6 @@
 use crate::image::Entry;
 use crate::prelude::*;
 use clap::Args;
-use hostlink::config::MAX_VCPUS;
 
 /// Make a bootable CD: Quell and tlbcheck in a GRUB menu
 ///

@@ -17,7 +17,6 @@ use crate::check::{Omission, On};
 use crate::machine::emulator::Wanted;
 use crate::prelude::*;
 use clap::{Args, Parser, Subcommand};
-use hostlink::config::MAX_VCPUS;
 use hostlink::defect::Defect;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.

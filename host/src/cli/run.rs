@@ -1,10 +1,9 @@
 //! `quell run` on the command line, and the sizes of guests.
 
-use crate::arch::{ArmCpu, PlatformArgs};
+use crate::arch::PlatformArgs;
 use crate::machine_file::{KEYS, Key};
 use crate::prelude::*;
 use clap::{Arg, ArgAction, ArgMatches, Args, FromArgMatches, ValueEnum};
-use hostlink::config::MAX_VCPUS;
 
 /// Boot a guest with its console on this terminal, or several guests from a file
 ///

@@ -6,7 +6,6 @@ use super::typing::{RawTerminal, Typing};
 use crate::cli::ConsoleArgs;
 use crate::machine::control::{self, Found, Notice};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
-use crate::machine::ram::Ram;
 use crate::prelude::*;
 use hostlink::guests::GuestState;
 use hostlink::guests::console::Taken;

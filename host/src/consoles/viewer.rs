@@ -4,7 +4,6 @@ use super::lines::{Lines, QUIET};
 use super::logs::Logs;
 use super::screen::Screen;
 use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
-use crate::machine::ram::Ram;
 use crate::machine::reports::Stream;
 use crate::poll::Poll;
 use crate::prelude::*;

@@ -3,7 +3,6 @@
 use super::fields;
 use crate::machine::control::{Control, read};
 use crate::prelude::*;
-use crate::table::table;
 use hostlink::ctl::record::{Record, Round, Undone};
 use hostlink::ctl::{LogWay, Request};
 use serde::Serializer;

@@ -3,7 +3,6 @@
 use crate::cli::{CtlArgs, CtlCommand, GuestCommand, LogCommand, OfGuest, OfSlot};
 use crate::machine::control::{self, Control};
 use crate::prelude::*;
-use crate::table::table;
 use baremetal::pages::PAGE as PAGE_SIZE;
 use hostlink::ctl::record::{Added, Deleted, Dirty, Guest, Memory, Record, Runs, Slot, Vm};
 use hostlink::ctl::{Access, Request, parse_number};

@@ -5,11 +5,8 @@ use super::tree::SETUP;
 use crate::machine::devices::drive;
 use crate::machine::emulator::describe;
 use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::{Payload, Spec};
+use crate::machine::spec::Payload;
 use crate::prelude::*;
-use crate::run::tail;
 use crate::steps::Steps;
 
 /// What the kernel calls the disk.

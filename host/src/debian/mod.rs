@@ -10,7 +10,6 @@ mod tree;
 
 use crate::cli::ImageDebianArgs;
 use crate::guest::cache;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
 use crate::steps::Steps;
 use stamp::{Stamp, State};

@@ -4,7 +4,6 @@
 
 use super::tree;
 use crate::prelude::*;
-use crate::results;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 

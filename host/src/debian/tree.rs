@@ -4,7 +4,6 @@
 use crate::guest::cache::DebianPackages;
 use crate::machine::emulator::end_with_us;
 use crate::prelude::*;
-use crate::run::tail;
 use crate::steps::Steps;
 use std::fs::File;
 use std::io::{BufRead, BufReader};

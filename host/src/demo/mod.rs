@@ -4,13 +4,12 @@
 mod flush;
 mod unmap;
 
-use crate::bench::lab::{self, Lab};
+use crate::bench::lab::{self};
 use crate::cli::DemoArgs;
 use crate::prelude::*;
 use crate::report::grouped;
-use crate::results::{self, Row};
-use crate::run::{conclude, tail};
-use crate::steps;
+use crate::results::Row;
+use crate::run::conclude;
 use comfy_table::Table;
 use indicatif::ProgressBar;
 
@@ -182,7 +181,6 @@ fn ratio(left: f64, right: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::ArmCpu;
     use crate::cli::{Cli, Command};
     use clap::Parser;
 

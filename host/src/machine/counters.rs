@@ -3,8 +3,7 @@
 use super::guests::{Entries, Identity};
 use super::ram::Ram;
 use crate::prelude::*;
-use hostlink::config::MAX_VCPUS;
-use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
+use hostlink::counters::{BEACON_MAGIC, Beacon};
 use std::mem::offset_of;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -206,7 +206,6 @@ const fn driver_for(kind: FileType) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::ArmCpu;
 
     const THIS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 

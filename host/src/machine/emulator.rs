@@ -5,11 +5,10 @@ use crate::guest::cache;
 use crate::prelude::*;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::io::IsTerminal;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::OnceLock;
 
 /// The emulator that this process uses. The command line selects it once.

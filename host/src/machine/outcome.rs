@@ -3,7 +3,6 @@
 use super::counters::Snapshot;
 use super::process::End;
 use crate::prelude::*;
-use crate::run::tail;
 
 pub(crate) struct Outcome {
     pub(crate) end: End,

@@ -272,7 +272,6 @@ impl Arguments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arch::ArmCpu;
 
     const ARM: Platform = Platform::Aarch64(ArmCpu::CortexA72);
     const OLD: Version = Version { major: 7, minor: 2 };

@@ -12,7 +12,7 @@ use crate::machine::devices::Network;
 use crate::prelude::*;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, ValueParser};
-use hostlink::config::{FlushMode, MAX_CAP, MAX_VCPUS, MAX_WEIGHT, MEMORY_UNIT, ResetPolicy, Start};
+use hostlink::config::{FlushMode, MAX_CAP, MAX_WEIGHT, MEMORY_UNIT, ResetPolicy, Start};
 use hostlink::cpus::CpuSet;
 
 pub(crate) struct Key {

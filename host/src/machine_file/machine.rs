@@ -3,7 +3,6 @@
 use super::fields::{At, Source};
 use super::fields::{Fields, Key};
 use super::keys;
-use crate::arch::ArmCpu;
 use crate::cli::Overrides;
 use crate::prelude::*;
 use clap::ValueEnum;

@@ -3,7 +3,6 @@
 use super::keys::{KEYS, Shown};
 use super::{GuestPlan, MachineFile, SharedPlan};
 use crate::prelude::*;
-use crate::table::table;
 use comfy_table::CellAlignment;
 use hostlink::config::BootCpu;
 use hostlink::cpus::CpuSet;

@@ -12,7 +12,6 @@
 
 use crate::cli::{Cli, Command as Verb, ImageArgs, ReleaseArgs};
 use crate::guest::cache;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
 use crate::steps::Steps;
 use crate::workspace::Flavour;

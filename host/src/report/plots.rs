@@ -5,7 +5,6 @@ use super::escape;
 use super::results::Ratio;
 use super::runs::{Way, short};
 use crate::prelude::*;
-use crate::results::Spread;
 use plotters::prelude::*;
 
 /// Colours of the plots, and their meaning in the page.

@@ -4,7 +4,7 @@ use super::escape;
 use super::plots::{self, Line, Scale};
 use super::runs::{Runs, Way, best_unit, short};
 use crate::prelude::*;
-use crate::results::{Spread, significant};
+use crate::results::significant;
 use std::fmt::Write as _;
 
 /// One comparison, with at least one pair of runs.

@@ -4,7 +4,6 @@ use super::escape;
 use super::plots::{self, Line, Scale};
 use crate::bench::record::{Number, Run, Setup};
 use crate::prelude::*;
-use crate::results::Spread;
 use std::fmt::Write as _;
 
 /// The metric of each case with a Linux guest: the time to its first process, in seconds.

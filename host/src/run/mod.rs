@@ -4,20 +4,15 @@
 mod several;
 
 use crate::cli::RunArgs;
-use crate::machine::counters::Snapshot;
 use crate::machine::emulator::describe;
 use crate::machine::outcome::Outcome;
-use crate::machine::process::{End, Flow, Machine};
-use crate::machine::signals::Signals;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
 use crate::prelude::*;
-use crate::results::{Samples, Subject, Writer};
+use crate::results::Writer;
 use crate::trace::{self, collect::Collector};
 use crate::vm::Guests;
-use crate::vm::Hypervisor;
 use hostlink::config::Console::Rings;
-use hostlink::config::Switches;
 use several::show;
 use std::rc::Rc;
 

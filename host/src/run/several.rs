@@ -3,9 +3,7 @@
 use super::{Recorder, conclude};
 use crate::cli::RunArgs;
 use crate::consoles::{Last, Logs, Look, Seen, Typing, Viewer};
-use crate::machine::process::{Flow, Machine};
-use crate::machine::signals::Signals;
-use crate::machine::spec::{Console, Spec};
+use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
 use crate::prelude::*;
 use std::io::IsTerminal;

@@ -6,7 +6,6 @@ use super::view::{clock, longest};
 use crate::cli::TopArgs;
 use crate::machine::control;
 use crate::prelude::*;
-use crate::results::{self};
 
 /// How often the machine and signals are checked while time passes.
 const POLL_PERIOD: Duration = Duration::from_millis(20);

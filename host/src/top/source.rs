@@ -3,7 +3,6 @@
 use crate::machine::control::{Found, Notice};
 use crate::machine::counters::{clock_hz, cpu_count};
 use crate::machine::guests::{Entries, GuestSeen};
-use crate::machine::ram::Ram;
 use crate::prelude::*;
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,5 @@
 //! Reads the trace rings while the machine runs, on a thread of its own.
 
-use crate::machine::ram::Ram;
 use crate::poll::Poll;
 use crate::prelude::*;
 use hostlink::counters::{BEACON_MAGIC, Beacon};

@@ -6,7 +6,6 @@ use crate::guest::peer::owning::Given;
 use crate::guest::peer::{self, Flushes};
 use crate::guest::{cpio::Archive, initramfs};
 use crate::machine::devices;
-use crate::machine::spec::{Clock, Spec};
 use crate::prelude::*;
 
 impl StockGuest {

@@ -3,11 +3,11 @@
 use super::{Guest, Hypervisor, StockGuest};
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
-use crate::machine::spec::{Payload, Spec};
+use crate::machine::spec::Payload;
 use crate::machine_file::{GuestPlan, MachineFile, Software, shared_config};
 use crate::prelude::*;
 use hostlink::bundle::Member;
-use hostlink::config::{Config, Shares, Switches};
+use hostlink::config::{Config, Shares};
 use hostlink::cpus::CpuSet;
 
 /// Guests for one machine: their configurations, and the files that these name, each once.

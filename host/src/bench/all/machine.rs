@@ -13,7 +13,6 @@ use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
 use crate::machine::outcome::Outcome;
 use crate::prelude::*;
-use crate::run::tail;
 use hostlink::config::NestedPage;
 
 /// The number of deaths of the peer's machines after which a run has failed.

@@ -6,7 +6,6 @@ use super::limits;
 use crate::cli::AllArgs;
 use crate::guest::cache;
 use crate::prelude::*;
-use crate::results;
 use cases::{CASES, Case, Work};
 use machine::Runner;
 use pairs::Verdict;

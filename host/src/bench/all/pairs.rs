@@ -4,7 +4,6 @@ use super::cases::{Case, Comparison};
 use super::record::Run;
 use super::way::Way;
 use crate::prelude::*;
-use crate::results::Spread;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]

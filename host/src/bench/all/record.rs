@@ -7,9 +7,8 @@ use super::machine::Trial;
 use super::pairs::{self, Ratio};
 use super::way::{HYPERCALL, Way};
 use crate::bench::counts;
-use crate::bench::limits::Limit;
 use crate::prelude::*;
-use crate::results::{self, Facts, Row};
+use crate::results::{Facts, Row};
 use std::borrow::Cow;
 
 const BENCH: &str = "all";

@@ -7,16 +7,13 @@
 use super::machine::Ended;
 use super::record::Number;
 use super::way::{ON_ARM, Way};
-use crate::bench::lab::Lab;
 use crate::bench::load::Setup;
 use crate::bench::phases::{Counts, Phases};
 use crate::bench::unmap::{self, PAGES, SIZE};
 use crate::guest::cpio::Archive;
 use crate::guest::peer::arm::{Kernel, Outer};
 use crate::prelude::*;
-use crate::run::tail;
 use hostlink::config::Stage2Unmap;
-use hostlink::phase::Phase;
 
 /// The metrics: the removal until the guest goes on, the steps of logging, and the fault that gives
 /// the guest a page.

@@ -6,8 +6,7 @@ use super::pairs::{Ratio, Verdict, series, spread};
 use super::record::Run;
 use super::way::Way;
 use crate::prelude::*;
-use crate::results::{Spread, significant};
-use crate::steps;
+use crate::results::significant;
 use indicatif::ProgressBar;
 
 /// A progress bar on a terminal, a line for each run elsewhere.

@@ -1,13 +1,11 @@
 //! The hypervisors that are compared, and the ways in which their guests flush.
 
-use crate::arch::ArmCpu;
-use crate::bench::lab::Lab;
 use crate::guest::cache::{self, Versions};
 use crate::guest::peer;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Kernel;
 use crate::prelude::*;
-use crate::results::{self, Facts};
+use crate::results::Facts;
 use hostlink::config::FlushMode;
 use sha2::{Digest, Sha256};
 

@@ -1,10 +1,8 @@
 //! Runs all cases on one machine.
 
-use crate::bench::lab::Lab;
 use crate::bench::phases::Phases;
 use crate::machine::devices::SINK;
 use crate::prelude::*;
-use hostlink::phase::Phase;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Counted {

@@ -10,7 +10,6 @@ use super::lab::Lab;
 use super::limits::{Limit, all_met};
 use crate::cli::IsolationArgs;
 use crate::prelude::*;
-use crate::steps;
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
 

@@ -1,16 +1,13 @@
 //! A machine with two guests: one attacks, and the other one is measured.
 
 use super::{Batches, Latencies, Tally};
-use crate::bench::limits::Limit;
 use crate::cli::Overrides;
 use crate::machine::counters::{clock_hz, cpu_count};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
-use crate::machine::ram::Ram;
 use crate::machine::reports::Stream;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
 use crate::prelude::*;
-use crate::run::tail;
 use crate::vm::Guests;
 use hostile::attacks::Attack;
 use hostlink::guests::GuestState;

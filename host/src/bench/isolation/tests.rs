@@ -1,7 +1,6 @@
 //! Which figures meet the targets, and what is run.
 
 use super::*;
-use crate::arch::ArmCpu;
 use crate::cli::{BenchCommand, Cli, Command, Overrides};
 use crate::machine_file::MachineFile;
 use clap::Parser;

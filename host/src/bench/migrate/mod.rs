@@ -142,7 +142,6 @@ fn limits(samples: &Samples, platform: Platform) -> Vec<Limit> {
 mod tests {
     use super::super::limits::tests::each_can_be_missed;
     use super::*;
-    use crate::arch::ArmCpu;
 
     #[test]
     fn each_limit_can_be_missed() {

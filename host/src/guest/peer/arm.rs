@@ -2,12 +2,10 @@
 //! Arm64. Guests flush by their own instructions, which reach all processors.
 
 use super::{Around, Inner, STARTS};
-use crate::arch::ArmCpu;
 use crate::guest::cache::{self, LinkedProgram};
 use crate::guest::cpio::Archive;
-use crate::machine::spec::{Clock, Payload, Spec};
+use crate::machine::spec::Payload;
 use crate::prelude::*;
-use crate::vm::StockGuest;
 
 /// The command line of the hypervisor's kernel. Its reports are on its console, as its guest's are.
 /// It is at the same addresses each time, so that instructions can be counted.

@@ -4,7 +4,7 @@
 use super::super::cache::OtherKernel;
 use super::super::cpio::Archive;
 use super::{Around, CMDLINE, Inner, STARTS, qemu};
-use anyhow::Result;
+use crate::prelude::*;
 
 /// The command line of the hypervisor's kernel. It is not to test at boot whether the timer's
 /// interrupt comes often enough for an emulated machine beside others.
@@ -59,8 +59,6 @@ fn command(modules: &[String], inner: &Inner<'_>, given: &Given<'_>) -> String {
 mod tests {
     use super::super::Flushes;
     use super::*;
-    use crate::size::MIB;
-    use std::path::Path;
 
     #[test]
     fn functions_are_taken_before_the_machine_that_owns_them_starts() {

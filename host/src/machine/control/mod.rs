@@ -13,7 +13,6 @@ pub(crate) use notice::Notice;
 pub(in crate::machine) use relay::Relay;
 
 use crate::machine::own_time::OwnTime;
-use crate::machine::signals::Signals;
 use crate::prelude::*;
 use hostlink::ctl::record::{Added, Deleted, Record};
 use hostlink::ctl::{Access, Answer, NEXT, Request};

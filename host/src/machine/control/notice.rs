@@ -2,9 +2,8 @@
 //! for `./quell top`.
 
 use super::PART_SUFFIX;
-use crate::machine::ram::{Ram, Whereabouts};
+use crate::machine::ram::Whereabouts;
 use crate::prelude::*;
-use hostlink::counters::Counter;
 use rustix::fs::OFlags;
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read, Write};

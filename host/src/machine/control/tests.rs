@@ -4,7 +4,6 @@ use super::*;
 use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::thread;
 
 /// A hypervisor that answers the first real request with `answer`, `#` being its number.
 fn answering(answer: &'static str) -> (tempfile::TempDir, Found, thread::JoinHandle<String>) {

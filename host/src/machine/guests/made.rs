@@ -1,7 +1,6 @@
 //! Mock machines with guests: memory that a test fills like the hypervisor.
 
 use super::*;
-use hostlink::counters::Counter;
 use hostlink::guests::Facts;
 use std::fs::File;
 use std::os::unix::fs::FileExt;

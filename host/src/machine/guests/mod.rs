@@ -3,7 +3,7 @@
 
 use super::ram::Ram;
 use crate::prelude::*;
-use hostlink::config::{MAX_GUESTS, MAX_VCPUS};
+use hostlink::config::MAX_GUESTS;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
 use hostlink::guests::console::{HEADER_BYTES, Reader, Source, Taken};
 use hostlink::guests::{CONSOLES, ConsolePlace, GuestEntry, GuestState, stamp};

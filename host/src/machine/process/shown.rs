@@ -103,7 +103,7 @@ impl Stream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{self, Write};
+    use std::io::Write;
 
     #[test]
     fn u51_however_much_qemu_writes_its_end_is_kept_and_no_more() {

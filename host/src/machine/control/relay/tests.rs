@@ -2,7 +2,6 @@
 
 use super::*;
 use std::io::{BufRead, BufReader};
-use tempfile::TempDir;
 
 struct Played {
     relay: Relay,
