@@ -21,6 +21,7 @@ pub mod exit;
 pub mod guests;
 pub mod name;
 pub mod phase;
+pub mod ring;
 pub mod rom;
 pub mod trace;
 mod words;

@@ -8,7 +8,7 @@ use crate::machine::control::{self, Found, Notice};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
 use crate::prelude::*;
 use hostlink::guests::GuestState;
-use hostlink::guests::console::Taken;
+use hostlink::ring::Taken;
 use std::io::{IsTerminal, Write};
 
 /// The time between two reads of the ring.
@@ -76,7 +76,7 @@ impl Attached {
     fn pass(&mut self, sink: &mut impl Write) -> Result<()> {
         let mut buffer = [0; 4096];
         loop {
-            let Taken { lost, bytes } = self.follower.read(&self.ram, &mut buffer)?;
+            let Taken { lost, items: bytes } = self.follower.read(&self.ram, &mut buffer)?;
             if !self.entries.has(&self.ram, self.guest.identity())? {
                 // The bytes may be anybody's.
                 return Ok(());

@@ -7,8 +7,8 @@ use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::reports::Stream;
 use crate::poll::Poll;
 use crate::prelude::*;
-use hostlink::guests::console::Taken;
 use hostlink::guests::{CONSOLES, GuestState};
+use hostlink::ring::Taken;
 use rustix::termios::tcgetwinsize;
 
 const PERIOD: Duration = Duration::from_millis(10);
@@ -123,7 +123,7 @@ impl Consoles {
         for port in 0..CONSOLES {
             for _ in 0..READS_MAX {
                 let Some(follower) = &mut guest.consoles[port] else { break };
-                let Taken { lost, bytes } = follower.read(ram, &mut buffer)?;
+                let Taken { lost, items: bytes } = follower.read(ram, &mut buffer)?;
                 if !entries.has(ram, guest.id)? {
                     // The bytes may be anybody's.
                     return Ok(());

@@ -27,11 +27,7 @@ const LINES_MAX: usize = 400;
 const SHORT: [(&str, usize); 2] = [("ARCHITECTURE.md", 350), ("README.md", 130)];
 
 /// Tables, which are as long as there are rows.
-const TABLES: [&str; 3] = [
-    "crates/coherence/src/model/mutants.rs",
-    "crates/coherence/src/shootdown/model/mutants.rs",
-    "host/src/test/cases.rs",
-];
+const TABLES: [&str; 2] = ["crates/coherence/src/shootdown/model/mutants.rs", "host/src/test/cases.rs"];
 
 /// Checks the tree, and the subject of the last commit or of the one that is being made. The status
 /// is 1 if something is not as it should be.

@@ -3,8 +3,8 @@
 use crate::poll::Poll;
 use crate::prelude::*;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
-use hostlink::trace::ring::{self, HEADER_WORDS, Reader, Source, WORDS};
-use hostlink::trace::{RECORDS_MAX as RING_RECORDS_MAX, Record};
+use hostlink::ring::{HEADER_BYTES, Reader, Source};
+use hostlink::trace::{RECORDS_MAX as RING_RECORDS_MAX, Record, WORDS, ring_bytes};
 use std::mem::offset_of;
 
 /// The maximum number of records kept for one run, all CPUs together. Later ones are counted.
@@ -91,22 +91,21 @@ impl Rings {
         let mut at = self.start;
         for (reader, cpu) in &mut self.cpus {
             let ring = InMemory { ram, start: at };
-            at = at.saturating_add(ring::bytes(records));
-            reader.read(&ring, |words| match Record::from_words(words) {
+            at = at.saturating_add(ring_bytes(records));
+            let lost = reader.read_each(&ring, |words| match Record::from_words(words) {
                 Some(record) if self.kept < RECORDS_MAX => {
                     self.kept += 1;
                     cpu.records.push(record);
                 }
                 _ => cpu.lost += 1,
             })?;
+            cpu.lost += lost;
         }
         Ok(())
     }
 
     fn collected(self) -> Collected {
-        let cpus =
-            self.cpus.into_iter().map(|(reader, cpu)| CpuRecords { lost: cpu.lost + reader.lost(), ..cpu });
-        Collected { hz: self.hz, cpus: cpus.collect() }
+        Collected { hz: self.hz, cpus: self.cpus.into_iter().map(|(_, cpu)| cpu).collect() }
     }
 }
 
@@ -116,15 +115,19 @@ struct InMemory<'r> {
 }
 
 impl Source for InMemory<'_> {
+    type Item = [u64; WORDS];
     type Error = anyhow::Error;
 
     fn count(&self) -> Result<u64> {
         self.ram.load(self.start) // Acquires; pairs with the writer's count, C.
     }
 
-    fn word(&self, place: u64, word: usize) -> Result<u64> {
-        let index = HEADER_WORDS as u64 + place * WORDS as u64 + word as u64;
-        self.ram.load(self.start.saturating_add(8 * index))
+    fn load(&self, place: u64) -> Result<[u64; WORDS]> {
+        let mut words = [0; WORDS];
+        for (index, word) in (place * WORDS as u64..).zip(&mut words) {
+            *word = self.ram.load(self.start.saturating_add(HEADER_BYTES + 8 * index))?;
+        }
+        Ok(words)
     }
 }
 
@@ -148,9 +151,9 @@ mod tests {
     }
 
     fn write(ram: &Ram, ring: u64, number: u64, words: [u64; WORDS]) {
-        let start = 4096 + ring * ring::bytes(4);
+        let start = 4096 + ring * ring_bytes(4);
         for (index, word) in (0..).zip(words) {
-            ram.put(start + 8 * (HEADER_WORDS as u64 + number % 4 * WORDS as u64 + index), word);
+            ram.put(start + HEADER_BYTES + 8 * (number % 4 * WORDS as u64 + index), word);
         }
         ram.put(start, number + 1);
     }

@@ -1,20 +1,20 @@
 //! What a guest sends to its serial ports: to the machine's own ports if it is the only guest,
-//! otherwise into rings in memory, which the host tool reads (`hostlink::guests::console`).
+//! otherwise into rings in memory, which the host tool reads (`hostlink::ring`).
 
 use core::slice;
-use core::sync::atomic::AtomicU8;
+use core::sync::atomic::{AtomicU8, AtomicU64};
 use hostlink::guests::CONSOLES;
-use hostlink::guests::console::{ConsoleRing, HEADER_BYTES, Writer};
+use hostlink::ring::{HEADER_BYTES, Writer};
 use spin::Mutex;
 
 use super::memory::{FreeMemory, PAGE};
 
 const RING_BYTES: u32 = 64 << 10;
-const RING_MEMORY: u64 = (RING_BYTES as u64 + HEADER_BYTES as u64).next_multiple_of(PAGE);
+const RING_MEMORY: u64 = (RING_BYTES as u64 + HEADER_BYTES).next_multiple_of(PAGE);
 
 pub(super) struct Rings {
     start: u64,
-    writers: Mutex<[Writer<'static>; CONSOLES]>,
+    writers: Mutex<[Writer<'static, AtomicU8>; CONSOLES]>,
 }
 
 impl Rings {
@@ -27,9 +27,9 @@ impl Rings {
             // freed only after the last use of the rings. The host tool only reads it.
             unsafe {
                 core::ptr::write_bytes(header as *mut u8, 0, RING_MEMORY as usize);
-                let ring = &*(header as *const ConsoleRing);
-                let places = (header + HEADER_BYTES as u64) as *const AtomicU8;
-                Writer::new(&ring.written, slice::from_raw_parts(places, RING_BYTES as usize))
+                let count = &*(header as *const AtomicU64);
+                let places = (header + HEADER_BYTES) as *const AtomicU8;
+                Writer::new(count, slice::from_raw_parts(places, RING_BYTES as usize))
             }
         };
         Some(Self { start, writers: Mutex::new(core::array::from_fn(writer)) })

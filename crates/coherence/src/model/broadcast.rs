@@ -6,7 +6,7 @@
 use core::ops::ControlFlow;
 
 use super::machine::ModelState;
-use super::mutants::mutant;
+use super::mutants::mutants;
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explored, first_vcpu, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
@@ -65,16 +65,14 @@ fn look(target: &Target) -> u64 {
     target.word.fetch_or(0, AcqRel)
 }
 
-mutant! {
+mutants! {
     /// O3: the look is a load, which to a section that begins may appear older than the change.
     LookByLoad fails o3_broadcast_looks_by_a_load within 4: sections::<LookByLoad>, "used after", {
         fn broadcast(machine: &ModelState) {
             broadcast_by(machine, |target| target.word.load(Acquire), has_ended);
         }
     }
-}
 
-mutant! {
     /// The look releases nothing: a section that begins after it may walk the old tables.
     LookWithoutRelease fails broadcast_looks_without_release within 4:
     sections::<LookWithoutRelease>, "used after", {
@@ -82,18 +80,14 @@ mutant! {
             broadcast_by(machine, |target| target.word.fetch_or(0, Acquire), has_ended);
         }
     }
-}
 
-mutant! {
     /// No section is waited for.
     WaitForNobody fails g3_broadcast_without_a_wait within 4: sections::<WaitForNobody>, "used after", {
         fn broadcast(machine: &ModelState) {
             broadcast_by(machine, look, |_, _| true);
         }
     }
-}
 
-mutant! {
     /// O2: the end of the section is seen, but not the accesses made in it.
     WaitRelaxed fails o2_broadcast_waits_without_acquire within 4: sections::<WaitRelaxed>, "used after", {
         fn broadcast(machine: &ModelState) {
@@ -103,9 +97,7 @@ mutant! {
             });
         }
     }
-}
 
-mutant! {
     /// The section begins without acquiring what the look has released.
     BeginRelaxed fails section_begins_without_acquire within 4: sections::<BeginRelaxed>, "used after", {
         fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
@@ -117,9 +109,7 @@ mutant! {
             }
         }
     }
-}
 
-mutant! {
     /// The section is not announced.
     BeginUnseen fails h30_section_that_is_not_announced within 4: sections::<BeginUnseen>, "used after", {
         fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {

@@ -2,7 +2,7 @@
 //! that fail there.
 
 use super::machine::{ModelState, Stay};
-use super::mutants::mutant;
+use super::mutants::mutants;
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explored, first_vcpu, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
@@ -94,16 +94,14 @@ fn flush_unless(machine: &ModelState, is_spared: impl FnOnce(&Target) -> bool) {
     }
 }
 
-mutant! {
+mutants! {
     /// The look at the word is a load: a vCPU that enters after it may not see the changed tables.
     SparedByLoad fails a22_spared_by_a_load: leaving::<SparedByLoad>, "used after", {
         fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
             flush_unless(machine, |target| elsewhere(target, target.word.load(Acquire), space));
         }
     }
-}
 
-mutant! {
     /// The address space is trusted although the vCPU has run since and has not halted again.
     SparedAwake fails a22_spared_without_a_halt: passing_on::<SparedAwake>, "used after", {
         fn flush_in_space(machine: &ModelState, _count: usize, space: u64) {
@@ -113,9 +111,7 @@ mutant! {
             });
         }
     }
-}
 
-mutant! {
     /// The address space is stored after the halt: an initiator takes the previous halt's space for
     /// it.
     SpaceAfterHalt fails a22_space_stored_after_the_halt: coming_back::<SpaceAfterHalt>, "used after", {
@@ -126,9 +122,7 @@ mutant! {
             halted
         }
     }
-}
 
-mutant! {
     /// O2: the address space is of a later halt than the word, and the guest's accesses before that
     /// are not visible.
     SpaceByRelaxedLoad fails a22_space_without_acquire: going_on::<SpaceByRelaxedLoad>, "used after", {

@@ -7,7 +7,7 @@ use core::mem::forget;
 use loom::sync::Arc;
 
 use super::machine::{Cpu, ModelState, Stay};
-use super::mutants::{flush_by, mutant};
+use super::mutants::{flush_by, mutants};
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explored, flush_all, on_a_thread, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -120,7 +120,7 @@ explored! {
     vcpu_is_added_by_one_of_two: None => added_by_two;
 }
 
-mutant! {
+mutants! {
     /// The kick is sent to the CPU that `issue` saw, though the claim is for a later stay.
     KickWhereIssued fails kick_of_the_cpu_before_a_migration within 2:
         migrating_under_two::<KickWhereIssued>, "maximum number of branches",
@@ -139,9 +139,7 @@ mutant! {
             flush_by(machine, request, claim, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// Nothing is flushed for the new vCPU: the flush that the former one had recorded is lost.
     AddUnflushed fails added_without_a_flush: replaced::<AddUnflushed>, "used after", {
         fn add(target: &Target) -> Option<Owner<'_>> {
@@ -149,9 +147,7 @@ mutant! {
             Some(Owner { target })
         }
     }
-}
 
-mutant! {
     /// Generations restart: an initiator waits for one that is never reached.
     AddAfresh fails added_with_new_generations: replaced::<AddAfresh>, "maximum number of branches", {
         fn add(target: &Target) -> Option<Owner<'_>> {
@@ -162,9 +158,7 @@ mutant! {
             Some(Owner { target })
         }
     }
-}
 
-mutant! {
     /// O3: an absent target gets no request, because of a load that the page-table change may pass.
     SkipAbsent fails o3_absent_targets_skipped_by_a_load: added::<SkipAbsent>, "used after", {
         fn flush(machine: &ModelState, count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -174,9 +168,7 @@ mutant! {
             Real::flush(machine, count, scope)
         }
     }
-}
 
-mutant! {
     /// The removed vCPU can be claimed, and its requests are skipped.
     RemoveForgotten fails removal_that_drops_requests: replaced::<RemoveForgotten>, "used after", {
         fn remove(owner: Owner<'_>) {

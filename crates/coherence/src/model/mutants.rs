@@ -54,16 +54,14 @@ fn ranges(scope: Scope<'_>) -> &[GvaRange] {
     }
 }
 
-/// Defines a mutant, and the test that it fails: a scenario, and the failure seen there, within as
+/// Defines mutants, and the tests that they fail: a scenario, and the failure seen there, within as
 /// many preemptions as the real protocol is tested with, or 3.
-macro_rules! mutant {
-    ($(#[$doc:meta])+ $name:ident fails $test:ident: $($rest:tt)+) => {
-        $crate::model::mutants::mutant! { $(#[$doc])+ $name fails $test within 3: $($rest)+ }
-    };
-    (
-        $(#[$doc:meta])+ $name:ident fails $test:ident within $preemptions:literal:
+macro_rules! mutants {
+    ($(
+        $(#[$doc:meta])+
+        $name:ident fails $test:ident $(within $preemptions:literal)?:
         $scenario:expr, $seen:literal, { $($body:tt)+ }
-    ) => {
+    )+) => {$(
         $(#[$doc])+
         struct $name;
 
@@ -74,13 +72,14 @@ macro_rules! mutant {
         #[test]
         #[should_panic(expected = $seen)]
         fn $test() {
-            $crate::model::scenarios::explore(Some($preemptions), $scenario);
+            let preemptions = [$($preemptions,)? 3][0];
+            $crate::model::scenarios::explore(Some(preemptions), $scenario);
         }
-    };
+    )+};
 }
-pub(crate) use mutant;
+pub(crate) use mutants;
 
-mutant! {
+mutants! {
     /// O3, O5: the entry loads the word, and then stores it.
     EnterByStore fails o3_entry_by_load_and_store: passing::<EnterByStore>, "used after", {
         fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
@@ -92,9 +91,7 @@ mutant! {
             Ok(InGuest { target: owner.target })
         }
     }
-}
 
-mutant! {
     /// The entry does not check for requests: a target that was not waited for does not flush
     /// either.
     EnterRegardless fails entry_that_ignores_requests: passing::<EnterRegardless>, "used after", {
@@ -104,9 +101,7 @@ mutant! {
             Ok(InGuest { target: owner.target })
         }
     }
-}
 
-mutant! {
     /// KICKED survives the entry: the kick of an earlier stay is taken for one of this stay.
     KeepKicked fails kicked_must_be_cleared_by_entry: staying::<KeepKicked>, "maximum number of branches", {
         fn try_enter<'o>(owner: &'o mut Owner<'_>, cpu: CpuId) -> Result<InGuest<'o>, Pending> {
@@ -120,9 +115,7 @@ mutant! {
             }
         }
     }
-}
 
-mutant! {
     /// O2: the exit does not release what the guest did before it.
     LeaveRelaxed fails o2_exit_without_release: passing::<LeaveRelaxed>, "used after", {
         fn leave(guest: InGuest<'_>) {
@@ -130,9 +123,7 @@ mutant! {
             core::mem::forget(guest);
         }
     }
-}
 
-mutant! {
     /// O5: the exit stores the word: it erases a request, or a request erases it.
     LeaveByStore fails o5_exit_by_store: passing::<LeaveByStore>, "maximum number of branches", {
         fn leave(guest: InGuest<'_>) {
@@ -155,7 +146,7 @@ fn take_by<'o>(
     Some(FlushWork { target: owner.target, generation, work, is_nested: false, is_complete: false })
 }
 
-mutant! {
+mutants! {
     /// O8: the generation is sampled after the list was drained.
     SampleLate fails o8_generation_sampled_after_the_drain: consecutive::<SampleLate>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
@@ -167,9 +158,7 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// O10: FLUSH is cleared after the mailbox was emptied, which also clears that of a later
     /// request.
     ClearLate fails o10_flush_cleared_after_the_drain: consecutive::<ClearLate>, "used after", {
@@ -181,9 +170,7 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// O8: the newest generation is published instead of the one that was taken.
     CompleteNewest fails o8_newest_generation_published: consecutive::<CompleteNewest>, "used after", {
         fn complete(mut work: FlushWork<'_>) {
@@ -191,9 +178,7 @@ mutant! {
             work.complete();
         }
     }
-}
 
-mutant! {
     /// Nothing is published: an initiator that saw the target in guest mode waits for the next stay
     /// as well.
     CompleteNever fails completion_not_published: staying::<CompleteNever>, "maximum number of branches", {
@@ -201,9 +186,7 @@ mutant! {
             work.is_complete = true;
         }
     }
-}
 
-mutant! {
     /// A request is dropped with the work that was taken for it.
     TakeNothing fails flush_taken_and_not_recorded: passing::<TakeNothing>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
@@ -213,9 +196,7 @@ mutant! {
             None
         }
     }
-}
 
-mutant! {
     /// O4: guest mode is read before the request is published.
     LookFirst fails o4_guest_mode_read_before_the_request: passing::<LookFirst>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -226,18 +207,14 @@ mutant! {
             flush_by(machine, request, Target::claim_kick, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// O1: the initiator kicks and returns.
     WaitNever fails o1_return_without_waiting: passing::<WaitNever>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
             flush_by(machine, |target| target.request(scope), Target::claim_kick, |_, _| true)
         }
     }
-}
 
-mutant! {
     /// The initiator waits without having kicked.
     KickNever fails wait_without_a_kick: staying::<KickNever>, "maximum number of branches", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -245,9 +222,7 @@ mutant! {
             flush_by(machine, |target| target.request(scope), claim, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// KICKED is set on a target that has left and entered again, and no kick is sent.
     ClaimUnsent fails claim_without_a_kick: returning::<ClaimUnsent>, "maximum number of branches", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -260,9 +235,7 @@ mutant! {
             flush_by(machine, |target| target.request(scope), claim, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// O2: the initiator does not acquire what the exit released.
     WaitRelaxed fails o2_wait_without_acquire: passing::<WaitRelaxed>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -272,9 +245,7 @@ mutant! {
             flush_by(machine, |target| target.request(scope), Target::claim_kick, is_quiet)
         }
     }
-}
 
-mutant! {
     /// O2: the initiator does not acquire what the completion released.
     CompletedRelaxed fails o2_completion_without_acquire: passing::<CompletedRelaxed>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -284,9 +255,7 @@ mutant! {
             flush_by(machine, |target| target.request(scope), Target::claim_kick, is_quiet)
         }
     }
-}
 
-mutant! {
     /// O8: the generation is counted before the range is in the list.
     CountFirst fails o8_generation_counted_before_the_append: consecutive::<CountFirst>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -298,9 +267,7 @@ mutant! {
             flush_by(machine, |target| request_by(target, post), Target::claim_kick, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// O9: ranges that do not fit are lost.
     DropOverflow fails o9_overflow_loses_ranges: overflow::<DropOverflow>, "used after", {
         fn flush(machine: &ModelState, _count: usize, scope: Scope<'_>) -> FlushOutcome {
@@ -313,9 +280,7 @@ mutant! {
             flush_by(machine, |target| request_by(target, post), Target::claim_kick, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// The sample does not acquire the page-table change of a request whose FLUSH comes later.
     SampleRelaxed fails sample_without_acquire: consecutive::<SampleRelaxed>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
@@ -326,9 +291,7 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// O4: the initiator checks whether a target is idle before it publishes the request for
     /// everything.
     IdleSeenBefore fails o4_idle_seen_before_the_request: passing::<IdleSeenBefore>, "used after", {
@@ -341,9 +304,7 @@ mutant! {
             flush_by(machine, request, Target::claim_kick, Target::is_quiet)
         }
     }
-}
 
-mutant! {
     /// ALL in the word is ignored: only the mailbox's contents are flushed.
     AllForgotten fails all_in_the_word_forgotten: passing::<AllForgotten>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
@@ -353,18 +314,14 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// H30: a translation section is not counted as use of a translation.
     SectionUnseen fails h30_section_not_waited_for: translating::<SectionUnseen>, "used after", {
         fn begin_translation<'o>(owner: &'o mut Owner<'_>) -> Result<Translation<'o>, Pending> {
             Ok(Translation { target: owner.target })
         }
     }
-}
 
-mutant! {
     /// H30: a section begins although a flush is pending, and the initiator does not wait for a
     /// second one.
     WaitForGuestOnly fails h30_wait_for_guest_mode_only: translating::<WaitForGuestOnly>, "used after", {
@@ -376,9 +333,7 @@ mutant! {
             flush_by(machine, |target| target.request(scope), Target::claim_kick, is_quiet)
         }
     }
-}
 
-mutant! {
     /// O4: the halt loads the word, and then stores it: the target sleeps through an event in
     /// between.
     HaltByStore fails o4_halt_by_load_and_store: halting::<HaltByStore>, "wrong number of times", {
@@ -391,9 +346,7 @@ mutant! {
             true
         }
     }
-}
 
-mutant! {
     /// The halt does not check for events: an earlier event wakes no vCPU.
     HaltRegardless fails halt_that_ignores_events: halting::<HaltRegardless>, "wrong number of times", {
         fn try_halt(owner: &mut Owner<'_>, _space: Space) -> bool {
@@ -401,9 +354,7 @@ mutant! {
             true
         }
     }
-}
 
-mutant! {
     /// Every poster that sees HALTED wakes: the vCPU is queued twice.
     WakeTwice fails wake_by_every_poster: halting::<WakeTwice>, "wrong number of times", {
         fn post_event(target: &Target) -> Notify {
@@ -411,9 +362,7 @@ mutant! {
             if old & word::HALTED != 0 { Notify::Wake } else { Notify::None }
         }
     }
-}
 
-mutant! {
     /// The poster checks for guest mode before it posts: the target enters in between, unkicked.
     PostLate fails event_posted_after_the_look: event_in_guest::<PostLate>, "maximum number of branches", {
         fn post_event(target: &Target) -> Notify {

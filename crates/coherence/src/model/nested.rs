@@ -3,7 +3,7 @@
 
 use super::machine::{Cpu, ModelState, Stay};
 use super::moving::run_and_remove;
-use super::mutants::{flush_by, mutant};
+use super::mutants::{flush_by, mutants};
 use super::protocol::{Protocol, Real};
 use super::scenarios::{explored, first_vcpu, on_a_thread, run_twice};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
@@ -54,16 +54,14 @@ explored! {
     p19_no_nested_flush_is_lost_when_another_vcpu_comes_in_its_place: Some(2) => replaced::<Real>;
 }
 
-mutant! {
+mutants! {
     /// The change of the nested table is announced as one of the guest's tables.
     AskedForGuest fails p19_nested_change_asked_as_the_guests: passing::<AskedForGuest>, "used after", {
         fn flush_nested(machine: &ModelState) {
             Self::flush(machine, 1, Scope::All);
         }
     }
-}
 
-mutant! {
     /// O4: NESTED is set after the target was seen to be idle.
     AskedLate fails p19_nested_set_after_the_look within 4: passing::<AskedLate>, "used after", {
         fn flush_nested(machine: &ModelState) {
@@ -75,9 +73,7 @@ mutant! {
             flush_by(machine, request, Target::claim_kick, Target::is_quiet);
         }
     }
-}
 
-mutant! {
     /// NESTED is taken, and not reported.
     NestedForgotten fails p19_nested_forgotten_by_the_taking: passing::<NestedForgotten>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
@@ -86,9 +82,7 @@ mutant! {
             Some(work)
         }
     }
-}
 
-mutant! {
     /// O10: NESTED is read before it is cleared, which also clears that of a later request.
     NestedReadBefore fails p19_nested_read_before_it_is_cleared: passing::<NestedReadBefore>, "used after", {
         fn take_flush<'o>(owner: &'o mut Owner<'_>) -> Option<FlushWork<'o>> {
@@ -98,9 +92,7 @@ mutant! {
             Some(work)
         }
     }
-}
 
-mutant! {
     /// The vCPU that is added flushes the guest's translations only.
     AddedForGuest fails p19_added_without_a_nested_flush within 2: replaced::<AddedForGuest>, "used after", {
         fn add(target: &Target) -> Option<Owner<'_>> {

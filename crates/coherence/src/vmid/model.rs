@@ -237,8 +237,8 @@ explored! {
 }
 
 /// Defines a mutant: steps of which one is replaced, and the scenario that detects it.
-macro_rules! mutant {
-    ($(#[$doc:meta])+ $test:ident: $scenario:ident, $seen:literal, $step:ident = $instead:expr) => {
+macro_rules! mutants {
+    ($($(#[$doc:meta])+ $test:ident: $scenario:ident, $seen:literal, $step:ident = $instead:expr;)+) => {$(
         $(#[$doc])+
         #[test]
         #[should_panic(expected = $seen)]
@@ -246,23 +246,21 @@ macro_rules! mutant {
             const MUTANT: Steps = Steps { $step: $instead, ..REAL };
             explore(Some(3), || $scenario(Some(&MUTANT)));
         }
-    };
+    )+};
 }
 
-mutant! {
+mutants! {
     /// C ignores REVOKED.
     entry_that_ignores_revocation: stealing, "one VMID for two machines",
-    is_valid = |former, wanted| generation(former) == generation(wanted) && wanted != 0
-}
+    is_valid = |former, wanted| generation(former) == generation(wanted) && wanted != 0;
 
-mutant! {
     /// O5: B is a load and a store, and erases what S sets in between.
     o5_own_word_by_load_and_store: stealing, "one VMID for two machines",
     exchange = |active, word| {
         let former = active.load(Acquire);
         active.store(word, Release);
         former
-    }
+    };
 }
 
 /// Steps R and S, with the look at a CPU's word and the VMID then reserved for it replaced.
@@ -293,28 +291,22 @@ fn reserved(active: u64, ending: u64) -> Option<u64> {
     (active & REVOKED == 0).then_some(reserved)
 }
 
-mutant! {
+mutants! {
     /// S is a load: B may come after it, and that CPU is not told.
     o3_running_vmids_by_a_load: stealing, "one VMID for two machines",
-    roll_over = |allocator, cpu| roll_over_by(allocator, cpu, |active| active.load(Acquire), reserved)
-}
+    roll_over = |allocator, cpu| roll_over_by(allocator, cpu, |active| active.load(Acquire), reserved);
 
-mutant! {
     /// A4: nothing is reserved.
     a4_running_vmids_are_not_reserved: stealing, "one VMID for two machines",
-    roll_over = |allocator, cpu| roll_over_by(allocator, cpu, revoked, |_, _| Some(0))
-}
+    roll_over = |allocator, cpu| roll_over_by(allocator, cpu, revoked, |_, _| Some(0));
 
-mutant! {
     /// A4: the word stored by a CPU between B and D is taken for a machine that runs, though
     /// another has its VMID now.
     a4_words_of_long_ago_are_reserved: long_ago, "one VMID for two machines",
     roll_over = |allocator, cpu| {
         roll_over_by(allocator, cpu, revoked, |active, _| (active & REVOKED == 0).then_some(active & !FLAGS))
-    }
-}
+    };
 
-mutant! {
     /// A VMID that stays reserved from generation to generation reverts to its first name.
     a4_reserved_under_its_former_name: staying, "two VMIDs for one machine",
     roll_over = |allocator, cpu| {
@@ -322,23 +314,17 @@ mutant! {
             let runs = active & REVOKED != 0 || generation(active) == ending;
             Some(if runs { active & !FLAGS } else { 0 })
         })
-    }
-}
+    };
 
-mutant! {
     /// A machine that runs elsewhere is given another VMID.
     a4_running_machine_is_renumbered: staying, "two VMIDs for one machine",
-    keep = |_, _| None
-}
+    keep = |_, _| None;
 
-mutant! {
     /// E is left out.
     a4_nothing_is_dropped_in_a_new_generation: returning, "entries of another machine",
-    must_flush = |_| false
-}
+    must_flush = |_| false;
 
-mutant! {
     /// W is a load.
     o3_current_vmid_by_a_load: invalidating, "is not invalidated",
-    current = |slot| Some(vmid(slot.word.load(Acquire)))
+    current = |slot| Some(vmid(slot.word.load(Acquire)));
 }

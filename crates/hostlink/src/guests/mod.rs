@@ -11,7 +11,6 @@
 //! The hypervisor changes an entry before it uses the memory of its counters and rings for anything
 //! else. So what a reader has read there is the guest's if the entry has the same stamp afterwards.
 
-pub mod console;
 pub mod stamp;
 
 use crate::name::{NAME_BYTES, Name};
@@ -75,7 +74,7 @@ impl core::fmt::Display for GuestState {
     }
 }
 
-/// The location of a console's [ring](console). All zero if there is none.
+/// The location of a console's [ring](crate::ring). All zero if there is none.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct ConsolePlace {

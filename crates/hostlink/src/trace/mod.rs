@@ -3,7 +3,7 @@
 //!
 //! An image with tracing has a ring for each CPU, at most [`RING_BYTES_MAX`] in total; the
 //! [`Beacon`](crate::counters::Beacon) says where they are. The rings are adjacent, each laid out
-//! as [`ring`] describes. Times are ticks of the clock whose rate the beacon names.
+//! as [`ring`](crate::ring) describes. Times are ticks of the clock whose rate the beacon names.
 //!
 //! | event | vCPU | `detail` | `a` | `b` |
 //! |---|---|---|---|---|
@@ -22,7 +22,7 @@
 //!
 //! A flush that names vCPUs of several banks has a `FlushAsked` for each of these banks.
 
-pub mod ring;
+use crate::ring::HEADER_BYTES;
 
 /// The vCPU of events that belong to no vCPU.
 pub const NO_VCPU: u16 = u16::MAX;
@@ -33,10 +33,21 @@ pub const RING_BYTES_MAX: u64 = 16 << 20;
 /// Maximum number of records in a ring.
 pub const RECORDS_MAX: u64 = 1 << 15;
 
+/// Words of a record.
+pub const WORDS: usize = 4;
+
+/// Bytes of a record.
+const RECORD_BYTES: u64 = 8 * WORDS as u64;
+
+/// Bytes of a ring with this many records.
+pub const fn ring_bytes(records: u64) -> u64 {
+    HEADER_BYTES + records * RECORD_BYTES
+}
+
 /// The number of records in each of `rings` rings: a power of two.
 pub const fn records_in_each(rings: u64) -> u64 {
     let rings = if rings == 0 { 1 } else { rings };
-    let fit = RING_BYTES_MAX / (rings * ring::RECORD_BYTES);
+    let fit = RING_BYTES_MAX / (rings * RECORD_BYTES);
     let fit = if fit < 3 { 2 } else { fit - 1 }; // Less one, for the header.
     let power = 1 << (u64::BITS - 1 - fit.leading_zeros());
     if power < RECORDS_MAX { power } else { RECORDS_MAX }
@@ -117,13 +128,13 @@ pub struct Record {
 impl Record {
     /// Its words in a ring.
     #[inline(always)]
-    pub const fn words(&self) -> [u64; ring::WORDS] {
+    pub const fn words(&self) -> [u64; WORDS] {
         let what = self.event as u64 | (self.vcpu as u64) << 16 | (self.detail as u64) << 32;
         [self.time, what, self.a, self.b]
     }
 
     /// The record with these words; `None` if the event is unknown.
-    pub const fn from_words([time, what, a, b]: [u64; ring::WORDS]) -> Option<Self> {
+    pub const fn from_words([time, what, a, b]: [u64; WORDS]) -> Option<Self> {
         let Some(event) = Event::from_code(what as u8) else { return None };
         Some(Self { time, event, vcpu: (what >> 16) as u16, detail: (what >> 32) as u32, a, b })
     }
@@ -148,8 +159,8 @@ mod tests {
         for rings in [0, 1, 2, 3, 16, 17, 255, 256, 1 << 18] {
             let records = records_in_each(rings);
             assert!(records.is_power_of_two() && (2..=RECORDS_MAX).contains(&records), "{rings}: {records}");
-            assert!(rings > 256 || rings * ring::bytes(records) <= RING_BYTES_MAX, "{rings}: {records}");
+            assert!(rings > 256 || rings * ring_bytes(records) <= RING_BYTES_MAX, "{rings}: {records}");
         }
-        assert_eq!(records_in_each(3), RECORDS_MAX);
+        assert_eq!((records_in_each(3), ring_bytes(4)), (RECORDS_MAX, 64 + 4 * 32));
     }
 }

@@ -10,7 +10,7 @@ use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 
-use super::{explored, mutant, relax};
+use super::{explored, mutants, relax};
 use crate::snapshots::{Draft, Drain, Pin, SECOND, Snapshots, index_of};
 
 /// The operations that scenarios use. Provided methods are the real ones.
@@ -117,7 +117,7 @@ explored! {
     p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends: 3 => acting::<Real>;
 }
 
-mutant! {
+mutants! {
     /// The current copy is read before the pin is counted.
     PinInTwoSteps fails pin_in_two_steps: reading::<PinInTwoSteps>, "maximum number of branches", {
         fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
@@ -126,9 +126,7 @@ mutant! {
             Pin { snapshots, index }
         }
     }
-}
 
-mutant! {
     /// The reader does not acquire the copy.
     PinRelaxed fails pin_without_acquire: reading::<PinRelaxed>, "Causality violation", {
         fn pin(snapshots: &Snapshots<u32>) -> Pin<'_, u32> {
@@ -136,9 +134,7 @@ mutant! {
             Pin { snapshots, index: index_of(state) }
         }
     }
-}
 
-mutant! {
     /// The copy is not released to its readers.
     PublishRelaxed fails publish_without_release: reading::<PublishRelaxed>, "Causality violation", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
@@ -148,9 +144,7 @@ mutant! {
             Drain { snapshots, index: index_of(old), pinned: old & !SECOND }
         }
     }
-}
 
-mutant! {
     /// The readers are counted before the copy is replaced: a reader in between is not waited for.
     PublishInTwoSteps fails p5_readers_counted_before_the_switch: acting::<PublishInTwoSteps>, "installed after the zap", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
@@ -161,9 +155,7 @@ mutant! {
             Drain { snapshots, index: index_of(old), pinned: old & !SECOND }
         }
     }
-}
 
-mutant! {
     /// The copy counts from 0 again: former readers are taken for current ones.
     CountAnew fails p5_readers_counted_anew: acting::<CountAnew>, "maximum number of branches", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
@@ -172,9 +164,7 @@ mutant! {
             Drain { snapshots, index: index_of(old), pinned: old & !SECOND }
         }
     }
-}
 
-mutant! {
     /// P5: the reader does not release its accesses.
     LeaveRelaxed fails p5_leave_without_release: acting::<LeaveRelaxed>, "installed after the zap", {
         fn leave(pin: Pin<'_, u32>) {
@@ -182,18 +172,14 @@ mutant! {
             mem::forget(pin);
         }
     }
-}
 
-mutant! {
     /// P5: the writer does not acquire the readers' accesses.
     DrainRelaxed fails p5_drain_without_acquire: acting::<DrainRelaxed>, "installed after the zap", {
         fn is_drained(drain: &Drain<'_, u32>) -> bool {
             drain.snapshots.left[drain.index].load(Relaxed) == drain.pinned
         }
     }
-}
 
-mutant! {
     /// P5: no reader is waited for.
     WaitNever fails p5_nobody_waited_for: acting::<WaitNever>, "installed after the zap", {
         fn is_drained(_drain: &Drain<'_, u32>) -> bool {

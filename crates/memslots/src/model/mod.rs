@@ -35,10 +35,13 @@ fn relax() -> bool {
     true
 }
 
-/// Defines a mutant of the file's `Protocol`, and the test that it fails: a scenario, and the
+/// Defines mutants of the file's `Protocol`, and the tests that they fail: a scenario, and the
 /// failure seen there.
-macro_rules! mutant {
-    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }) => {
+macro_rules! mutants {
+    ($(
+        $(#[$doc:meta])+
+        $name:ident fails $test:ident: $scenario:expr, $seen:literal, { $($body:tt)+ }
+    )+) => {$(
         $(#[$doc])+
         struct $name;
 
@@ -51,6 +54,6 @@ macro_rules! mutant {
         fn $test() {
             $crate::model::explore(3, $scenario);
         }
-    };
+    )+};
 }
-use mutant;
+use mutants;

@@ -9,7 +9,7 @@ use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::thread;
 use paging::{Gpa, PhysAddr};
 
-use super::{explored, mutant, relax};
+use super::{explored, mutants, relax};
 use crate::support::{receipt, stamp};
 use crate::{Generation, GuestMemory, Memslots, MmioCache, Slot, SlotFlags, SlotId, SpaceId, Update};
 
@@ -171,7 +171,7 @@ explored! {
     p11_updaters_of_two_spaces_exclude_each_other: 3 => updating::<Real>;
 }
 
-mutant! {
+mutants! {
     /// P5: the pin ends before the translation is installed.
     InstallUnpinned fails p5_leaf_installed_without_a_pin: faulting::<InstallUnpinned>, "a leaf without a slot", {
         fn install(memory: GuestMemory<'_>, leaf: &AtomicBool) {
@@ -179,9 +179,7 @@ mutant! {
             leaf.store(true, Relaxed);
         }
     }
-}
 
-mutant! {
     /// P5: translations are removed while readers of the former slots may still install some.
     ZapBeforeWait fails p5_zap_before_the_wait: faulting::<ZapBeforeWait>, "a leaf without a slot", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
@@ -193,9 +191,7 @@ mutant! {
             quiesced.finish(|_| ()).unwrap();
         }
     }
-}
 
-mutant! {
     /// P5: translations are removed before the slots change.
     ZapBeforePublish fails p5_zap_before_the_publication: faulting::<ZapBeforePublish>, "a leaf without a slot", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
@@ -226,7 +222,7 @@ fn carry_over_by_hand(slots: &Slots, first: SpaceId, between: impl FnOnce(), zap
     zap();
 }
 
-mutant! {
+mutants! {
     /// P5, P11: only the readers of the other space are waited for.
     OneSpaceAwaited fails p11_one_space_is_waited_for: faulting::<OneSpaceAwaited>, "a leaf without a slot", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
@@ -237,9 +233,7 @@ mutant! {
             mark.end();
         }
     }
-}
 
-mutant! {
     /// P11: the generation ends when one of the spaces is published.
     EndPerSpace fails p11_generation_ends_with_the_first_space: keeping::<EndPerSpace>, "taken for MMIO", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
@@ -249,9 +243,7 @@ mutant! {
             shown();
         }
     }
-}
 
-mutant! {
     /// P10: there is no mark: cached data remains in use until the update is over.
     MarkNever fails p10_update_without_a_mark: keeping::<MarkNever>, "taken for MMIO", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
@@ -261,18 +253,14 @@ mutant! {
             slots.current.begin().unwrap().end();
         }
     }
-}
 
-mutant! {
     /// P10: the generation is read after the lookup.
     GenerationLate fails p10_generation_read_after_the_lookup: keeping::<GenerationLate>, "taken for MMIO", {
         fn insert(slots: &Slots, cache: &mut MmioCache<1>, _generation: Generation) -> bool {
             cache.insert(Gpa(0), slots.generation())
         }
     }
-}
 
-mutant! {
     /// P10: the result of a lookup during an update is kept.
     KeepInProgress fails p10_lookup_kept_during_an_update: keeping::<KeepInProgress>, "taken for MMIO", {
         fn insert(_slots: &Slots, cache: &mut MmioCache<1>, generation: Generation) -> bool {
@@ -280,9 +268,7 @@ mutant! {
             true
         }
     }
-}
 
-mutant! {
     /// P9: the generation is not compared.
     HasRegardless fails p9_generation_not_compared: keeping::<HasRegardless>, "taken for MMIO", {
         fn has(cache: &MmioCache<1>, _generation: Generation) -> bool {

@@ -49,9 +49,12 @@ fn cut_and_tell<const N: u32>(
     gather
 }
 
-/// Defines a mutant, and the test that it fails: a scenario, and the failure seen there.
-macro_rules! mutant {
-    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:ident, $expected:literal, { $($body:item)+ }) => {
+/// Defines mutants, and the tests that they fail: a scenario, and the failure seen there.
+macro_rules! mutants {
+    ($(
+        $(#[$doc:meta])+
+        $name:ident fails $test:ident: $scenario:ident, $expected:literal, { $($body:item)+ }
+    )+) => {$(
         $(#[$doc])+
         struct $name;
 
@@ -64,19 +67,17 @@ macro_rules! mutant {
         fn $test() {
             check($scenario::<$name>);
         }
-    };
+    )+};
 }
 
-mutant! {
+mutants! {
     /// The entries of a cut table become absent: a fault that is still in it fills one.
     FreezeAbsent fails p1_entries_of_a_cut_table_left_absent: install_and_cut, "is filled", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_by(table, |entry| overwrite(entry, ABSENT))
         }
     }
-}
 
-mutant! {
     /// Only leaves are frozen, absent entries are skipped.
     FreezeLeaves fails p1_absent_entries_of_a_cut_table_not_frozen: install_and_cut, "is filled", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
@@ -87,9 +88,7 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// The gather names the leaves that were met instead of the whole span of the table.
     GatherMet fails p1_only_leaves_that_were_met_are_flushed: install_and_cut, "not flushed", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
@@ -98,9 +97,7 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// Upper-level entries are frozen by a store: a table that a fault has just added is lost.
     FreezeTablesByStore fails p1_upper_entries_frozen_by_store: install_below_a_cut, "a table was lost", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
@@ -112,9 +109,7 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// A mark is cleared by load and store: a leaf that has just overwritten it is removed,
     /// unflushed.
     ClearMarkByStore fails p5_mark_cleared_by_load_and_store: install_over_mark, "not flushed", {
@@ -129,9 +124,7 @@ mutant! {
             gather
         }
     }
-}
 
-mutant! {
     /// A fault fills an entry by load and store: it thaws a frozen entry.
     InstallByStore fails p1_install_by_load_and_store: install_and_cut, "is filled", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
@@ -155,7 +148,7 @@ fn upgrade_by_store<const N: u32>(table: &Table<N>, address: u64, added: Permiss
     }
 }
 
-mutant! {
+mutants! {
     /// Rights are added to a leaf by load and store, after it has been frozen.
     UpgradeByStore fails p1_upgrade_by_load_and_store: upgrade_and_cut, "is filled", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
@@ -165,9 +158,7 @@ mutant! {
             Ok(Installed::Upgraded(Level::Page4K))
         }
     }
-}
 
-mutant! {
     /// The same, and it restores the right to store.
     UpgradeUnprotects fails p14_upgrade_gives_back_what_protection_took: upgrade_and_protect, "nobody has asked", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
@@ -177,9 +168,7 @@ mutant! {
             Ok(Installed::Upgraded(Level::Page4K))
         }
     }
-}
 
-mutant! {
     /// Write protection by load and store: a dirty bit that was set in between is lost.
     ProtectByStore fails p14_write_protection_by_load_and_store: store_and_protect, "a store is not known", {
         fn write_protect(table: &Table<2>) -> Gather<Memory> {
@@ -192,9 +181,7 @@ mutant! {
             gather
         }
     }
-}
 
-mutant! {
     /// The dirty bit is read, and then cleared: a store in between goes unnoticed.
     CleanByStore fails p14_clean_by_load_and_store: store_and_clean, "a store is not known", {
         fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
@@ -206,9 +193,7 @@ mutant! {
             (gather, usize::from(Amd64Nested::is_dirty(leaf)))
         }
     }
-}
 
-mutant! {
     /// A leaf that was made clean is not flushed: a processor that holds it as dirty stores without
     /// a trace.
     CleanUnflushed fails p15_clean_without_a_flush: store_and_clean, "not flushed", {
@@ -220,9 +205,7 @@ mutant! {
             (gather, usize::from(Amd64Nested::is_dirty(old)))
         }
     }
-}
 
-mutant! {
     /// The large leaf is replaced by a store: a dirty bit that was set in between is lost.
     SplitByStore fails p14_split_by_store: store_and_split, "a store is not known", {
         fn split(table: &Table<2>) -> Gather<Memory> {
@@ -237,9 +220,7 @@ mutant! {
             gather(&editor)
         }
     }
-}
 
-mutant! {
     /// The leaf that replaces a table is clean: the dirty state of the pieces is lost.
     CollapseClean fails p14_collapse_to_a_clean_leaf: install_and_collapse, "a store is not known", {
         fn collapse(table: &Table<2>) -> Gather<Memory> {
@@ -274,7 +255,7 @@ fn tell_all(gather: &mut Gather<Memory>) {
     gather.cut(0, Level::Page1G.size(), Level::Page4K);
 }
 
-mutant! {
+mutants! {
     /// The first entry of a detached table is linked by load and store: a table that a fault has
     /// just added is lost.
     LinkByStore fails p1_link_by_load_and_store: install_at_link, "a table was lost", {
@@ -288,9 +269,7 @@ mutant! {
             }, tell_all)
         }
     }
-}
 
-mutant! {
     /// Tables below are searched for when the tree is detached, and not again: one that a fault
     /// adds is lost.
     ReclaimEarly fails p1_tables_below_counted_before_the_flush: install_below, "a table was lost", {
@@ -305,9 +284,7 @@ mutant! {
             }, tell_all)
         }
     }
-}
 
-mutant! {
     /// The flush does not cover the entries that faults add to a detached table before it.
     DetachTellsLeaves fails p1_only_leaves_of_a_detached_table_are_flushed: install_and_detach, "not flushed", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
@@ -316,16 +293,12 @@ mutant! {
             })
         }
     }
-}
 
-mutant! {
     /// A receipt covers processors, but not faults in progress.
     ReceiptForProcessors fails p1_reclaiming_under_a_fault: install_and_reclaim, "a table that is free", {
         const WAITS: bool = false;
     }
-}
 
-mutant! {
     /// A settled leaf that was write-protected is not flushed, because it was not exchanged.
     ProtectUnflushed fails p14_protection_of_a_settled_leaf_without_a_flush: upgrade_and_protect, "not flushed", {
         fn write_protect(table: &Table<2>) -> Gather<Memory> {
@@ -346,7 +319,7 @@ fn install_below<P: Protocol>() {
     install_below_a_detached::<P, false>();
 }
 
-mutant! {
+mutants! {
     /// The stamp is taken before the change: a flush during the change passes for one after it.
     StampEarly fails o8_stamp_before_the_change: zap_and_flush, "is taken", {
         fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
@@ -359,9 +332,7 @@ mutant! {
             gather
         }
     }
-}
 
-mutant! {
     /// The stamp does not acquire the change.
     StampRelaxed fails o8_stamp_without_acquire: zap_and_flush, "is taken", {
         fn stamp<const N: u32>(table: &Table<N>) -> Stamp {

@@ -187,7 +187,7 @@ impl Watcher {
         let (follower, stream) =
             self.followed[index].get_or_insert_with(|| (Follower::new(ring), Stream::default()));
         let mut buffer = [0; BUFFER_BYTES];
-        for report in stream.feed(follower.read(&self.ram, &mut buffer)?.bytes) {
+        for report in stream.feed(follower.read(&self.ram, &mut buffer)?.items) {
             ensure!(report["result"] != "fail", "guest {} fails: {}", guest.name, report["why"]);
             match (index, report["event"].as_str()) {
                 (0, Some("attack")) => self.is_attacked = true,

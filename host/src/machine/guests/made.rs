@@ -114,7 +114,7 @@ impl Made {
         let ring = Self::ring(entry, port);
         for byte in bytes {
             let written = self.ram.load(ring).expect("reads");
-            self.put_bytes(ring + HEADER_BYTES as u64 + written % RING_BYTES, &[*byte]);
+            self.put_bytes(ring + HEADER_BYTES + written % RING_BYTES, &[*byte]);
             self.put(ring, written + 1);
         }
     }

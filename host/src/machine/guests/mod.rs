@@ -5,9 +5,9 @@ use super::ram::Ram;
 use crate::prelude::*;
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
-use hostlink::guests::console::{HEADER_BYTES, Reader, Source, Taken};
 use hostlink::guests::{CONSOLES, ConsolePlace, GuestEntry, GuestState, stamp};
 use hostlink::name::NAME_BYTES;
+use hostlink::ring::{HEADER_BYTES, Reader, Source, Taken};
 use std::mem::offset_of;
 
 /// The largest ring that is believed.
@@ -182,7 +182,7 @@ impl Follower {
     }
 
     /// Reads what was written since the last time, as much as fits into `buffer`.
-    pub(crate) fn read<'b>(&mut self, ram: &Ram, buffer: &'b mut [u8]) -> Result<Taken<'b>> {
+    pub(crate) fn read<'b>(&mut self, ram: &Ram, buffer: &'b mut [u8]) -> Result<Taken<'b, u8>> {
         self.reader.read(&InMemory { ram, address: self.place.address }, buffer)
     }
 }
@@ -193,14 +193,15 @@ struct InMemory<'r> {
 }
 
 impl Source for InMemory<'_> {
+    type Item = u8;
     type Error = anyhow::Error;
 
-    fn written(&self) -> Result<u64> {
+    fn count(&self) -> Result<u64> {
         self.ram.load(self.address) // Acquires; pairs with the writer's count, C.
     }
 
-    fn byte(&self, place: u64) -> Result<u8> {
-        let word = self.ram.load(self.address.saturating_add(HEADER_BYTES as u64 + (place & !7)))?;
+    fn load(&self, place: u64) -> Result<u8> {
+        let word = self.ram.load(self.address.saturating_add(HEADER_BYTES + (place & !7)))?;
         Ok(word.to_le_bytes()[(place & 7) as usize])
     }
 }

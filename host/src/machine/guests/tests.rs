@@ -70,7 +70,7 @@ fn a_console_is_followed_and_what_is_lost_is_counted() {
     let mut follower = Follower::new(place);
     let mut buffer = [0; 128];
     let mut read = || {
-        let Taken { lost, bytes } = follower.read(&made.ram, &mut buffer).expect("reads");
+        let Taken { lost, items: bytes } = follower.read(&made.ram, &mut buffer).expect("reads");
         (lost, String::from_utf8_lossy(bytes).into_owned())
     };
     assert_eq!(read(), (0, String::new()));

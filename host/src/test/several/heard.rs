@@ -5,7 +5,7 @@ use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::ram::Ram;
 use crate::run::tail;
 use hostlink::guests::CONSOLES;
-use hostlink::guests::console::Taken;
+use hostlink::ring::Taken;
 use std::sync::Arc;
 
 /// Bytes that are read from a ring at one time.
@@ -86,7 +86,7 @@ impl Life {
         for (console, text) in self.consoles.iter_mut().zip(&mut self.texts) {
             for _ in 0..READS_MAX {
                 let Some(follower) = console else { break };
-                let Taken { lost, bytes } = follower.read(ram, &mut buffer)?;
+                let Taken { lost, items: bytes } = follower.read(ram, &mut buffer)?;
                 if !entries.has(ram, self.id)? {
                     // The bytes may be anybody's.
                     return Ok(());

@@ -4,8 +4,8 @@ use core::cell::OnceCell;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use hostlink::counters::Beacon;
-use hostlink::trace::ring::{self, HEADER_WORDS, WORDS, Writer};
-use hostlink::trace::{Event, Record, records_in_each};
+use hostlink::ring::{HEADER_BYTES, Writer};
+use hostlink::trace::{Event, Record, WORDS, records_in_each, ring_bytes};
 
 use crate::vm::memory::{FreeMemory, PAGE};
 
@@ -21,7 +21,7 @@ impl Rings {
     /// Takes memory for this many rings; `None` if there is not enough.
     pub fn take(free: &mut FreeMemory, rings: u32) -> Option<Self> {
         let records = records_in_each(rings.into());
-        let size = u64::from(rings) * ring::bytes(records);
+        let size = u64::from(rings) * ring_bytes(records);
         let start = free.take(size.next_multiple_of(PAGE), PAGE, u64::MAX)?;
         // SAFETY: the memory is free RAM, mapped one to one, and was just taken for this.
         unsafe { core::ptr::write_bytes(start as *mut u8, 0, size as usize) };
@@ -40,8 +40,8 @@ impl Rings {
         if cpu >= self.rings {
             return None;
         }
-        let header = self.start + u64::from(cpu) * ring::bytes(self.records);
-        let places = header + HEADER_WORDS as u64 * 8;
+        let header = self.start + u64::from(cpu) * ring_bytes(self.records);
+        let places = header + HEADER_BYTES;
         // SAFETY: `take` has zeroed this memory, which is aligned and holds only atomics. It is
         // never freed. The host tool only reads it.
         Some(unsafe {
@@ -53,7 +53,7 @@ impl Rings {
 
 /// The ring of one CPU, once it has begun to write it.
 #[derive(Default)]
-pub struct CpuTrace(OnceCell<Writer<'static>>);
+pub struct CpuTrace(OnceCell<Writer<'static, [AtomicU64; WORDS]>>);
 
 impl CpuTrace {
     /// Begins to write the ring of this CPU, which is the calling one.

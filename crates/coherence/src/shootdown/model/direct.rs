@@ -2,7 +2,7 @@
 
 use loom::sync::Arc;
 
-use crate::model::mutants::mutant;
+use crate::model::mutants::mutants;
 use crate::model::scenarios::{explore, explored, on_a_thread};
 use crate::shootdown::batch::Kind;
 use crate::shootdown::model::machine::{Cpu, ModelState, ModelTlb, On, Reach};
@@ -105,7 +105,7 @@ explored! {
     o18_hypervisor_for_one_and_interrupt_for_another: Some(2) => mixed::<Real>;
 }
 
-mutant! {
+mutants! {
     /// A12: the generation is read before the space is loaded, and not again: the hypervisor has
     /// flushed the space that was loaded before.
     LooksOnce fails a12_generation_not_read_again_after_the_load: switching::<LooksOnce>, "used after", {
@@ -114,9 +114,7 @@ mutant! {
             switch_by(cpu, space, tlb, || space.join(index), false, false);
         }
     }
-}
 
-mutant! {
     /// O18: the CPUs that the hypervisor has not taken on are forgotten.
     DirectOnly fails o18_the_others_are_not_interrupted: mixed::<DirectOnly>, "used after", {
         fn flush<K: Kind, M: Mode<K>>(

@@ -6,7 +6,7 @@
 use crate::TargetSet;
 use crate::mailbox::Generation;
 use crate::model::machine::idle;
-use crate::model::mutants::mutant;
+use crate::model::mutants::mutants;
 use crate::shootdown::batch::Kind;
 use crate::shootdown::cpu::Known;
 use crate::shootdown::flush::Plan;
@@ -155,10 +155,13 @@ fn wait_by(cpu: &mut Cpu<'_>, plan: &mut Plan<'_>, tlb: &mut ModelTlb<'_>, wait:
     }
 }
 
-/// Defines a mutant whose flush has one part wrong.
-macro_rules! flush_mutant {
-    ($(#[$doc:meta])+ $name:ident fails $test:ident: $scenario:expr, $seen:literal, $($part:tt)+) => {
-        mutant! {
+/// Defines mutants whose flush has one part wrong.
+macro_rules! flush_mutants {
+    ($(
+        $(#[$doc:meta])+
+        $name:ident fails $test:ident: $scenario:expr, $seen:literal, $part:ident: $wrong:expr;
+    )+) => {
+        mutants! {$(
             $(#[$doc])+
             $name fails $test: $scenario, $seen, {
                 fn flush<K: Kind, M: Mode<K>>(
@@ -168,75 +171,56 @@ macro_rules! flush_mutant {
                     reach: &mut Reach<'_>,
                     tlb: &mut ModelTlb<'_>,
                 ) {
-                    flush_by::<K, M>(cpu, batch, reach, tlb, Parts { $($part)+, ..Parts::default() });
+                    flush_by::<K, M>(cpu, batch, reach, tlb, Parts { $part: $wrong, ..Parts::default() });
                 }
             }
-        }
+        )+}
     };
 }
+pub(super) use flush_mutants;
 
-flush_mutant! {
+flush_mutants! {
     /// O4: the set is read before the change is counted: a CPU that joins in between gets no
     /// request and does not look.
-    SetFirst fails o4_set_read_before_the_generation: coming_back::<SetFirst, Inline>, "used after", set_first: true
-}
+    SetFirst fails o4_set_read_before_the_generation: coming_back::<SetFirst, Inline>, "used after", set_first: true;
 
-flush_mutant! {
     /// O3: the set is read by a load, which may precede the point where a joining CPU sees the
     /// generation.
-    SetByLoad fails o3_set_read_by_a_load: using::<SetByLoad, Inline>, "used after", set_by_load: true
-}
+    SetByLoad fails o3_set_read_by_a_load: using::<SetByLoad, Inline>, "used after", set_by_load: true;
 
-flush_mutant! {
     /// The initiator checks for lazy CPUs before it counts the change.
-    LazyFirst fails lazy_seen_before_the_generation: lazing::<LazyFirst, Inline>, "used after", lazy_first: true
-}
+    LazyFirst fails lazy_seen_before_the_generation: lazing::<LazyFirst, Inline>, "used after", lazy_first: true;
 
-flush_mutant! {
     /// O3: it checks for them by a load.
-    LazyByLoad fails o3_lazy_seen_by_a_load: lazing::<LazyByLoad, Inline>, "used after", lazy_by_load: true
-}
+    LazyByLoad fails o3_lazy_seen_by_a_load: lazing::<LazyByLoad, Inline>, "used after", lazy_by_load: true;
 
-flush_mutant! {
     /// O1: the initiator interrupts and returns.
     WaitNever fails o1_return_after_the_interrupt_was_sent: using::<WaitNever, Inline>, "used after",
-    wait: Wait::Never
-}
+    wait: Wait::Never;
 
-flush_mutant! {
     /// O2: the initiator waits only until the target has taken the interrupt.
     WaitForInterrupt fails o2_receipt_of_the_interrupt_is_taken_for_the_flush: using::<WaitForInterrupt, Inline>,
-    "used after", wait: Wait::ForTheInterrupt
-}
+    "used after", wait: Wait::ForTheInterrupt;
 
-flush_mutant! {
     /// O2: the acknowledgement is not acquired.
     WaitRelaxed fails o2_acknowledgement_read_without_acquire: using::<WaitRelaxed, Inline>, "used after",
-    wait: Wait::Relaxed
-}
+    wait: Wait::Relaxed;
 
-flush_mutant! {
     /// O2: the acknowledgement is not acquired, and unseen stores leave no mark either.
     CopyRelaxed fails o2_copy_after_a_clean_without_acquire: cleaned::<CopyRelaxed, Inline>, "used after",
-    wait: Wait::Relaxed
-}
+    wait: Wait::Relaxed;
 
-flush_mutant! {
     /// O14: a waiting CPU does not serve.
     WaitDeaf fails o14_waiting_without_serving: at_each_other::<WaitDeaf, Inline>, "maximum number of branches",
-    wait: Wait::Deaf
-}
+    wait: Wait::Deaf;
 
-flush_mutant! {
     /// A batch that has changed nothing flushes nothing, although another batch has changed the
     /// entries that it met (3ea277194daa).
     OthersIgnored fails entries_that_another_batch_took_ignored: reclaimed::<OthersIgnored, Inline>, "used after",
-    ignores_others: true
-}
+    ignores_others: true;
 
-flush_mutant! {
     /// The initiator uses the space itself, but flushes only others.
-    OwnForgotten fails own_translations_kept: at_each_other::<OwnForgotten, Inline>, "used after", forgets_own: true
+    OwnForgotten fails own_translations_kept: at_each_other::<OwnForgotten, Inline>, "used after", forgets_own: true;
 }
 
 /// The real switch, in parts: how the CPU joins, whether translations under the tag are kept, and
@@ -269,7 +253,7 @@ pub(super) fn switch_by<'m>(
     }
 }
 
-mutant! {
+mutants! {
     /// O3: joining orders nothing: the generation that is read after it may be older (83b0177a6c48,
     /// 71b3c126e611).
     JoinRelaxed fails o3_switch_without_a_barrier: using::<JoinRelaxed, Inline>, "used after", {
@@ -281,9 +265,7 @@ mutant! {
             switch_by(cpu, space, tlb, join, false, true);
         }
     }
-}
 
-mutant! {
     /// O4: the CPU joins after it has read the generation for the last time.
     JoinLast fails o4_generation_read_before_joining: coming_back::<JoinLast, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
@@ -291,9 +273,7 @@ mutant! {
             space.join(cpu.index);
         }
     }
-}
 
-mutant! {
     /// A12: translations under the tag are kept whatever has changed since.
     KeepAlways fails a12_tag_kept_whatever_has_changed: coming_back::<KeepAlways, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
@@ -301,9 +281,7 @@ mutant! {
             switch_by(cpu, space, tlb, || space.join(index), true, true);
         }
     }
-}
 
-mutant! {
     /// A12: a CPU that leaves a space records the space's generation as its own while a flush is in
     /// progress.
     NotedAtLeave fails a12_generation_noted_when_leaving: coming_back::<NotedAtLeave, Inline>, "used after", {
@@ -314,9 +292,7 @@ mutant! {
             cpu.switch_to(space, tlb);
         }
     }
-}
 
-mutant! {
     /// O2: a CPU that leaves does not release its accesses.
     LeaveRelaxed fails o2_leaving_without_release: coming_back::<LeaveRelaxed, Inline>, "used after", {
         fn switch_to<'m>(cpu: &mut Cpu<'m>, space: &'m AddressSpace<1>, tlb: &mut ModelTlb<'_>) {
@@ -330,18 +306,14 @@ mutant! {
             }
         }
     }
-}
 
-mutant! {
     /// A lazy CPU was skipped, and continues with its old translations.
     LazyGoesOn fails lazy_cpu_goes_on_without_a_look: lazing::<LazyGoesOn, Inline>, "used after", {
         fn leave_lazy(cpu: &mut Cpu<'_>, _tlb: &mut ModelTlb<'_>) {
             cpu.clear_lazy();
         }
     }
-}
 
-mutant! {
     /// The CPU looks first, and only then stops being lazy.
     LazyLooksFirst fails lazy_cpu_looks_too_early: lazing::<LazyLooksFirst, Inline>, "used after", {
         fn leave_lazy(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
@@ -349,9 +321,7 @@ mutant! {
             cpu.clear_lazy();
         }
     }
-}
 
-mutant! {
     /// O2: going lazy does not release the CPU's accesses.
     LazyRelaxed fails o2_going_lazy_without_release: lazing::<LazyRelaxed, Inline>, "used after", {
         fn enter_lazy(cpu: &mut Cpu<'_>) {
@@ -359,9 +329,7 @@ mutant! {
             cpu.slot.header.fetch_or(LAZY, Relaxed);
         }
     }
-}
 
-mutant! {
     /// O8: the generation is sampled after the flush.
     SampleLate fails o8_generation_read_after_the_flush: consecutive::<SampleLate, Async>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
@@ -374,9 +342,7 @@ mutant! {
             }
         }
     }
-}
 
-mutant! {
     /// O8: the newest request is acknowledged instead of the one that was taken.
     CompleteNewest fails o8_newest_request_acknowledged within 2: merging::<CompleteNewest, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
@@ -385,9 +351,7 @@ mutant! {
             cpu.slot.complete(cpu.slot.header.fetch_or(0, AcqRel) >> COUNT_SHIFT);
         }
     }
-}
 
-mutant! {
     /// O2: the acknowledgement does not release the target's accesses.
     CompleteRelaxed fails o2_acknowledgement_without_release: using::<CompleteRelaxed, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
@@ -396,9 +360,7 @@ mutant! {
             cpu.slot.completed.store(taken.count, Relaxed);
         }
     }
-}
 
-mutant! {
     /// O10: requests are taken after the flush, including one that arrived during it.
     TakeLate fails o10_requests_taken_after_the_flush within 2: merging::<TakeLate, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {
@@ -409,9 +371,7 @@ mutant! {
             }
         }
     }
-}
 
-mutant! {
     /// P25: the kernel asserts that nothing uses user addresses before the flush, but its NMI
     /// handler does.
     NmiUses fails p25_user_access_between_acknowledgement_and_flush: using::<NmiUses, Async>, "used after", {
@@ -422,9 +382,7 @@ mutant! {
             cpu.catch_up(tlb);
         }
     }
-}
 
-mutant! {
     /// O1: the target acknowledges, but does not flush.
     FlushNever fails o1_acknowledgement_without_a_flush: using::<FlushNever, Concurrent>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, _tlb: &mut ModelTlb<'_>) {
@@ -432,9 +390,7 @@ mutant! {
             cpu.slot.complete(taken.count);
         }
     }
-}
 
-mutant! {
     /// O9: a second request is counted with the first, and its ranges are lost.
     MergedLost fails o9_second_request_is_lost_in_the_first within 2: merging::<MergedLost, Inline>, "used after", {
         fn serve(cpu: &mut Cpu<'_>, tlb: &mut ModelTlb<'_>) {

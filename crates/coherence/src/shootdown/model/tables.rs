@@ -3,11 +3,11 @@
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::Relaxed;
 
-use crate::model::mutants::mutant;
+use crate::model::mutants::mutants;
 use crate::model::scenarios::{explored, on_a_thread};
 use crate::shootdown::batch::Kind;
 use crate::shootdown::model::machine::{Cpu, Freed, ModelState, ModelTlb, NONE, On, Reach, range};
-use crate::shootdown::model::mutants::{Parts, flush_by};
+use crate::shootdown::model::mutants::{Parts, flush_by, flush_mutants};
 use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{Made, run};
 use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Tables};
@@ -66,40 +66,20 @@ explored! {
     p1_no_lazy_cpu_walks_a_freed_table: Some(5) => lazing::<Real, Inline>;
 }
 
-mutant! {
+flush_mutants! {
     /// P1: the target acknowledges before it flushes, and walks through the table meanwhile.
-    EarlyTables fails p1_early_acknowledgement_of_a_freed_table: walking::<EarlyTables, Inline>, "used after", {
-        fn flush<K: Kind, M: Mode<K>>(
-            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
-        ) {
-            flush_by::<K, M>(cpu, batch, reach, tlb, Parts { is_early: true, ..Parts::default() });
-        }
-    }
-}
+    EarlyTables fails p1_early_acknowledgement_of_a_freed_table: walking::<EarlyTables, Inline>, "used after",
+    is_early: true;
 
-mutant! {
     /// P1: lazy CPUs are skipped although a table is freed.
-    LazyTables fails p1_lazy_cpu_left_out_although_a_table_goes: lazing::<LazyTables, Inline>, "used after", {
-        fn flush<K: Kind, M: Mode<K>>(
-            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
-        ) {
-            flush_by::<K, M>(cpu, batch, reach, tlb, Parts { spares_lazy: true, ..Parts::default() });
-        }
-    }
-}
+    LazyTables fails p1_lazy_cpu_left_out_although_a_table_goes: lazing::<LazyTables, Inline>, "used after",
+    spares_lazy: true;
 
-mutant! {
     /// P1: only the page's translations are dropped, not the upper levels.
-    LeavesOnly fails p1_upper_levels_kept: walking::<LeavesOnly, Inline>, "used after", {
-        fn flush<K: Kind, M: Mode<K>>(
-            cpu: &mut Cpu<'_>, batch: Batch<'_, K, (), 1>, _mode: M, reach: &mut Reach<'_>, tlb: &mut ModelTlb<'_>,
-        ) {
-            flush_by::<K, M>(cpu, batch, reach, tlb, Parts { keeps_tables: true, ..Parts::default() });
-        }
-    }
+    LeavesOnly fails p1_upper_levels_kept: walking::<LeavesOnly, Inline>, "used after", keeps_tables: true;
 }
 
-mutant! {
+mutants! {
     /// The batch has no room for more tables, and frees those that it has: the flush comes only
     /// afterwards (706a1ea65e).
     FoldedLate fails p1_tables_freed_when_the_batch_is_full: walking::<FoldedLate, Inline>, "used after", {

@@ -3,9 +3,9 @@
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::{ModelState, Protocol, WRITABLE, emulating, faulting, following, giving_up, tracking};
-use crate::model::mutant;
+use crate::model::mutants;
 
-mutant! {
+mutants! {
     /// a and b are swapped: the mark is fetched before the leaf is writable.
     MarkFirst fails p14_page_marked_before_it_is_writable: faulting::<MarkFirst>, "a store was lost", {
         fn fault(machine: &ModelState) {
@@ -13,9 +13,7 @@ mutant! {
             machine.leaf.fetch_or(WRITABLE, Relaxed);
         }
     }
-}
 
-mutant! {
     /// t and u are swapped: the page is copied between them.
     StoreLast fails p14_page_marked_before_the_store: emulating::<StoreLast>, "a store was lost", {
         fn emulate(machine: &ModelState, value: u64) {
@@ -23,9 +21,7 @@ mutant! {
             machine.page.store(value, Relaxed);
         }
     }
-}
 
-mutant! {
     /// An existing mark is relied on: the check overtakes the store.
     MarkIfClear fails p14_mark_left_out_if_it_is_there: emulating::<MarkIfClear>, "a store was lost", {
         fn emulate(machine: &ModelState, value: u64) {
@@ -35,9 +31,7 @@ mutant! {
             }
         }
     }
-}
 
-mutant! {
     /// u does not release the store.
     MarkRelaxed fails p14_mark_without_release: emulating::<MarkRelaxed>, "a store was lost", {
         fn emulate(machine: &ModelState, value: u64) {
@@ -55,16 +49,14 @@ fn fetch_by(machine: &ModelState, take: impl FnOnce() -> u64, look: impl FnOnce(
     dirty | look()
 }
 
-mutant! {
+mutants! {
     /// A does not acquire the store.
     TakeRelaxed fails p14_take_without_acquire: emulating::<TakeRelaxed>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.words[0].swap(0, Relaxed), || machine.marks().look(0))
         }
     }
-}
 
-mutant! {
     /// A reads the marks, and then clears them: a mark in between is lost.
     TakeInTwoSteps fails p14_marks_read_and_then_cleared: emulating::<TakeInTwoSteps>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
@@ -76,9 +68,7 @@ mutant! {
             fetch_by(machine, take, || machine.marks().look(0))
         }
     }
-}
 
-mutant! {
     /// B comes before A: a page marked in between loses its mark, and its leaf stays writable.
     ProtectFirst fails p14_marks_taken_after_the_protection: faulting::<ProtectFirst>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
@@ -88,27 +78,21 @@ mutant! {
             taken | machine.marks().look(0)
         }
     }
-}
 
-mutant! {
     /// There is no flush: a vCPU continues to store through its cached leaf.
     FlushNever fails p14_no_flush_after_the_protection: faulting::<FlushNever>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().take(0)) | machine.marks().look(0)
         }
     }
-}
 
-mutant! {
     /// There is no flush after dirty bits were cleared.
     CleanWithoutFlush fails p14_no_flush_after_cleaning: tracking::<CleanWithoutFlush>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             machine.protect(machine.marks().take(0)) | machine.marks().look(0)
         }
     }
-}
 
-mutant! {
     /// The page is copied before the flush.
     FlushLast fails p14_page_copied_before_the_flush: faulting::<FlushLast>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
@@ -121,18 +105,14 @@ mutant! {
             0
         }
     }
-}
 
-mutant! {
     /// D is omitted.
     LookNever fails p14_marks_not_looked_at_again: following::<LookNever>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.marks().take(0), || 0)
         }
     }
-}
 
-mutant! {
     /// D comes before C: the fault may still be in progress.
     LookEarly fails p14_marks_looked_at_again_before_the_flush: following::<LookEarly>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
@@ -141,9 +121,7 @@ mutant! {
             dirty
         }
     }
-}
 
-mutant! {
     /// C is omitted if B has changed nothing.
     FlushIfProtected fails p14_no_flush_if_nothing_was_protected: following::<FlushIfProtected>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
@@ -154,27 +132,21 @@ mutant! {
             dirty | machine.marks().look(0)
         }
     }
-}
 
-mutant! {
     /// D takes the marks: their leaves stay writable, unrecorded.
     LookAndTake fails p14_marks_taken_when_looked_at_again: faulting::<LookAndTake>, "a store was lost", {
         fn fetch(machine: &ModelState) -> u64 {
             fetch_by(machine, || machine.marks().take(0), || machine.marks().take(0))
         }
     }
-}
 
-mutant! {
     /// Taken marks are not put back.
     GiveUpAll fails p14_marks_not_put_back: giving_up::<GiveUpAll>, "a store was lost", {
         fn give_up(machine: &ModelState) {
             machine.marks().take(0);
         }
     }
-}
 
-mutant! {
     /// Taken marks are put back by a store, which overwrites later marks.
     PutBackByStore fails p14_marks_put_back_by_a_store: giving_up::<PutBackByStore>, "a store was lost", {
         fn give_up(machine: &ModelState) {
