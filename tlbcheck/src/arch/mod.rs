@@ -37,9 +37,9 @@ fn main(info: BootInfo) -> ! {
     }
     this::prepare(&options);
     let totals = match options.task {
-        Task::Check => checks::run(&options),
-        Task::List => checks::list(),
-        Task::Bench => this::bench::run(&options),
+        Task::Check => rows::run(checks::rows(), &options),
+        Task::List => rows::list(checks::rows()),
+        Task::Bench => bench::run(&mut this::bench::COLUMNS.lock()[..], &options),
     };
     console::end(totals)
 }

@@ -6,15 +6,9 @@ mod aarch64;
 mod x86_64;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{
-    await_others, begin_on_others, halt, heard, hint, hog, idle, listen, misuse, nanoseconds, off, prepare,
-    reset, taken,
-};
+pub(crate) use aarch64::*;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{
-    await_others, begin_on_others, halt, heard, hint, hog, idle, listen, misuse, nanoseconds, off, prepare,
-    reset, taken,
-};
+pub(crate) use x86_64::*;
 
 /// The machine lacks this feature.
 pub(crate) struct Absent;

@@ -28,11 +28,15 @@ pub(super) struct Step {
     env: &'static [(&'static str, &'static str)],
 }
 
-const fn step(name: &'static str, args: &'static str) -> Step {
-    Step { name, about: "", args, loom: false, only_long: false, env: &[] }
+const fn step(name: &'static str) -> Step {
+    Step { name, about: "", args: "", loom: false, only_long: false, env: &[] }
 }
 
 impl Step {
+    const fn runs(self, args: &'static str) -> Self {
+        Self { args, ..self }
+    }
+
     const fn about(self, about: &'static str) -> Self {
         Self { about, ..self }
     }
@@ -53,73 +57,52 @@ pub(super) const FORMAT: &str = "fmt --all -- --check --color never";
 /// have the profile of the unit tests, so that macros and build scripts are built once; all models
 /// have the profile `model`.
 pub(super) const STEPS: [Step; 17] = [
-    step("format", FORMAT).about("the sources are formatted"),
-    step("unit-tests", "test --workspace --exclude quell-probe --features quell-hypervisor/trace")
+    step("format").runs(FORMAT).about("the sources are formatted"),
+    step("unit-tests").runs("test --workspace --exclude quell-probe --features quell-hypervisor/trace")
         .about("unit and property tests of all crates; the hypervisor's record a trace"),
-    step(
-        "model-tests",
-        "test --profile model --lib -p quell-coherence -p quell-iommu -p quell-memslots -p quell-hostlink",
-    )
+    step("model-tests").runs("test --profile model --lib -p quell-coherence -p quell-iommu -p quell-memslots -p quell-hostlink")
     .about("flush protocol, IOMMU rings, memory slots, dirty logs, trace and console rings under loom")
     .under_loom(),
     // Its documentation's examples cannot run under loom.
-    step("model-tests-paging", "test --profile model --lib -p quell-paging")
+    step("model-tests-paging").runs("test --profile model --lib -p quell-paging")
         .about("faults, changes and processors at one page table under loom")
         .under_loom(),
     // Its unit tests use the same atomics outside of any model.
-    step("model-tests-hypervisor", "test --profile model --lib -p quell-hypervisor model::")
+    step("model-tests-hypervisor").runs("test --profile model --lib -p quell-hypervisor model::")
         .about("inboxes, PSCI's power states, scheduler, announcements and CPUs that start, under loom")
         .under_loom(),
-    step("machine-at-length", "test --release -p quell-machine --test clean")
+    step("machine-at-length").runs("test --release -p quell-machine --test clean")
         .about("random programs on the abstract machine: 10^8 operations, or ten minutes")
         .only_long(&[("QUELL_MACHINE_OPERATIONS", "50000000"), ("QUELL_MACHINE_SECONDS", "300")]),
-    step("scheduler-at-length", "test --release -p quell-hypervisor --lib sched::simulation")
+    step("scheduler-at-length").runs("test --release -p quell-hypervisor --lib sched::simulation")
         .about("10,000 random machines under the scheduler: no vCPU starves")
         .only_long(&[("QUELL_SCHED_MACHINES", "10000")]),
-    step("requests-at-length", "test --release -p quell-hypervisor --lib random_requests")
+    step("requests-at-length").runs("test --release -p quell-hypervisor --lib random_requests")
         .about("random control requests about several guests, in any order: an hour on an idle computer")
         .only_long(&[("QUELL_REQUESTS_RUNS", "10000")]),
-    step("lint-host", "clippy --workspace --exclude quell-probe --all-targets -- -Dwarnings")
+    step("lint-host").runs("clippy --workspace --exclude quell-probe --all-targets -- -Dwarnings")
         .about("clippy on everything that runs on the host"),
-    step(
-        "lint-hypervisor",
-        "clippy -p quell-hypervisor --bin quell-hypervisor --features image \
-         --target x86_64-unknown-none -- -Dwarnings",
-    )
+    step("lint-hypervisor").runs("clippy -p quell-hypervisor --bin quell-hypervisor --features image \
+         --target x86_64-unknown-none -- -Dwarnings")
     .about("clippy on the hypervisor's image"),
-    step(
-        "lint-workloads-arm",
-        "clippy -p quell-workloads --bins --target aarch64-unknown-linux-musl -- -Dwarnings",
-    )
+    step("lint-workloads-arm").runs("clippy -p quell-workloads --bins --target aarch64-unknown-linux-musl -- -Dwarnings")
     .about("clippy on the programs of Arm64 guests"),
-    step(
-        "lint-probe",
-        "clippy -p quell-probe -p quell-hostile -p quell-load --bins --target x86_64-unknown-none \
-         -- -Dwarnings",
-    )
+    step("lint-probe").runs("clippy -p quell-probe -p quell-hostile -p quell-load --bins --target x86_64-unknown-none \
+         -- -Dwarnings")
     .about("clippy on the bare test guests"),
-    step(
-        "lint-tlbcheck",
-        "clippy -p quell-tlbcheck -p quell-hypervisor --bins --target x86_64-unknown-none --features \
+    step("lint-tlbcheck").runs("clippy -p quell-tlbcheck -p quell-hypervisor --bins --target x86_64-unknown-none --features \
          quell-hypervisor/image,quell-hypervisor/defects,quell-hypervisor/audit,quell-hypervisor/trace \
-         -- -Dwarnings",
-    )
+         -- -Dwarnings")
     .about("clippy on tlbcheck's image, and on the hypervisor's for tests"),
-    step(
-        "lint-hypervisor-arm",
-        "clippy -p quell-hypervisor --bin quell-hypervisor --features image,defects,audit,trace \
-         --target aarch64-unknown-none-softfloat -- -Dwarnings",
-    )
+    step("lint-hypervisor-arm").runs("clippy -p quell-hypervisor --bin quell-hypervisor --features image,defects,audit,trace \
+         --target aarch64-unknown-none-softfloat -- -Dwarnings")
     .about("clippy on the hypervisor's image for Arm64, for tests"),
-    step(
-        "lint-guests-arm",
-        "clippy -p quell-tlbcheck -p quell-load -p quell-hostile --bins \
-         --target aarch64-unknown-none-softfloat -- -Dwarnings",
-    )
+    step("lint-guests-arm").runs("clippy -p quell-tlbcheck -p quell-load -p quell-hostile --bins \
+         --target aarch64-unknown-none-softfloat -- -Dwarnings")
     .about("clippy on tlbcheck and the bare test guests for Arm64"),
-    step("lint-plugin", "clippy -p quell-plugin --features interface-3 -- -Dwarnings")
+    step("lint-plugin").runs("clippy -p quell-plugin --features interface-3 -- -Dwarnings")
         .about("clippy on QEMU's plugin for the interface of QEMU 9.1 and later"),
-    step("lint-docs", "doc --workspace --exclude quell-probe --no-deps --document-private-items")
+    step("lint-docs").runs("doc --workspace --exclude quell-probe --no-deps --document-private-items")
         .about("the documentation's links resolve"),
 ];
 

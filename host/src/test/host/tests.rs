@@ -89,7 +89,7 @@ fn shown(script: &str) -> String {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", script]);
     let signals = Signals::default();
-    let (_, reading) = step("made", "test ").read(shell, &signals, |_, _| {}).expect("starts");
+    let (_, reading) = step("made").runs("test ").read(shell, &signals, |_, _| {}).expect("starts");
     reading.detail()
 }
 
@@ -98,7 +98,7 @@ fn told(args: &'static str, script: &str) -> (usize, usize) {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", script]);
     let (progress, signals) = (ProgressView::new(), Signals::default());
-    let tally = step("made", args).run_by(shell, &progress, &signals).expect("starts");
+    let tally = step("made").runs(args).run_by(shell, &progress, &signals).expect("starts");
     (tally.passed, tally.failed)
 }
 

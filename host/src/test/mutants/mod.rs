@@ -108,70 +108,38 @@ fn install(progress: &ProgressView, signals: &Signals) -> Result<()> {
     Ok(())
 }
 
-/// The results for the mutants of one area, by name.
-#[derive(Debug, Default)]
-struct MutantOutcome {
-    caught: Vec<String>,
-    timed_out: Vec<String>,
-    missed: Vec<String>,
-    unviable: Vec<String>,
-}
-
-impl MutantOutcome {
-    fn read(directory: &Path) -> Result<Self> {
-        let read = |file: &str| -> Result<Vec<String>> {
-            let path = directory.join(file);
-            let text =
-                fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            Ok(text.lines().map(str::to_owned).collect())
-        };
-        Ok(Self {
-            caught: read("caught.txt")?,
-            timed_out: read("timeout.txt")?,
-            missed: read("missed.txt")?,
-            unviable: read("unviable.txt")?,
-        })
-    }
-
-    /// A mutant that hangs is caught like one that fails.
-    fn summary(&self) -> String {
-        format!(
-            "{} caught ({} by timeout), {} missed, {} unviable",
-            self.caught.len() + self.timed_out.len(),
-            self.timed_out.len(),
-            self.missed.len(),
-            self.unviable.len()
-        )
-    }
-}
-
 impl Area {
     /// Runs it, and counts as one test.
     fn run(&self, listed: &Listed, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
         let running = progress.begin(self.name);
         let output = workspace::target_dir("mutants").join(self.package);
         fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
-        let mut seen = Seen::default();
+        let mut said = Vec::new();
         let status = lines::read(self.command(&output), AREA_TIMEOUT, signals, |line| {
-            seen.line(line);
-            running.note(seen.note());
+            running.note(lines::shorten(&line));
+            said.push(line);
         })?;
         // 2: some were missed. 3: some timed out. Any other status means no result.
         let has_result = status.is_some_and(|status| matches!(status.code(), Some(0 | 2 | 3)));
         if !has_result {
             let why = status.map_or("stopped".to_owned(), |status| status.to_string());
-            running.end(false, &format!("cargo-mutants: {why}"), &seen.others.join("\n"));
+            let is_verdict = |line: &String| ["caught", "MISSED"].iter().any(|word| line.starts_with(word));
+            said.retain(|line| !is_verdict(line));
+            running.end(false, &format!("cargo-mutants: {why}"), &said.join("\n"));
             return Ok(Tally { failed: 1, ..Tally::default() });
         }
-        let outcome = MutantOutcome::read(&output.join("mutants.out"))?;
-        let unlisted = listed.unlisted(&outcome.missed);
+        let path = output.join("mutants.out/missed.txt");
+        let missed = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let missed: Vec<_> = missed.lines().map(str::to_owned).collect();
+        let unlisted = listed.unlisted(&missed);
         let mut detail = unlisted.iter().map(|name| format!("missed: {name}")).collect::<Vec<_>>();
         if !unlisted.is_empty() {
             detail.push(format!("Add a test, or list it in {LIST} with the reason why none can see it."));
         }
         let passed = unlisted.is_empty();
-        running.end(passed, &outcome.summary(), &detail.join("\n"));
-        for name in listed.outdated(&outcome.missed, self.directory) {
+        // Its last line says how many were caught, missed, and not built.
+        running.end(passed, said.last().map_or("", String::as_str), &detail.join("\n"));
+        for name in listed.outdated(&missed, self.directory) {
             progress.say(&format!("     | listed in {LIST}, but not missed any more: {name}"));
         }
         Ok(Tally { passed: usize::from(passed), failed: usize::from(!passed), second: 0 })
@@ -192,38 +160,6 @@ impl Area {
     }
 }
 
-/// The output of cargo-mutants so far.
-#[derive(Default)]
-struct Seen {
-    total: Option<usize>,
-    done: usize,
-    missed: usize,
-    /// Lines that are not about a single mutant: the reason if it gives up.
-    others: Vec<String>,
-}
-
-impl Seen {
-    /// `Found 330 mutants to test`, or a verdict and the mutant's name.
-    fn line(&mut self, line: String) {
-        match line.split_whitespace().next() {
-            Some("caught" | "TIMEOUT" | "unviable") => self.done += 1,
-            Some("MISSED") => {
-                self.done += 1;
-                self.missed += 1;
-            }
-            Some("Found") => self.total = line.split_whitespace().nth(1).and_then(|word| word.parse().ok()),
-            _ => self.others.push(line),
-        }
-    }
-
-    fn note(&self) -> String {
-        match self.total {
-            Some(total) => format!("{} of {total}, {} missed", self.done, self.missed),
-            None => "building".to_owned(),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,22 +168,5 @@ mod tests {
     fn the_list_in_the_sources_can_be_read() {
         let text = fs::read_to_string(workspace::root().join(LIST)).unwrap();
         Listed::parse(&text).unwrap();
-    }
-
-    #[test]
-    fn progress_counts_verdicts_and_keeps_the_rest() {
-        let mut seen = Seen::default();
-        assert_eq!(seen.note(), "building");
-        for line in [
-            "Found 4 mutants to test",
-            "ok       Unmutated baseline in 26s build + 1s test",
-            "caught   crates/x/src/a.rs:1:2: replace f with () in 1s build + 0s test",
-            "MISSED   crates/x/src/a.rs:1:2: replace g with () in 1s build + 0s test",
-            "unviable crates/x/src/a.rs:1:2: replace h with () in 0s build",
-        ] {
-            seen.line(line.to_owned());
-        }
-        assert_eq!(seen.note(), "3 of 4, 1 missed");
-        assert_eq!(seen.others, ["ok       Unmutated baseline in 26s build + 1s test"]);
     }
 }

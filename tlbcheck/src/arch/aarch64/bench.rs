@@ -6,16 +6,15 @@ use baremetal::aarch64::{clock, interrupts, processors};
 use baremetal::pages::PAGE;
 use spin::Mutex;
 use tlbcheck::arm64::Range;
-use tlbcheck::command_line::Options;
-use tlbcheck::report::{Totals, Unit, Verdict};
+use tlbcheck::report::{Unit, Verdict};
 
 use super::machine;
 use super::tlbi::{self, Form, Kind, Scope, TlbiOperand};
 use super::window::WINDOW;
-use crate::arch::bench::{self, Column, Method};
+use crate::arch::bench::{Column, Method};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum FlushMethod {
+pub(in crate::arch) enum FlushMethod {
     /// Only the barriers.
     Barriers,
     /// A TLBI for each page, of the processor's own TLB.
@@ -87,16 +86,12 @@ impl Method for FlushMethod {
 }
 
 /// Too large for a stack.
-static COLUMNS: Mutex<[Column<FlushMethod>; 4]> = Mutex::new([
+pub(in crate::arch) static COLUMNS: Mutex<[Column<FlushMethod>; 4]> = Mutex::new([
     Column::new(FlushMethod::Barriers),
     Column::new(FlushMethod::Local),
     Column::new(FlushMethod::Inner),
     Column::new(FlushMethod::Range),
 ]);
-
-pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
-    bench::run(&mut COLUMNS.lock()[..], options)
-}
 
 pub(in crate::arch) fn among(_others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
     work()

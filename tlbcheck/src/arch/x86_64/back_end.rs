@@ -42,7 +42,7 @@ pub(super) enum Scope<'a> {
 
 /// A method to flush the TLBs of processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BackEnd {
+pub(in crate::arch) enum BackEnd {
     /// By interrupts: first the initiator's own TLB.
     Serial,
     /// The initiator's own TLB while the others flush theirs.

@@ -5,13 +5,12 @@ use baremetal::pages::PAGE;
 use baremetal::x86_64::interrupts::VECTOR_WAKE;
 use baremetal::x86_64::{apic, processors};
 use spin::Mutex;
-use tlbcheck::command_line::Options;
-use tlbcheck::report::{Totals, Unit, Verdict};
+use tlbcheck::report::{Unit, Verdict};
 use x86_64::instructions::interrupts;
 
 use super::back_end::{BackEnd, RANGES_MAX, Scope};
 use super::window::WINDOW;
-use crate::arch::bench::{self, Column, Method};
+use crate::arch::bench::{Column, Method};
 
 pub(in crate::arch) use super::back_end::among;
 
@@ -53,14 +52,10 @@ impl Method for BackEnd {
 }
 
 /// Too large for a stack.
-static COLUMNS: Mutex<[Column<BackEnd>; BackEnd::ALL.len()]> = Mutex::new({
+pub(in crate::arch) static COLUMNS: Mutex<[Column<BackEnd>; BackEnd::ALL.len()]> = Mutex::new({
     let [a, b, c, d, e] = BackEnd::ALL;
     [Column::new(a), Column::new(b), Column::new(c), Column::new(d), Column::new(e)]
 });
-
-pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
-    bench::run(&mut COLUMNS.lock()[..], options)
-}
 
 /// Another processor begins to watch its time.
 pub(in crate::arch) fn begin() {

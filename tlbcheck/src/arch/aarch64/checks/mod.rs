@@ -16,11 +16,8 @@ mod prelude;
 mod rights;
 mod spaces;
 
-use tlbcheck::command_line::Options;
-use tlbcheck::report::Totals;
-
 use super::tlbi::{Form, Kind, Scope};
-use crate::arch::rows::{self, Row, row};
+use crate::arch::rows::{Row, row};
 
 const LOCAL: [Row; 12] = [
     row("vae1-leaves-page", || local::page(Kind::Va)),
@@ -100,15 +97,6 @@ const PROCESSORS: [Row; 8] = [
     row("former-code-run-after-broadcast", || code::replaced(Scope::Inner)),
 ];
 
-fn rows() -> impl Iterator<Item = &'static Row> + Clone {
+pub(in crate::arch) fn rows() -> impl Iterator<Item = &'static Row> + Clone {
     LOCAL.iter().chain(&SPACES).chain(&BROADCAST).chain(&TABLES).chain(&RIGHTS).chain(&PROCESSORS)
-}
-
-/// Runs the rows that the command line selects.
-pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
-    rows::run(rows(), options)
-}
-
-pub(in crate::arch) fn list() -> Totals {
-    rows::list(rows())
 }

@@ -13,13 +13,11 @@ mod stale;
 mod waiting;
 mod writes;
 
-use tlbcheck::command_line::Options;
 use tlbcheck::form::{Element, Kind, Via};
-use tlbcheck::report::Totals;
 use tlbcheck::spans;
 
 use super::back_end::BackEnd;
-use crate::arch::rows::{self, Row, row};
+use crate::arch::rows::{Row, row};
 
 /// The guest's end of flush hypercalls, as kernels use it.
 const BY_HYPERCALL: [BackEnd; 1] = [BackEnd::Hypercall];
@@ -120,15 +118,6 @@ const INTERFACE: [Row; 18] = [
 /// A row that compares many calls.
 const COMPARISONS: [Row; 1] = [row("xmm-differs-from-memory", input::xmm_differs)];
 
-fn rows() -> impl Iterator<Item = &'static Row> + Clone {
+pub(in crate::arch) fn rows() -> impl Iterator<Item = &'static Row> + Clone {
     NATIVE.iter().chain(&FLUSHES).chain(&INTERFACE).chain(&COMPARISONS)
-}
-
-/// Runs the rows that the command line selects.
-pub(in crate::arch) fn run(options: &Options<'_>) -> Totals {
-    rows::run(rows(), options)
-}
-
-pub(in crate::arch) fn list() -> Totals {
-    rows::list(rows())
 }
