@@ -14,7 +14,6 @@ static INFO: Once<BootInfo> = Once::new();
 
 baremetal::entry!(main);
 
-/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     CONSOLE.set_up();
     let info = INFO.call_once(|| info);

@@ -24,7 +24,6 @@ pub(crate) fn event(name: &str) {
     json(format_args!(r#"{{"event":"{name}"}}"#));
 }
 
-/// Sets the name of the running test.
 pub(crate) fn begin(name: &'static str) {
     *RUNNING.lock() = name;
 }

@@ -7,7 +7,6 @@ pub use baremetal::pages::PAGE;
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
 /// The most bytes that guests share.
 const SHARED_MAX: u64 = 64 << 20;
-/// Maximum duration of `spin` and `watch`.
 const SPIN_MAX_MS: u64 = 3_600_000;
 /// The error of `Walk` and `Dirty` for invalid numbers.
 const NOT_NUMBERS: &str = "a number is missing, or is none";

@@ -24,7 +24,6 @@ pub(crate) fn say(text: fmt::Arguments<'_>) {
     let _ = write!({ CONSOLE }, "load: {text}\r\n");
 }
 
-/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     CONSOLE.set_up();
     machine::prepare(&info);

@@ -21,7 +21,6 @@ impl From<nvme::Refused> for Failure {
     }
 }
 
-/// The first controller, started, and its queue for admin commands.
 fn start() -> Result<(Controller, Queue), Failure> {
     let config = ConfigSpace::find(|config| config.read(CLASS) >> 8 == nvme::CLASS).ok_or(Failure::Absent)?;
     config.write(COMMAND, MEMORY_AND_DMA);
@@ -32,7 +31,6 @@ fn start() -> Result<(Controller, Queue), Failure> {
     Ok((controller, admin))
 }
 
-/// Has the controller write its description to `address`.
 pub(crate) fn identify(address: u64) -> Result<u64, Failure> {
     let (controller, mut admin) = start()?;
     admin.execute(&controller, &nvme::identify(address))?;

@@ -15,14 +15,12 @@ static ADDRESS: AtomicU64 = AtomicU64::new(0);
 /// The first processor has stopped. Nothing else is ordered by this.
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 
-/// Checks the word a number of times.
 fn look(findings: &Findings, address: u64, last: &mut Option<Sight>) {
     for _ in 0..LOOKS {
         findings.note(last, guarded::load(address).map_or(Sight::Fault, Sight::Value));
     }
 }
 
-/// The job of the processors other than the first.
 fn follow(number: usize) {
     let Some(findings) = FINDINGS.get(number) else { return };
     let (address, mut last) = (ADDRESS.load(Ordering::Relaxed), None);

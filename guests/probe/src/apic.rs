@@ -21,7 +21,6 @@ pub(crate) const LVT_TSC_DEADLINE: u64 = 2 << 17;
 const ASSERT: u64 = 1 << 14;
 const MODE_NMI: u64 = 4 << 8;
 
-/// Writes an APIC register, including those of its timer.
 pub(crate) fn write(register: u32, value: u64) {
     // SAFETY: these registers send and time interrupts, all of whose vectors have handlers.
     unsafe { Msr::new(register).write(value) };

@@ -10,8 +10,7 @@ use core::arch::asm;
 pub(crate) use baremetal::guarded;
 pub(crate) use baremetal::x86_64::guarded::{Fault, load, store, wrmsr};
 
-/// Executes one instruction that changes neither memory nor the stack, with zeros in EAX, ECX and
-/// EDX.
+/// Executes an instruction that changes no memory and no stack, with zeros in EAX, ECX and EDX.
 macro_rules! attempt {
     ($instruction:expr) => {{
         let (fault, error): (u64, u64);

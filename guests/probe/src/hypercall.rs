@@ -46,7 +46,6 @@ pub(crate) fn disable() -> Verdict {
     Ok(())
 }
 
-/// A hypercall from its three registers.
 pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
     let (result, fault, error): (u64, u64, u64);
     // SAFETY: the calls that the probe makes write no memory; a fault is guarded.

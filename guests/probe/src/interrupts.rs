@@ -117,8 +117,7 @@ static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 /// Interrupts of the kind that [`interrupted_calls`] counts.
 static INTERRUPTED_CALLS: AtomicU32 = AtomicU32::new(0);
 
-/// Number of interrupts between two parts of a hypercall: at its instruction, with a part of its
-/// list done.
+/// Interrupts between two parts of a hypercall: at its instruction, with a part of its list done.
 pub(crate) fn interrupted_calls() -> u32 {
     INTERRUPTED_CALLS.load(Ordering::Acquire)
 }
@@ -146,13 +145,11 @@ pub(crate) fn resend_nmis(count: u32) {
     NMI_RESEND.store(count, Ordering::Release);
 }
 
-/// Makes the next NMI's handler send another one to its own processor, then execute an IRET that
-/// faults.
+/// Makes the next NMI's handler send another one to itself, then execute an IRET that faults.
 pub(crate) fn fault_in_nmi() {
     NMI_FAULT.store(true, Ordering::Release);
 }
 
-/// Sets the work of each NMI's handler, or none.
 pub(crate) fn work_in_nmi(work: Option<fn()>) {
     NMI_WORK.store(work.map_or(0, |work| work as usize), Ordering::Release);
 }

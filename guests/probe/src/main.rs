@@ -31,7 +31,6 @@ static INFO: Once<BootInfo> = Once::new();
 
 baremetal::entry!(main);
 
-/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     interrupts::prepare();
     paging::open_window();

@@ -80,8 +80,7 @@ pub(crate) fn kernel_space() -> u64 {
     (&raw const KERNEL_ROOT).addr() as u64
 }
 
-/// Switches the processor to the address space `space`: one of [`space`], [`other_space`] and
-/// [`kernel_space`].
+/// Switches to an address space: one of [`space`], [`other_space`] and [`kernel_space`].
 pub(crate) fn enter_space(space: u64) {
     // SAFETY: all spaces have the same mappings for everything that the program uses.
     unsafe { asm!("mov cr3, {}", in(reg) space, options(nostack, preserves_flags)) };

@@ -50,7 +50,6 @@ pub(crate) fn write_byte(register: u32, byte: u16, value: u8) {
     }
 }
 
-/// Makes the ROM visible at an address, or not at all.
 pub(crate) fn place_rom(base: Option<u32>) {
     write(ROM, base.map_or(0, |base| base | ROM_ENABLE));
 }
@@ -73,7 +72,6 @@ impl Rom {
         Ok(Self { size })
     }
 
-    /// Makes it visible at an address.
     pub(crate) fn place(&self, base: u64) {
         place_rom(Some(base as u32));
     }

@@ -8,14 +8,12 @@ use baremetal::x86_64::{apic, processors};
 use crate::clock;
 use crate::report::{Failure, Verdict, ensure};
 
-/// Maximum number of processors that the probe uses; their APIC ids start at 0, which is the first
-/// processor's.
+/// Maximum number of processors that the probe uses; their APIC ids start at 0.
 pub(crate) const PROCESSORS: usize = 8;
 /// The second one's APIC id.
 pub(crate) const SECOND: u32 = 1;
 
-/// The jobs by APIC id, each the address of a `fn()`. Stored before the processor is given
-/// [`work`].
+/// The jobs by APIC id, each the address of a `fn()`. Stored before [`work`] is given.
 static JOBS: [AtomicUsize; PROCESSORS] = [const { AtomicUsize::new(0) }; PROCESSORS];
 
 /// Time limit for any action of another processor: much longer than needed on the busiest machine.
@@ -50,7 +48,6 @@ pub(crate) fn reset(id: u32) {
     processors::reset(id as usize);
 }
 
-/// Runs a processor's job.
 fn work(id: usize) {
     // SAFETY: only `give` stores it.
     let job = unsafe { core::mem::transmute::<usize, fn()>(JOBS[id].load(Ordering::Acquire)) };

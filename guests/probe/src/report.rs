@@ -50,7 +50,6 @@ pub(crate) fn done() {
     json(format_args!(r#"{{"event":"done"}}"#));
 }
 
-/// Sets the name of the running test.
 pub(crate) fn begin(name: &'static str) {
     *RUNNING.lock() = name;
     say(format_args!("{name}"));

@@ -159,7 +159,6 @@ pub(super) const CHECKS: [Case; 9] = on_max([
         .about("and a TLBI that is not broadcast"),
 ]);
 
-/// All rows of tlbcheck, on 4 processors.
 const fn check(name: &'static str, on: On) -> Case {
     let cpus = if matches!(on, On::Quell) { 2 } else { 4 };
     case(name, Body::Check(Check { cpus, ..Check::all(on) }))
@@ -171,7 +170,6 @@ const fn omitted(name: &'static str, omission: Omission, row: &'static str) -> C
     case(name, Body::Check(check))
 }
 
-/// The hunter for stale translations, on Quell.
 const fn stale(name: &'static str) -> Case {
     stock(name, (8, 2), STALE, Expect::NothingStale)
 }

@@ -24,9 +24,7 @@ pub(super) struct Case {
     pub(super) memory: u64,
     /// Words added to its kernel's command line.
     pub(super) words: &'static str,
-    /// Its hint about remote flushes.
     pub(super) flush: FlushMode,
-    /// Whether its kernel is that of the distribution's backports.
     pub(super) is_newer: bool,
     pub(super) is_counted: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
@@ -35,10 +33,8 @@ pub(super) struct Case {
     pub(super) is_on_both: bool,
 }
 
-/// How a test is run, and its expectations.
 #[derive(Clone, Copy)]
 pub(super) enum Body {
-    /// A stock guest runs a command.
     Stock(Stock),
     /// The bare guest makes one of its invalid requests.
     Probe(&'static str, ProbeEnd),
@@ -50,7 +46,6 @@ pub(super) enum Body {
         command: &'static str,
         about: Talk,
     },
-    /// Anything else, which is not made of values.
     Act(Act),
     /// The tool itself is called with arguments, which are separated by spaces outside of quotes.
     /// `{text}` is a file with text that is not a kernel, and `{zeroes}` one of 65 MiB.
@@ -70,14 +65,12 @@ pub(super) struct Stock {
 }
 
 impl Body {
-    /// Whether it takes seconds only. Most acts and runs of tlbcheck take much longer than other
-    /// rows.
+    /// Whether it takes seconds only. Most acts and runs of tlbcheck take much longer.
     pub(super) const fn is_short(&self) -> bool {
         !matches!(self, Self::Act(_) | Self::Check(_))
     }
 }
 
-/// The expectations for a stock guest.
 #[derive(Clone, Copy)]
 pub(super) enum Expect {
     Success,
@@ -106,7 +99,6 @@ pub(super) enum Expect {
     WithoutCpus(&'static [u32]),
 }
 
-/// The topic of a conversation with the hypervisor.
 #[derive(Clone, Copy)]
 pub(super) enum Talk {
     /// Requests that must be refused, and change nothing.
@@ -120,12 +112,10 @@ pub(super) enum Talk {
     Watch,
 }
 
-/// How a run of the bare guest has to end.
 #[derive(Clone, Copy)]
 pub(super) enum ProbeEnd {
     /// It reports that the test passed and switches itself off.
     Passed,
-    /// The same for a test that needs a second processor.
     SecondPassed,
     /// The same for a test that needs a second processor, with both on one CPU.
     SharedPassed,
@@ -285,8 +275,7 @@ pub(super) const WORK: &str = "cd /sys/bus/pci/devices/0000:00:01.0 && echo 1 > 
     echo '{\"event\":\"ready\"}' > /dev/report; thrash --threads 4 --rounds 100000";
 /// A stock guest is rebooted and switched off.
 pub(super) const REBOOTS: Act = |room| room.lab.typed(room.platform, &["reboot\n", "poweroff\n"]);
-/// More console output than is kept, more reports, and a line that looks like the hypervisor's last
-/// words.
+/// More output and reports than are kept, and a line like the hypervisor's last words.
 pub(super) const FLOOD: &str = "yes 'the guest says this for as long as it likes' | head -c 140000; \
     yes '{\"event\":\"flood\"}' | head -n 2500 > /dev/report; \
     echo 'quell: panic: the guest says so'";

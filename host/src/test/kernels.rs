@@ -4,7 +4,6 @@
 use super::room::Act;
 use crate::test::prelude::*;
 
-/// A kernel, and how its own account of itself begins.
 pub(super) struct Kernel {
     pub(super) from: From,
     pub(super) release: &'static str,

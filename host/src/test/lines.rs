@@ -66,7 +66,6 @@ fn send_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
     }
 }
 
-/// The part of `line` that fits on the progress line.
 pub(super) fn shorten(line: &str) -> String {
     line.trim().chars().take(60).collect()
 }

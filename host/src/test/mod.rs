@@ -63,7 +63,6 @@ const QUICK: &str = "\
     audit_counts_invalidations arm_nproc_is_8_on_max hostile_guest_is_alive_on_arm \
     p19_memory_that_goes_is_gone_on_max a3_arrivals_drop";
 
-/// How many tests passed and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     passed: usize,
@@ -80,7 +79,6 @@ impl Tally {
     }
 }
 
-/// Runs the tests; the status is 1 if one failed.
 pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     let wanted = |name: &str| {
         (!args.quick || QUICK.split(' ').any(|quick| quick == name))
@@ -151,7 +149,6 @@ impl<T> Queue<T> {
     }
 }
 
-/// The tests that boot machines.
 static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
     let tables = [
         &cases::CASES[..],

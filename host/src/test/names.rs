@@ -88,7 +88,6 @@ fn is_table(prefix: &str) -> bool {
     matches!(prefix, "hostile" | "probe" | "tlbcheck")
 }
 
-/// All Rust sources below `directory`, one after the other.
 fn sources(directory: &Path) -> String {
     let mut text = String::new();
     for entry in fs::read_dir(directory).unwrap() {

@@ -21,8 +21,7 @@ const DOCUMENT: &str = "docs/panics.md";
 /// The sources of the hypervisor's image. `pic` is not listed: it is called before any guest runs.
 const CRATES: [&str; 7] = ["baremetal", "coherence", "hostlink", "memslots", "paging", "stay", "tlfs"];
 
-/// Macros that panic, by their names in the document. Assertions that the image does not contain
-/// are excluded.
+/// Macros that panic, by their names in the document; not those that the image lacks.
 const MACROS: [(&str, &[&str]); 2] = [
     ("panic", &["panic", "unreachable", "todo", "unimplemented"]),
     ("assert", &["assert", "assert_eq", "assert_ne"]),
@@ -175,7 +174,6 @@ pub(super) fn not_for_tests(directory: &str) -> impl Iterator<Item = &'static (S
     NOT_FOR_TESTS.iter().filter(move |(name, _)| Path::new(name).starts_with(directory))
 }
 
-/// All Rust sources below a directory.
 fn list(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();

@@ -6,7 +6,6 @@ use std::io::{self, IsTerminal};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Shows tests in progress and finished ones.
 pub(crate) struct ProgressView {
     bar: ProgressBar,
     /// Tests in progress: name, and current activity.
@@ -50,7 +49,6 @@ impl ProgressView {
 }
 
 impl Running<'_> {
-    /// Sets its current activity.
     pub(crate) fn note(&self, text: String) {
         if let Some(row) = self.progress.running().iter_mut().find(|row| row.0 == self.name) {
             row.1 = text;

@@ -181,7 +181,6 @@ impl Sources {
         }
     }
 
-    /// The faults of a crate, and its number of public items.
     fn faults(&self) -> (Vec<String>, usize) {
         let (mut reached, mut faults) = (BTreeMap::new(), Vec::new());
         self.reach("", "", &mut reached);

@@ -29,7 +29,6 @@ impl Script {
         self.await_text(&format!("load: done: {command}"))
     }
 
-    /// Switches the machine off.
     pub(super) fn end(mut self) -> Result<Outcome> {
         // If the guest is lost, time is up soon.
         self.machine.type_text("poweroff\n")?;

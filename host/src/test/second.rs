@@ -18,8 +18,7 @@ pub(super) struct SecondTries {
 }
 
 impl SecondTries {
-    /// Reads the record of the previous run from the target directory, which is then used for this
-    /// run.
+    /// Reads the previous run's record from the target directory, which then has this run's.
     pub(super) fn known() -> Self {
         Self::of(workspace::target_dir("second-try"))
     }

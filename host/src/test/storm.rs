@@ -60,8 +60,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// Starts the requests. All of them follow from the seed; their number depends on how long the
-    /// storm takes.
+    /// Starts the requests. They follow from the seed, and their number from the storm's length.
     pub(super) fn begin(machine: &Machine, seed: u64) -> Result<Self> {
         let mut control = machine.control()?.with_patience(PATIENCE);
         let before = State::of(&mut control)?;

@@ -17,9 +17,7 @@ use std::process::{Command, Stdio};
 
 /// The most columns of a line in a document or a comment.
 const WIDTH: usize = 100;
-/// The most characters of a commit's subject.
 const SUBJECT_WIDTH: usize = 72;
-/// Lines that a source file has at most.
 const LINES_MAX: usize = 400;
 
 /// Documents for people with little time, and the most lines that they have. In these, tables and

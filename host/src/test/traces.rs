@@ -49,7 +49,6 @@ fn agrees_with_the_counters(room: &Room<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Runs a machine to its end, and collects its trace.
 fn traced(mut spec: Spec) -> Result<(Outcome, Collected)> {
     spec.timeout = Some(TIMEOUT);
     let machine = Machine::start(&spec, &Signals::default())?;

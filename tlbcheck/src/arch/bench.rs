@@ -53,7 +53,6 @@ pub(super) trait Method: Copy {
     fn amount(ticks: u64) -> u64;
 }
 
-/// The data that another processor reports.
 struct Watched {
     /// Ticks of all gaps; the first processor resets it between two samples.
     lost: AtomicU64,
@@ -202,7 +201,6 @@ fn conclude(who: &str, verdict: Verdict, totals: &mut Totals) {
     }
 }
 
-/// Takes samples of all methods in turn.
 fn measure<M: Method>(
     columns: &mut [Column<M>],
     others: &[usize],

@@ -48,7 +48,6 @@ pub(super) fn report(mut write: impl FnMut(&mut Report<Port>)) {
     }
 }
 
-/// Notes something that belongs to no row.
 pub(super) fn note(text: fmt::Arguments<'_>) {
     let text = reason(text);
     report(|report| report.note(&text));

@@ -23,7 +23,6 @@ use tlbcheck::command_line::{Options, Task};
 
 baremetal::entry!(main);
 
-/// The first processor's entry.
 fn main(info: BootInfo) -> ! {
     let line = console::open(&info.command_line);
     let parsed = Options::parse(line);

@@ -5,7 +5,6 @@ use tlbcheck::report::{Stop, Totals, Verdict, reason};
 
 use super::console;
 
-/// One row, named after the defect that it detects.
 pub(super) struct Row {
     name: &'static str,
     run: fn() -> Verdict,
@@ -15,7 +14,6 @@ pub(super) const fn row(name: &'static str, run: fn() -> Verdict) -> Row {
     Row { name, run }
 }
 
-/// Runs the rows that the command line selects.
 pub(super) fn run(rows: impl Iterator<Item = &'static Row> + Clone, options: &Options<'_>) -> Totals {
     let wanted = rows.filter(|row| options.wants(row.name));
     let mut totals = Totals::default();

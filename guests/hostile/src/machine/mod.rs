@@ -27,7 +27,6 @@ use x86_64 as own;
 
 static COUNT: AtomicUsize = AtomicUsize::new(1);
 
-/// Memory that the program does not use.
 static FREE: Once<Range<u64>> = Once::new();
 
 pub(crate) fn prepare(info: &BootInfo) {
@@ -60,7 +59,6 @@ pub(crate) fn free_memory() -> Range<u64> {
 /// clock.
 pub(crate) const TURNS_MAX: u64 = 1 << 31;
 
-/// Runs `job` on all processors, including this one, and waits for them.
 pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(|number| processors::give(number, job));
     job(0);

@@ -11,8 +11,7 @@ use spin::Once;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
-/// Finds processors and power switch, and enables the first one's APIC. Returns the number of
-/// processors.
+/// Finds processors and power switch, and enables the first one's APIC; returns their number.
 pub(super) fn prepare(info: &BootInfo) -> usize {
     // SAFETY: the address is the loader's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| panic!("{why}"));

@@ -41,7 +41,6 @@ const COMMON: &[Test] = &[
     test("storm", 1, storm::storm),
 ];
 
-/// Runs the test that the orders name, and reports the result.
 pub(crate) fn run(orders: &Orders<'_>) {
     let Some(test) = COMMON.iter().chain(OWN).find(|test| test.name == orders.test) else {
         return report::end(orders.test, &Err(failure(format_args!("there is no such test"))));

@@ -32,9 +32,7 @@ static WANTED: AtomicU64 = AtomicU64::new(0);
 /// The number of each processor's last operation, from 1 on, and its kind.
 static LAST: [AtomicU64; processors::MAX_PROCESSORS] =
     [const { AtomicU64::new(0) }; processors::MAX_PROCESSORS];
-/// Number of processors that have finished their operations.
 static DONE: AtomicUsize = AtomicUsize::new(0);
-/// Number of processors that have restored their own state.
 static ORDERLY: AtomicUsize = AtomicUsize::new(0);
 
 pub(super) fn random(seed: u64, number: usize) -> Random {

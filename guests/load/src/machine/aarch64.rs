@@ -46,8 +46,7 @@ static PROCESSORS: AtomicUsize = AtomicUsize::new(1);
 /// Time limit for another processor to finish, in milliseconds: it may be waiting for a CPU.
 const PATIENCE_MS: u64 = 20_000;
 
-/// Prepares the processor to sleep until its timer. Finds the other processors, without starting
-/// them.
+/// Finds the other processors, without starting them.
 pub(crate) fn prepare(info: &BootInfo) {
     PROCESSORS.store(processors::find(&info.processors), Ordering::Relaxed);
     if let Some(gic) = &info.gic {
@@ -68,8 +67,7 @@ pub(crate) fn begin_on_others(limit: usize, job: processors::Job) -> usize {
     count
 }
 
-/// Waits until the processors with numbers from 1 to `count` - 1 are done; returns whether they
-/// are.
+/// Waits until processors 1 to `count` - 1 are done; returns whether they are.
 pub(crate) fn await_others(count: usize) -> bool {
     (1..count).all(|number| processors::join(number, PATIENCE_MS))
 }
@@ -104,7 +102,6 @@ pub(crate) fn misuse(_: Misuse, _: u64, _: u64) -> Result<u64, Failure> {
     Err(Failure::Misused { what: "functions", number: 0 })
 }
 
-/// Memory that the program uses.
 pub(crate) fn taken() -> [(u64, u64); 1] {
     [boot::image()]
 }
@@ -138,7 +135,6 @@ fn on_doorbell(_: &interrupts::Frame) {
     }
 }
 
-/// How often the doorbell was rung.
 pub(crate) fn heard(_: u64) -> u64 {
     interrupts::enable();
     core::hint::spin_loop();

@@ -117,7 +117,6 @@ pub(crate) fn hog() -> Result<u64, Absent> {
     Ok(count)
 }
 
-/// How often the doorbell was rung by a vector.
 pub(crate) fn heard(vector: u64) -> u64 {
     interrupts::enable();
     core::hint::spin_loop();

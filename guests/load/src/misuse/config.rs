@@ -11,7 +11,6 @@ use crate::guest::Failure;
 /// Bytes of the address register that are no port of another device's. 0xcf9 resets the machine.
 const ADDRESS_PORTS: [u64; 3] = [0xcf8, 0xcfa, 0xcfb];
 
-/// What functions there are on the bus: their ids.
 fn identities() -> [u32; 256] {
     core::array::from_fn(|place| ConfigSpace::new(place as u16).read(0))
 }

@@ -50,7 +50,6 @@ struct BarHome {
     len: u64,
 }
 
-/// The guest's functions, and their BARs.
 struct Devices {
     functions: ArrayVec<Function, 2>,
     places: ArrayVec<BarHome, PLACES>,

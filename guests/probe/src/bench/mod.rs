@@ -38,7 +38,6 @@ const PORT: u16 = 0x80;
 const REPETITIONS: u32 = 2000;
 const WARM_UP: u32 = 200;
 
-/// Runs every case.
 pub(crate) fn exits() {
     report::begin("exits");
     match run() {
@@ -54,7 +53,6 @@ fn run() -> Verdict {
     round_trip()
 }
 
-/// Runs a benchmark of memory that is added and removed.
 pub(crate) fn memory(name: &'static str, run: impl FnOnce() -> Verdict) {
     report::begin(name);
     match run() {

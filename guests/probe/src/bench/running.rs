@@ -45,7 +45,6 @@ pub(crate) fn running(name: &str, calls: u32) {
 static SPINNING: AtomicU32 = AtomicU32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Stays in guest mode.
 fn spin() {
     SPINNING.fetch_add(1, Ordering::AcqRel);
     while !ENDS.load(Ordering::Acquire) {
@@ -99,8 +98,7 @@ fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
     Ok(clock::now() - start)
 }
 
-/// Rounds of [`flush_others`], number of arrivals at the beginning of a round, and calls that
-/// failed.
+/// Rounds of [`flush_others`], arrivals at the beginning of a round, and calls that failed.
 static ROUNDS: AtomicU32 = AtomicU32::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILURES: AtomicU32 = AtomicU32::new(0);

@@ -51,8 +51,7 @@ const REFUSED: [(u32, &[u64]); 12] = [
     (apic::APIC_BASE, &[0xfee0_0800]),
 ];
 
-/// A refused write to the x2APIC is #GP(0) and changes nothing; write-only registers cannot be
-/// read.
+/// A refused write is #GP(0) and changes nothing; write-only registers cannot be read.
 pub(super) fn x2apic_reserved() -> Verdict {
     let read_only = READ_ONLY.into_iter().flat_map(|number| [(number, 0), (number, 1)]);
     let refused = REFUSED.iter().flat_map(|(number, values)| values.iter().map(|value| (*number, *value)));

@@ -63,8 +63,7 @@ macro_rules! without_stack {
     }};
 }
 
-/// An event that cannot be pushed is a double fault at the interrupted instruction, which has not
-/// been executed.
+/// An event that cannot be pushed is a double fault at the instruction, which is not executed.
 pub(super) fn stack_in_nothing() -> Verdict {
     // SAFETY: it is a handler for the vector, and no other processor needs one.
     unsafe { tables::set_gate_apart(VECTOR_DF, (&raw const delivery_failed).addr() as u64) };

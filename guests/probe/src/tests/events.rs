@@ -70,8 +70,7 @@ fn expect(what: &str, vector: u8, before: u32, wanted: u32, wait: Wait) -> Verdi
     Ok(())
 }
 
-/// Every timer interrupts, not too early, as often as it should, whether the processor spins or
-/// halts.
+/// Every timer interrupts, not too early, as often as it should, spinning or halted.
 pub(super) fn timer() -> Verdict {
     hypercall::enable()?;
     for wait in [Wait::Spin, Wait::Halt] {

@@ -37,8 +37,7 @@ impl Form {
         self.kind.is_list()
     }
 
-    /// Flushes the page at `address` of the current address space, or more, on the processors of
-    /// `mask`.
+    /// Flushes the page at `address` of the current space, or more, on the processors of `mask`.
     pub(super) fn flush(&self, mask: u64, address: u64) -> Result<HvResult, Fault> {
         self.flush_with(mask, [address, paging::space(), 0])
     }

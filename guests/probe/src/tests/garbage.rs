@@ -33,10 +33,8 @@ const COMPARE_PERIOD: u32 = 256;
 /// Maximum number of words of an input: those of a page, and a few that do not fit into it.
 const WORDS_MAX: usize = 520;
 
-/// Registers and input of a call.
 struct Attempt {
     control: Control,
-    /// The input address passed to the call.
     input: u64,
     output: u64,
     /// Index of the first word that was written in the input page.

@@ -5,8 +5,7 @@ use core::arch::asm;
 use super::prelude::*;
 use crate::guarded::{attempt, attempt_in_ring3};
 
-/// CR0.NW without CD: a processor refuses it with #GP; QEMU accepts it, and then VMRUN refuses the
-/// state.
+/// CR0.NW without CD: a processor refuses it with #GP; with QEMU, VMRUN refuses the state.
 pub(super) fn no_write_through() {
     const NW: u64 = 1 << 29;
     const CD: u64 = 1 << 30;
@@ -44,8 +43,7 @@ pub(super) fn not_shown() -> Verdict {
     Ok(())
 }
 
-/// Reserved bits of CR4 and bits that must not change in long mode are #GP(0); an existing bit can
-/// be set.
+/// Reserved bits of CR4 and those fixed in long mode are #GP(0); an existing bit can be set.
 pub(super) fn cr4_reserved() -> Verdict {
     const PAE: u64 = 1 << 5;
     const PGE: u64 = 1 << 7;
@@ -68,8 +66,7 @@ pub(super) fn cr4_reserved() -> Verdict {
     Ok(())
 }
 
-/// Number of four one-byte instructions after these bytes that are executed: 4 if RIP advanced
-/// correctly.
+/// How many of four one-byte instructions after these bytes are executed: 4 if RIP is right.
 macro_rules! advance {
     ($first:literal $(, $byte:literal)*) => {{
         const BYTES: &str = concat!(stringify!($first) $(, ", ", stringify!($byte))*);

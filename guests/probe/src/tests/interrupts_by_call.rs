@@ -5,7 +5,6 @@ use super::prelude::*;
 const PATIENCE_MS: u64 = 2000;
 const ROUNDS: u32 = 100;
 
-/// Sends a vector to the processors of a mask.
 type Send = fn(u64, u64) -> Result<HvResult, Fault>;
 
 const ONE: Control = Control::new().with_call_code(CallCode::SEND_SYNTHETIC_CLUSTER_IPI.0);
@@ -22,8 +21,7 @@ const WAYS: [(&str, Send); 4] = [
     }),
 ];
 
-/// Every interrupt that is sent arrives once, at its destination, even if that halts or is the
-/// sender.
+/// Every interrupt arrives once, at its destination, even if that halts or is the sender.
 pub(super) fn cluster_ipi() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;

@@ -38,8 +38,7 @@ fn start(port: u16, word: u8, count: u16) -> (u64, u64) {
     (before, clock::now())
 }
 
-/// The count of a counter, both bytes of which are latched at once; and the TSC before and after
-/// that.
+/// A counter's count, both bytes latched at once; and the TSC before and after that.
 fn latched(port: u16, latch: u8) -> (u16, u64, u64) {
     let before = clock::now();
     write(CONTROL, latch);

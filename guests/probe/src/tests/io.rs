@@ -50,8 +50,7 @@ struct Strung {
     fault: Result<(), Fault>,
 }
 
-/// One string instruction with its prefixes on a port, with RSI and RDI = `index` and RCX =
-/// `count`.
+/// One string instruction on a port, with RSI and RDI = `index` and RCX = `count`.
 macro_rules! string {
     ($instruction:expr, $port:expr, $index:expr, $count:expr) => {{
         let (source, destination, left, fault, error): (u64, u64, u64, u64, u64);

@@ -234,7 +234,6 @@ fn fill(value: u64) {
     MEMORY.write(&[value; 512]);
 }
 
-/// Number of words of the page, from the first on, that have this value.
 fn count_of(value: u64) -> usize {
     MEMORY.words().iter().take_while(|word| word.load(Ordering::SeqCst) == value).count()
 }
@@ -295,7 +294,6 @@ fn string_edges() -> Verdict {
     Ok(())
 }
 
-/// Maps a page of devices at page `index` of the window.
 fn map_device(index: usize, address: u64) {
     paging::entry(index).store(address | RIGHTS, Ordering::SeqCst);
     x86_64::instructions::tlb::flush(x86_64::VirtAddr::new(WINDOW + index as u64 * PAGE));

@@ -5,8 +5,7 @@ use crate::interrupts::interrupted_calls;
 
 /// Elements of the list: the number that is cheaper page by page where the limit is 1000 pages.
 const ELEMENTS: usize = 400;
-/// Number of calls during which an interrupt must arrive, and maximum number of calls made for
-/// that.
+/// Calls during which an interrupt must arrive, and maximum number of calls made for that.
 const INTERRUPTED: u32 = 20;
 const CALLS_MAX: u32 = 1000;
 /// Maximum delay from before a call to the interrupt.

@@ -13,8 +13,7 @@ use crate::pci::{self, COMMAND, COMMAND_MEMORY, ID, ROM, ROM_ENABLE, place_rom, 
 /// Addresses for the ROM, in the window of the bus.
 pub(super) const PLACES: [u32; 2] = [0xe000_0000, 0xe7f0_0000];
 
-/// Offset of a valid call's input in the image's header: an address space, no flags, and processor
-/// 5 alone.
+/// Offset of a valid call's input in the image's header: a space, no flags, processor 5 alone.
 pub(super) const INPUT: u64 = 8;
 
 /// Offset in the image of the first word that a read at `base` finds changed.
@@ -122,8 +121,7 @@ fn not_written() -> Verdict {
     input_in_rom(base)
 }
 
-/// A call whose input is in the ROM is like any other, to its last byte; after the ROM there is no
-/// input (H5, H6).
+/// A call with input in the ROM is like any other, to its last byte, and not after it (H5, H6).
 fn input_in_rom(base: u64) -> Verdict {
     enable()?;
     let inside = call(hypercalls::space(), base + INPUT, 0);

@@ -10,16 +10,14 @@ use crate::processors::PROCESSORS;
 
 /// Number of changes that each test makes, unless `count=` sets it.
 static CHANGES: AtomicU64 = AtomicU64::new(500);
-/// One of this many changes is followed by a wait for a check by each processor: after changes to
-/// each place.
+/// One of this many changes, to each place in turn, is followed by a wait for all to check.
 const CHANGES_PER_WAIT: u64 = 7;
 const PATIENCE_MS: u64 = 10_000;
 const CHANGES_PER_SPOT: u64 = 4;
 
 /// The ROM's place, in the low bits; above them the number of the change.
 static STATE: AtomicU64 = AtomicU64::new(AWAY);
-/// Values of the low bits: it is away, or at the first place, or at the second; or a change is in
-/// progress.
+/// Values of the low bits: it is away, or at the first or second place; or it is changing.
 const AWAY: u64 = 0;
 const MOVING: u64 = 3;
 const PLACE_BITS: u64 = 3;
@@ -138,14 +136,12 @@ pub(super) fn rom_toggles() -> Verdict {
     race(|| look_on(by_load), by_load, |number| number % 2)
 }
 
-/// A ROM that moves is removed from the old place and visible at the new one when the write returns
-/// (P13).
+/// A ROM that moves is at the new place alone when the write returns (P13).
 pub(super) fn rom_moves() -> Verdict {
     race(|| look_on(by_load), by_load, |number| number % 2 + 1)
 }
 
-/// Hypercalls whose input is in a ROM that is added, removed and moved find it, or are refused
-/// (P12).
+/// Hypercalls with input in a ROM that comes, goes and moves find it, or are refused (P12).
 pub(super) fn rom_under_calls() -> Verdict {
     enable()?;
     race(|| look_on(by_call), by_call, |number| number % 3)
@@ -170,7 +166,6 @@ fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
     result.and(joined)
 }
 
-/// Moves the ROM to a place, as change number `number`.
 fn settle(place: u64, number: u64) {
     STATE.store(number << 2 | MOVING, Ordering::SeqCst);
     place_rom((place as usize).checked_sub(1).map(|index| PLACES[index]));

@@ -33,8 +33,7 @@ pub(super) fn stale() -> Verdict {
 /// Pieces of a large page, one of which is flushed, and the offset in it.
 const FLUSHED: [(u64, u64); 5] = [(0, 0), (1, 0x123), (255, 0xfff), (256, 8), (511, 0)];
 
-/// A flush of one address in a page of 2 MiB drops all of it, regardless of its form in the TLB
-/// (A17).
+/// A flush of one address in a page of 2 MiB drops all of it, whatever its form in the TLB (A17).
 pub(super) fn large_pages() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
@@ -52,7 +51,6 @@ pub(super) fn large_pages() -> Verdict {
     })
 }
 
-/// Maps the large page of this round, with its number in each piece.
 fn replace_large(round: u64) {
     let index = (round % 2) as usize;
     paging::large_page(index).iter().for_each(|piece| piece.write(&[round]));
@@ -64,12 +62,10 @@ fn flush_any(mask: u64, address: u64) -> Verdict {
     Form::usual().next().map_or(Ok(()), |form| flush(form, mask, address))
 }
 
-/// Number of checks by the NMI handler.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
 const NMIS: u32 = 200;
 
-/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either
-/// (P25).
+/// NMIs reach a processor that is flushed all the time; their handler sees nothing stale (P25).
 pub(super) fn nmi_in_flush() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;

@@ -12,7 +12,6 @@ use crate::report;
 /// Time limit for all processors to begin.
 const PATIENCE_MS: u64 = 10_000;
 
-/// Processors that halt with interrupts off.
 static HALTED: AtomicU32 = AtomicU32::new(0);
 
 /// All processors halt with interrupts off, their timers expired and about to expire again: each is
@@ -54,7 +53,6 @@ fn halt_for_ever() {
     }
 }
 
-/// Resets the machine each time it starts.
 pub(super) fn reset_storm() -> Verdict {
     const RESET: u16 = 0xcf9;
     report::event("ready");

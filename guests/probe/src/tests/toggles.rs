@@ -18,8 +18,7 @@ const CR4_PCIDE: u64 = 1 << 17;
 const EFER: u32 = 0xc000_0080;
 const EFER_NXE: u64 = 1 << 11;
 const PAT: u32 = 0x277;
-/// The type in PAT's last entry, which no page uses, and another type for it: uncacheable,
-/// write-back.
+/// The type in PAT's last entry, which no page uses: uncacheable, or write-back.
 const PAT_CHANGE: u64 = 6 << 56;
 
 const ROUNDS: u32 = 50;
@@ -198,8 +197,7 @@ fn write_protection() -> Verdict {
 }
 
 fn no_execute() -> Verdict {
-    /// Bit of the error code: a reserved bit was set. QEMU does not report that the page was
-    /// present.
+    /// Of the error code: a reserved bit was set. QEMU does not say that the page was present.
     const RESERVED: u64 = 1 << 3;
     let before = rdmsr(EFER);
     let Ok(efer) = before else { return Err(failure(format_args!("EFER: {before:?}"))) };

@@ -32,8 +32,7 @@ pub(super) fn flush_not_started() -> Verdict {
 
 static TURNS: AtomicU32 = AtomicU32::new(0);
 
-/// A processor that is reset: while it halts, while it is in guest mode, and while it waits for its
-/// start.
+/// A processor that is reset: while it halts, is in guest mode, or waits for its start.
 pub(super) fn flush_reset() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
@@ -63,8 +62,7 @@ pub(super) fn flush_reset() -> Verdict {
 static HALTS: AtomicBool = AtomicBool::new(false);
 static AWAKE: AtomicBool = AtomicBool::new(false);
 
-/// A processor in HLT that takes no interrupts: the flush neither waits for it nor wakes it, and an
-/// NMI does wake it.
+/// A processor in HLT without interrupts: a flush neither waits for it nor wakes it; an NMI does.
 pub(super) fn flush_halted() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;

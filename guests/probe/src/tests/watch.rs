@@ -52,7 +52,6 @@ pub(super) fn look() {
     WATCHED.look(read);
 }
 
-/// The second processor's job.
 fn watch() {
     let own = paging::space();
     paging::enter_space(SPACE.load(Ordering::Relaxed));

@@ -65,8 +65,7 @@ fn set_base(value: u64) -> Result<(), Fault> {
     unsafe { wrmsr(apic::APIC_BASE, value) }
 }
 
-/// The transitions between the modes, the features that each shows, and interrupts by the registers
-/// in memory.
+/// Transitions between modes, what each shows, and interrupts by the registers in memory.
 pub(super) fn xapic() -> Verdict {
     let version = apic::read(0x803) as u32;
     processors::start(SECOND)?;

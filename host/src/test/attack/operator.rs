@@ -28,7 +28,6 @@ const fn uses_memory(name: &'static str, command: &'static str, bytes: u64) -> C
     runs(name, (2, 2), command).in_memory(bytes)
 }
 
-/// A guest that reports the time.
 const fn date(name: &'static str) -> Case {
     let command = "echo \"{\\\"event\\\":\\\"date\\\",\\\"unix\\\":$(date +%s)}\" > /dev/report";
     stock(name, (1, 1), command, Expect::Date)

@@ -66,8 +66,7 @@ impl Run {
         self.logged(DEVICE, None, when)
     }
 
-    /// The device writes to an address; `page`, which that has led to, stays as it is, and the log
-    /// says this.
+    /// The device writes to an address; `page`, where that led to, stays as it is; the log says so.
     fn is_refused(&self, address: u64, page: u64, kind: Option<Kind>, when: &str) -> Result<()> {
         let value = self.fresh();
         self.smmu.told.board.write(page, value);

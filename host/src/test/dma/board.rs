@@ -153,7 +153,6 @@ impl Talk {
         })
     }
 
-    /// The value that a command returns, 0 if it returns none.
     fn answer(&mut self, command: &str) -> Result<u64> {
         let mut line = String::new();
         let asked = writeln!(self.to, "{command}").and_then(|()| self.from.read_line(&mut line));

@@ -58,7 +58,6 @@ impl<P: Port> RingIommu<P> {
         Self { board, queue: Queue::new(port(ring), entries) }
     }
 
-    /// Puts commands in, and waits until they are complete.
     pub(super) fn wait_for(&self, commands: impl IntoIterator<Item = Command>) -> Result<()> {
         let done = self.queue.issue(commands).and_then(|ticket| self.queue.wait(ticket));
         self.board.check()?;

@@ -157,7 +157,6 @@ impl Smmu {
         board.check()
     }
 
-    /// Changes the device's stream table entry.
     pub(super) fn set_entry(&self, new: StreamEntry) -> Result<()> {
         let tell = cfgi_ste(DEVICE, command::Depth::Leaf);
         self.change(entry_address(), self.entry.replace(new).change_to(new), tell)
@@ -211,7 +210,6 @@ impl Smmu {
         self.told.board.write(ROOTS[0] + 0x1000 + 8 * (from >> 21 & 511), table | PAGE_OR_TABLE);
     }
 
-    /// The events since the last time.
     pub(super) fn events(&self) -> Result<Vec<Event>> {
         let board = &self.told.board;
         let mut reader = self.events.borrow_mut();

@@ -134,7 +134,6 @@ impl Lab<'_> {
         })
     }
 
-    /// The bare guest that runs the test with this name.
     fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
         let guest = Guest::bare(workspace::PROBE, Platform::X86_64, format!("test={name}"), vcpus, 64 * MIB)?;
         Ok(Guest { switches: switches(case.settings)?, ..guest })

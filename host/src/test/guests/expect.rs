@@ -24,8 +24,7 @@ pub(super) fn count(outcome: &Outcome, counter: Counter) -> Result<u64> {
     Ok(counters(outcome)?.get(counter))
 }
 
-/// The guest has reported the time, correct to a day: no test is that slow, and no wrong clock is
-/// that right.
+/// The guest's time is correct to a day: no test is that slow, no wrong clock that right.
 pub(super) fn expect_date(outcome: &Outcome) -> Result<()> {
     const DAY: u64 = 86_400;
     let said = outcome.report("date").and_then(|report| report["unix"].as_u64());
@@ -98,8 +97,7 @@ pub(super) fn expect_nothing_stale(outcome: &Outcome, switches: &Switches) -> Re
     Ok(())
 }
 
-/// The guest's output is kept within bounds, its end is there, and none of it is taken for the
-/// hypervisor's.
+/// The guest's output is bounded, its end is there, and none of it is taken for the hypervisor's.
 pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
     let shown = outcome.console.len();
     ensure!(

@@ -38,7 +38,6 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// No part is made yet.
     pub(super) fn new() -> Self {
         Self {
             stock: LazyLock::new(|| StockGuest::prepare(Arch::X86_64)),
@@ -58,7 +57,6 @@ impl Parts {
     }
 }
 
-/// Runs cases one after the other.
 pub(super) struct Lab<'a> {
     parts: &'a Parts,
     /// For this lab's own files: other labs work concurrently.
@@ -119,7 +117,6 @@ pub(super) fn run_all(
     Ok(tally)
 }
 
-/// A part of the lab, or why it could not be made.
 fn made<T>(part: &LazyLock<Result<T>>) -> Result<&T> {
     LazyLock::force(part).as_ref().map_err(|error| anyhow!("{error:#}"))
 }

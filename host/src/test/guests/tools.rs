@@ -15,8 +15,7 @@ use crate::test::prelude::*;
 use std::env;
 use std::fs::File;
 
-/// Longest time for a run of tlbcheck, and how many of its rows pass at least if there is no
-/// defect.
+/// Longest time for a run of tlbcheck, and how many rows pass at least without a defect.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(180);
 const ROWS_MIN: usize = 10;
 
@@ -62,7 +61,6 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// Starts a CD with this default entry.
     pub(in crate::test) fn disc(&self, entry: Entry, uefi: bool, shows: &str) -> Result<()> {
         let args = ImageArgs {
             output: self.directory.join("quell.iso"),

@@ -24,7 +24,6 @@ pub(super) struct Step {
     loom: bool,
     /// Run only with `--long`.
     pub(super) only_long: bool,
-    /// Additional environment variables.
     env: &'static [(&'static str, &'static str)],
 }
 

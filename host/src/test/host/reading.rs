@@ -8,12 +8,10 @@ const DETAIL_LINES: usize = 60;
 const MESSAGE_LINES: usize = 20;
 const MESSAGE_WIDTH: usize = 1000;
 
-/// The results read from one step's output.
 #[derive(Default)]
 pub(super) struct Reading {
     pub(super) tally: Tally,
-    /// Test binaries that have begun and have not printed their result: at the end, those that
-    /// crashed.
+    /// Test binaries that have begun without a result: at the end, those that crashed.
     pub(super) unfinished: usize,
     lines: Vec<String>,
 }
@@ -68,7 +66,6 @@ impl Reading {
     }
 }
 
-/// A test that failed, and what it printed.
 struct Failure<'t> {
     name: &'t str,
     printed: Vec<&'t str>,

@@ -16,8 +16,7 @@ use survivors::Listed;
 
 /// The list of survivors, below the root of the source tree.
 const LIST: &str = "docs/mutants.md";
-/// Seconds for one mutant's tests, which take less than one: a mutant that takes longer hangs, and
-/// counts as caught.
+/// Seconds for one mutant's tests, which take less than one: what takes longer hangs: caught.
 const TEST_TIMEOUT_SECS: &str = "20";
 /// Seconds for building one.
 const BUILD_TIMEOUT_SECS: &str = "300";
@@ -65,8 +64,7 @@ const AREAS: [Area; 2] = [
     },
 ];
 
-/// Runs the areas whose name is `wanted`, or lists them; the status is 1 if a survivor is not
-/// listed.
+/// Runs or lists the areas that are `wanted`; the status is 1 if a survivor is not listed.
 pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals) -> Result<u8> {
     let areas = AREAS.iter().filter(|area| wanted(area.name));
     if list {

@@ -74,7 +74,6 @@ impl Outside {
             .collect()
     }
 
-    /// Runs cargo in one package, with the others available.
     fn run_in(&self, package: &Package, arguments: &[&str], toolchain: Option<&str>) -> Result<()> {
         let (built, patches) = (self.built(), self.patches(|other| other.name != package.name));
         let arguments = || arguments.iter().copied().chain(patches.iter().map(String::as_str));

@@ -52,7 +52,6 @@ fn until<T>(mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     }
 }
 
-/// A running machine with two guests.
 struct Machine {
     process: Process,
     directory: PathBuf,
@@ -79,7 +78,6 @@ impl Machine {
         self.process.0.id().to_string()
     }
 
-    /// What a guest's console has shown.
     fn log(&self, name: &str) -> String {
         let bytes = fs::read(self.directory.join("logs").join(name).with_extension("log"));
         String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned()
@@ -152,8 +150,7 @@ impl Terminal {
         })
     }
 
-    /// Waits for its end, and for all that it has shown: with status 0, and the terminal is as
-    /// before.
+    /// Waits for its end with status 0, and for all that it has shown; the terminal is as before.
     fn finish(&mut self) -> Result<()> {
         let status = until(|| self.process.ended())?;
         self.reader.take().into_iter().for_each(|reader| drop(reader.join()));

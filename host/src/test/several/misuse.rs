@@ -111,7 +111,6 @@ fn reset(stage: &mut Stage<'_>, by_fault: bool, from: usize) -> Result<usize> {
     stage.until_shown("bad", READY, from)
 }
 
-/// The bad guest's disk works.
 fn works(stage: &mut Stage<'_>, from: usize) -> Result<usize> {
     let from = stage.command("bad", &format!("zero={ANSWER:#x},4096"), from)?;
     let from = stage.command("bad", &format!("identify={ANSWER:#x}"), from)?;

@@ -70,8 +70,7 @@ fn exchange(stage: &mut Stage<'_>, life: u64, round: u64) -> Result<()> {
     Ok(())
 }
 
-/// Types a command, and waits until it has counted this: a guest's own number, or how often it was
-/// rung.
+/// Types a command, and waits until it has counted this: the guest's number, or its rings.
 fn does(stage: &mut Stage<'_>, name: &str, command: &str, count: u64) -> Result<()> {
     shows(stage, name, command, &format!("done: {command} count={count} "))
 }

@@ -12,8 +12,7 @@ use hostlink::trace::Event;
 
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// Slices of 5 ms each, over which shares are compared: where instructions are counted, and
-/// otherwise.
+/// Slices of 5 ms over which shares are compared: where instructions are counted, and otherwise.
 const SLICES_COUNTED: u64 = 200;
 const SLICES: u64 = 1000;
 const SLICES_PER_SECOND: u64 = 200;
@@ -45,8 +44,7 @@ impl Times {
     }
 }
 
-/// What the guests with these names have had while so many slices passed, as parts of the time that
-/// passed.
+/// What these guests have had while so many slices passed, as parts of that time.
 fn parts<const N: usize>(stage: &mut Stage<'_>, names: [&str; N], slices: u64) -> Result<[f64; N]> {
     let slice = stage.clock_hz()? / SLICES_PER_SECOND;
     let all = |stage: &Stage<'_>| -> Result<Vec<Times>> {

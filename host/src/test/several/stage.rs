@@ -163,8 +163,7 @@ impl Stage<'_> {
         Ok(self.heard().text(guest.identity(), 0).map_or(0, <[u8]>::len))
     }
 
-    /// Waits until a guest's console shows `text` after its first `from` bytes; returns where the
-    /// text ends.
+    /// Waits until a console shows `text` after its first `from` bytes; returns where it ends.
     pub(super) fn until_shown(&mut self, name: &str, text: &str, from: usize) -> Result<usize> {
         self.until(&format!("{name} shows '{}'", text.trim()), |stage| stage.find(name, text, from))
     }
@@ -198,8 +197,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Types what switches a guest off. If it is the last one, the machine may end before it has
-    /// answered.
+    /// Types what switches a guest off. The last one's machine may end before it has answered.
     pub(super) fn type_end(&mut self, name: &str, text: &str) -> Result<()> {
         match self.type_text(name, text) {
             Err(error) if !error.is::<Refused>() => {
@@ -210,7 +208,6 @@ impl Stage<'_> {
         }
     }
 
-    /// The machine's own time so far.
     pub(super) fn passed(&mut self) -> Duration {
         self.time.passed()
     }
@@ -242,7 +239,6 @@ impl Stage<'_> {
         }
     }
 
-    /// The hypervisor's free memory and heap.
     pub(super) fn memory(&mut self) -> Result<Memory> {
         self.ask_one(&Request::Memory)
     }

@@ -10,8 +10,7 @@ const MESSAGES: u32 = 3 * 65;
 /// a time without an interrupt.
 const LOOKS: &str = "looked 0 times";
 
-/// A guest unmasks more messages than its CPU has vectors. Another one whose disk comes later reads
-/// it by interrupts.
+/// A guest unmasks more messages than there are vectors. A later one's disk has interrupts.
 pub(super) fn leave_vectors(room: &Room<'_>) -> Result<()> {
     for number in 0..4 {
         room.disk(&format!("disk{number}.img"), &[0; DISK])?;

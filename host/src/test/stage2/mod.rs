@@ -31,8 +31,7 @@ pub(super) struct Sequence {
     ish: u64,
 }
 
-/// Pages that are removed one by one if there are no range instructions, and a number above that
-/// limit.
+/// Pages that are removed one by one without range instructions, and a number above that limit.
 const FEW: u64 = 100;
 const MANY: u64 = 2048;
 
@@ -146,8 +145,7 @@ const LEFT: u64 = (PAGE + 8) / 8;
 /// Longest time for a step, and for a whole run.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it takes to be sure that a vCPU does not notice: memory is removed before the request
-/// is answered.
+/// When it is certain that a vCPU does not notice: memory is gone before the answer.
 const NOTICING: Duration = Duration::from_secs(2);
 const WATCHERS: usize = 2;
 
@@ -203,8 +201,7 @@ fn counts(room: &Room<'_>, pages: u64) -> Result<Counts> {
     Ok(phases.of(Phase::Blocking)?.and(phases.of(Phase::Reclaim)?))
 }
 
-/// [`MANY`] pages are removed by range instructions, and the executed instructions are rejected for
-/// this reason.
+/// [`MANY`] pages are removed by ranges, and what was executed is rejected for this reason.
 fn is_refused(room: &Room<'_>, why: &str) -> Result<()> {
     let Err(error) = BY_RANGE.check(&counts(room, MANY)?) else {
         bail!("the instructions are those of a hypervisor without mistakes")

@@ -24,8 +24,7 @@ impl Script {
         Ok(())
     }
 
-    /// Adds memory, removes it and adds it again; returns whether all vCPUs have noticed the
-    /// removal in time.
+    /// Adds memory, removes and adds it again; returns whether all vCPUs have noticed in time.
     pub(super) fn watch(&mut self, noticing: Duration) -> Result<bool> {
         let slot = self.add(16 * PAGE)?;
         self.command(&format!("touch={AT:#x},{:#x},8", 16 * PAGE))?;

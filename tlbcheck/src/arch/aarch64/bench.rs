@@ -97,12 +97,10 @@ pub(in crate::arch) fn among(_others: &[usize], work: impl FnOnce() -> Verdict) 
     work()
 }
 
-/// Another processor begins to watch its time.
 pub(in crate::arch) const fn begin() {}
 
 pub(in crate::arch) const fn end() {}
 
-/// Between two readings.
 pub(in crate::arch) fn relax() {
     clock::relax();
 }

@@ -12,7 +12,6 @@ use tlbcheck::{ensure, needs};
 
 use crate::arch::console;
 
-/// The machine that the image runs on.
 pub(in crate::arch) struct Testbed {
     /// Number of running processors; they are numbered from 0.
     pub(in crate::arch) processors: usize,
@@ -91,8 +90,7 @@ pub(super) fn others() -> Result<core::ops::Range<usize>, tlbcheck::report::Stop
     Ok(1..processors)
 }
 
-/// Time for which an idle processor sleeps, in microseconds, and the number of checks that it makes
-/// before.
+/// Microseconds for which an idle processor sleeps, and the checks that it makes before.
 const SLEEP_US: u64 = 50;
 const LOOKS: u64 = 64;
 

@@ -63,8 +63,7 @@ pub(super) struct What {
     /// Number of words, and distance between them.
     pub(super) words: u64,
     pub(super) every: u64,
-    /// Distance between the words of one processor and those of the next; 0 if all check the same
-    /// words.
+    /// Distance between one processor's words and the next one's; 0 if all check the same.
     pub(super) each: u64,
     /// The value of TTBR0_EL1.
     pub(super) space: u64,

@@ -151,7 +151,6 @@ pub(super) fn enter(register: u64) {
     unsafe { asm!("msr ttbr0_el1, {}", "isb", in(reg) register, options(nostack, preserves_flags)) };
 }
 
-/// Returns to the initial tables.
 pub(super) fn leave() {
     enter(ROOT.address());
 }

@@ -31,7 +31,6 @@ use crate::arch::console;
 /// Maximum number of ranges of one flush: that of a hypercall's list.
 pub(super) const RANGES_MAX: usize = 509;
 
-/// The translations that a flush must drop.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope<'a> {
     /// Everything except global translations.
@@ -75,7 +74,6 @@ fn space() -> &'static BankedSpace {
     SPACE.call_once(|| SPACES.create(window::space()))
 }
 
-/// The TLB of the calling processor.
 struct Own {
     /// When the wait for another processor is given up.
     patience_ends: LazyCell<u64>,
@@ -254,7 +252,6 @@ fn vp_indices() -> &'static [VpIndex] {
     INDICES.call_once(|| (0..machine::get().processors).map(|number| VpIndex(machine::vp(number))).collect())
 }
 
-/// All processors except the first, up to `count` of them.
 pub(super) fn others(count: usize) -> ArrayVec<usize, MAX_PROCESSORS> {
     (1..machine::get().processors).take(count).collect()
 }

@@ -57,7 +57,6 @@ pub(in crate::arch) static COLUMNS: Mutex<[Column<BackEnd>; BackEnd::ALL.len()]>
     [Column::new(a), Column::new(b), Column::new(c), Column::new(d), Column::new(e)]
 });
 
-/// Another processor begins to watch its time.
 pub(in crate::arch) fn begin() {
     interrupts::enable();
 }

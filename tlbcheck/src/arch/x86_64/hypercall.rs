@@ -36,7 +36,6 @@ pub(super) fn enable() -> Verdict {
     Ok(())
 }
 
-/// Writes the guest's identity; 0 withdraws it.
 pub(super) fn set_identity(identity: u64) -> Verdict {
     // SAFETY: it names the guest; without a name the page's former contents are restored, and it is
     // not called then.
@@ -51,7 +50,6 @@ pub(super) fn ask_for_page() -> Verdict {
     written.map_err(|fault| fail(format_args!("the hypercall page cannot be asked for: {fault:?}")))
 }
 
-/// A hypercall from its three registers.
 pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
     let (result, fault, error): (u64, u64, u64);
     // SAFETY: the page contains the hypervisor's code, which ends in RET; the calls made here write

@@ -19,7 +19,6 @@ use tlfs::msr;
 use super::{back_end, hypercall, window};
 use crate::arch::console;
 
-/// The machine that the image runs on.
 pub(in crate::arch) struct Testbed {
     /// Number of running processors; they are numbered from 0.
     pub(in crate::arch) processors: usize,
@@ -101,7 +100,6 @@ fn start(apic_ids: &[u32], limit: usize) -> usize {
 /// VP indices by processor; written by each for itself.
 static VPS: [AtomicU32; MAX_PROCESSORS] = [const { AtomicU32::new(u32::MAX) }; MAX_PROCESSORS];
 
-/// Makes each processor read its VP index.
 pub(super) fn read_vp_indices() -> Verdict {
     for number in 0..get().processors {
         on(number, |number| {

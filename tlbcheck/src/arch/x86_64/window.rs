@@ -69,7 +69,6 @@ fn root() -> &'static Page {
     unsafe { &boot_pml4 }
 }
 
-/// Fills in the other address space.
 pub(super) fn open() {
     for (copy, entry) in OTHER_ROOT.words().iter().zip(root().words()) {
         copy.store(entry.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -81,7 +80,6 @@ fn index(address: u64, level: u32) -> usize {
     (address >> (12 + 9 * level) & 511) as usize
 }
 
-/// The table that `entry` points to; creates one if there is none.
 fn table(entry: &AtomicU64) -> &'static Page {
     let value = entry.load(Ordering::Acquire);
     if value & 1 != 0 {
@@ -122,8 +120,7 @@ fn share(address: u64) {
     OTHER_ROOT.words()[index].store(root().words()[index].load(Ordering::Relaxed), Ordering::Release);
 }
 
-/// The entries for the page at `address`, one in each space; for addresses from [`SPLIT_WINDOW`]
-/// on.
+/// The entries for the page at `address` in both spaces; from [`SPLIT_WINDOW`] on.
 pub(super) fn split_leaves(address: u64) -> [&'static AtomicU64; 2] {
     [entry_below(root(), address, 0), entry_below(&OTHER_ROOT, address, 0)]
 }

@@ -12,11 +12,9 @@ const PRIORITIES: u64 = 0x440;
 const ROUTES: u64 = 0x6000 + 8 * 64;
 /// An unused address.
 const NOTHING: u64 = 0x0a00_0000;
-/// The status of an external data abort.
 const EXTERNAL: u8 = 0x10;
 
-/// Executes an instruction with x0 and x1 as data and x2 as the address; returns their values
-/// afterwards.
+/// Executes an instruction with x0 and x1 as data and x2 as the address; returns all three.
 macro_rules! access {
     ($instruction:literal, $x0:expr, $x1:expr, $x2:expr) => {{
         let (mut x0, mut x1, mut x2): (u64, u64, u64) = ($x0, $x1, $x2);

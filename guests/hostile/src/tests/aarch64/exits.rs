@@ -23,8 +23,7 @@ const TICK: u8 = interrupts::FREE;
 const ECHO: u8 = interrupts::FREE + 1;
 const SECOND: usize = 1;
 
-/// The virtual timer's interrupt, and how far ahead it is set: more than it takes until the
-/// processor waits.
+/// The virtual timer's interrupt, and how far ahead it is set: until the processor waits.
 const TIMER: u32 = 27;
 const AHEAD_US: u64 = 100;
 

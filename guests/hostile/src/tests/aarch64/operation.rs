@@ -43,8 +43,7 @@ fn on_exception(frame: &mut Frame) -> bool {
     frame.vector() > 4 || is_debug
 }
 
-/// Performs one operation, of a kind below [`KINDS`](crate::tests::storm::KINDS). Interrupts are
-/// masked.
+/// Performs an operation of a kind below [`KINDS`](crate::tests::storm::KINDS), interrupts masked.
 pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     match kind {
         0..=4 => register(random),

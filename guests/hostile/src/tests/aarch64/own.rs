@@ -6,8 +6,7 @@ use baremetal::aarch64::{clock, processors};
 /// Number of rounds in which all of them write theirs and check.
 const ROUNDS: u32 = 10;
 
-/// The wrong value that each has found in a register: the register's number plus one, and the
-/// value.
+/// The wrong value that each has found: the register's number plus one, and the value.
 static FOUND: [(AtomicU64, AtomicU64); processors::MAX_PROCESSORS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; processors::MAX_PROCESSORS];
 

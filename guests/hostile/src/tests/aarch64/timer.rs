@@ -67,8 +67,7 @@ fn await_pending(ppi: u32) -> bool {
     (0..LOOKS_MAX).any(|_| controller::is_pending(ppi))
 }
 
-/// A timer that is stopped before its interrupt is taken does not interrupt, and one that fires
-/// later does.
+/// A timer that is stopped before its interrupt is taken does not interrupt; a later one does.
 pub(super) fn stopped_timer(_: &Orders<'_>) -> Verdict {
     controller::enable(PHYSICAL);
     for (ppi, set) in [(VIRTUAL, set_virtual as fn(u64)), (PHYSICAL, set_physical)] {

@@ -131,8 +131,7 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
     Ok(())
 }
 
-/// The value that the second processor finds in each row's register; the second time in the second
-/// half.
+/// What the second processor finds in each row's register; the second time in the second half.
 static SEEN: [AtomicU64; 2 * ROWS_MAX] = [const { AtomicU64::new(0) }; 2 * ROWS_MAX];
 /// Number of own registers, each by its encoding.
 const ROWS_MAX: usize = SLOTS;
@@ -146,7 +145,6 @@ fn own() -> impl Iterator<Item = (Name, u64)> + Clone {
     rows.flat_map(|(row, mask)| row.encodings().map(move |name| (Name(name), mask))).take(ROWS_MAX)
 }
 
-/// Reads all own registers into one half of [`SEEN`].
 fn look(half: usize) {
     open_floating_point();
     for (batch, first) in (0..ROWS_MAX).step_by(SLOTS).enumerate() {

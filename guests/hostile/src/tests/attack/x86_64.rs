@@ -35,8 +35,7 @@ pub(super) fn prepare() -> Verdict {
 /// A disk may send a message for each queue.
 pub(super) const HAS_MESSAGES: bool = true;
 
-/// Has each of the first `count` processors interrupted by a message of its own, from the second
-/// one on.
+/// Has each of the first `count` processors, from the second on, interrupted by its own message.
 pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
     let Some(at) = config.capability(MSIX) else {
         return Err(failure(format_args!("the disk has no MSI-X")));

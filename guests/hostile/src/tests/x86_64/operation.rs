@@ -61,8 +61,7 @@ fn scratch(random: &mut Random) -> u64 {
     SCRATCH[random.below(SCRATCH_PAGES as u64) as usize].address()
 }
 
-/// Performs one operation, of a kind below [`KINDS`](crate::tests::storm::KINDS). Interrupts are
-/// masked.
+/// Performs an operation of a kind below [`KINDS`](crate::tests::storm::KINDS), interrupts masked.
 pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     match kind {
         0..=4 => write_msr(random),

@@ -10,8 +10,7 @@ use hostile::allowed::msrs::Row;
 use hostile::allowed::{cpuid as leaves, ports as port_table};
 use x86_64::instructions::port::Port;
 
-/// Start of each range of MSRs in permission maps, and of the synthetic ones; and the number of
-/// MSRs in each.
+/// Where ranges of MSRs in permission maps, and the synthetic ones, start; and their length.
 pub(super) const RANGES: [u32; 4] = [0, 0x4000_0000, 0xc000_0000, 0xc001_0000];
 pub(super) const RANGE: u32 = 0x2000;
 /// Start of the ranges of CPUID leaves that are in use, and the number of leaves checked in each.

@@ -11,8 +11,7 @@ pub(super) fn at_window(words: u64, every: u64) -> What {
     What { address: WINDOW, words, every, each: 0, space: TestSpace::shared().register(), control: 0 }
 }
 
-/// `map` maps the words with a round's number or unmaps them; after `take` no processor sees them
-/// any more.
+/// `map` maps the words with a round's number or unmaps them; after `take` nobody sees them.
 fn gone_by(what: What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
     map(None);
     watch::during(what, |watch| {

@@ -43,8 +43,7 @@ pub(super) fn faults() -> Verdict {
     })
 }
 
-/// D8.5.1: an entry whose access flag faults is not cached in any TLB, so that setting it needs no
-/// flush.
+/// D8.5.1: no TLB caches an entry whose access flag faults, so that setting it needs no flush.
 pub(super) fn fault_is_not_kept() -> Verdict {
     with_control(0, |leaf| {
         for round in rounds(ROUNDS) {

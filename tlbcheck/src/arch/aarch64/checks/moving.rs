@@ -10,7 +10,6 @@ use super::prelude::*;
 /// Rounds of a row. Their number ends the row, not the clock: on a busy machine it takes longer,
 /// and checks just as much.
 const ROUNDS: u64 = 2000;
-/// Number of rounds after which a processor sleeps.
 const SLEEPS_EVERY: u64 = 8;
 
 /// Number of wrong observations, and the last one.

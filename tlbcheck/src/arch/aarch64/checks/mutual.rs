@@ -74,8 +74,7 @@ fn look_sleep_look(_: usize) {
     window::leave();
 }
 
-/// A page that is flushed while a processor waits for an interrupt is unmapped when the processor
-/// continues (O15).
+/// A page that is flushed while a processor sleeps is unmapped when that continues (O15).
 pub(super) fn asleep() -> Verdict {
     let others = machine::others()?;
     let space = TestSpace::shared();

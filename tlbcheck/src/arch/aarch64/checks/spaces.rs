@@ -6,8 +6,7 @@ use spin::Once;
 
 const ROUNDS: u32 = 200;
 const TRIES: u64 = 200;
-/// Address of these rows' pages: separate from other rows, so that no earlier translations are
-/// there.
+/// Address of these rows' pages, where no other row has left translations.
 const PLACE: u64 = WINDOW + 16 * PAGE;
 
 /// Two spaces with different ASIDs, and a page for each.

@@ -146,8 +146,7 @@ pub(super) fn bank_count() -> Verdict {
     end_with(&[(call.into_bits(), &[INPUT, PARAMETER])], &[0, ALL_SPACES, 0, u64::MAX])
 }
 
-/// Completed elements are counted from the first of the list, regardless of the call's start index
-/// (H3).
+/// Completed elements are counted from the list's first, whatever the start index (H3).
 pub(super) fn reps_done() -> Verdict {
     machine::flushes()?;
     for start in 0..5u16 {

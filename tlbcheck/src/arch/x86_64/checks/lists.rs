@@ -43,8 +43,7 @@ pub(super) fn places(kind: Kind, via: Via) -> Verdict {
     })
 }
 
-/// The page that each span watches is flushed by its element, in both list calls and in every form
-/// (H9, H22, H23).
+/// What each span watches is flushed by its element, in both list calls, every form (H9, H22, H23).
 pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone) -> Verdict {
     let offered = machine::flushes()?.interface();
     needs!(element == Element::Plain || offered.extended_ranges, "CPUID 0x40000003 has no extended ranges");
@@ -104,8 +103,7 @@ pub(super) fn not_canonical() -> Verdict {
     })
 }
 
-/// A flush of one address in a page of 2 MiB drops all of it, regardless of its form in the TLB
-/// (A17).
+/// A flush of one address in a page of 2 MiB drops all of it, whatever its form in the TLB (A17).
 pub(super) fn large() -> Verdict {
     let offered = machine::flushes()?.interface();
     let processor = machine::second()?;

@@ -16,8 +16,7 @@ const TRIES: u64 = 200;
 /// Bit 63 of a write to CR3: keep the translations tagged with the PCID.
 const KEEP: u64 = 1 << 63;
 
-/// Replaces the page that the processor has just read; returns whether it sees the new one after
-/// `take`.
+/// Replaces the page that was just read; returns whether the new one is seen after `take`.
 fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
     replace(WINDOW, round, global);
     drop_page(WINDOW);
@@ -181,8 +180,7 @@ pub(super) fn invpcid_non_global() -> Verdict {
     takes(false, || invpcid(3, 0, 0))
 }
 
-/// `take` must drop the calling processor's translation of the page at [`WINDOW`]; its verdict
-/// counts too.
+/// `take` must drop the own translation of the page at [`WINDOW`]; its verdict counts too.
 pub(super) fn takes_by(take: impl Fn() -> Verdict) -> Result<u64, Stop> {
     let mut stale = 0;
     for round in 0..ROUNDS {

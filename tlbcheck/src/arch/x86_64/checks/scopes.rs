@@ -16,8 +16,7 @@ const NO_FLAGS: FlushFlags = FlushFlags::new();
 const ALL_SPACES: FlushFlags = FlushFlags::new().with_all_address_spaces(true);
 const NON_GLOBAL: FlushFlags = FlushFlags::new().with_non_global_only(true);
 
-/// Each of the calls with each of the cells must drop the page on a processor that is in space
-/// `used_in`.
+/// Each call with each of the cells must drop the page on a processor in space `used_in`.
 fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

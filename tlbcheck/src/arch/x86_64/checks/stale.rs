@@ -30,8 +30,7 @@ pub(super) fn offers(kind: Kind, via: Via) -> Verdict {
     Ok(())
 }
 
-/// All flushes of one kind and way that drop the page at `address` on the VP, by every form of
-/// naming it.
+/// All flushes of one kind and way that drop the page at `address` on the VP, in every form.
 pub(super) fn each_form(
     kind: Kind,
     via: Via,
@@ -133,8 +132,7 @@ pub(super) fn with_large_page(
 /// Offsets in a large page that are flushed.
 pub(super) const FLUSHED: [u64; 5] = [0, PAGE + 0x123, 255 * PAGE + 0xfff, 256 * PAGE + 8, 511 * PAGE];
 
-/// A flush of one address in a page of 2 MiB drops all of it, regardless of its form in the TLB
-/// (A17).
+/// A flush of one address in a page of 2 MiB drops all of it, whatever its form in the TLB (A17).
 pub(super) fn large_by_ipi() -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, LARGE_WINDOW) };
@@ -153,12 +151,10 @@ pub(super) fn large_by_ipi() -> Verdict {
     among(&[processor], || with_large_page(what, rounds))
 }
 
-/// Number of checks by the NMI handler.
 static LOOKS: AtomicU64 = AtomicU64::new(0);
 const NMIS: u32 = 100;
 
-/// NMIs reach a processor that is flushed all the time, and their handler sees nothing stale either
-/// (P25).
+/// NMIs reach a processor that is flushed all the time; their handler sees nothing stale (P25).
 pub(super) fn in_nmi() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

@@ -21,8 +21,7 @@ fn read_halt_read(_: usize) {
     AWAKE.store(true, Ordering::Release);
 }
 
-/// Replaces the page of a processor that halts, calls `flush`, and wakes it; returns what it then
-/// sees.
+/// Replaces a halted processor's page, calls `flush`, and wakes it; returns what it then sees.
 fn while_halted(processor: usize, round: u64, flush: impl FnOnce() -> Verdict) -> Result<u64, Stop> {
     HALTS.store(false, Ordering::Release);
     AWAKE.store(false, Ordering::Release);
@@ -68,7 +67,6 @@ pub(super) fn halted() -> Verdict {
     Ok(())
 }
 
-/// All kinds of calls, in all forms.
 fn each_of_all(processor: usize, mut each: impl FnMut(&Flush<'_>) -> Verdict) -> Verdict {
     for kind in Kind::ALL {
         if offers(kind, Via::Memory).is_ok() {

@@ -27,8 +27,7 @@ pub(super) enum Looks {
 static PAGE: Page = Page::new();
 static ENDS: AtomicBool = AtomicBool::new(false);
 static TAKES_INTERRUPTS: AtomicBool = AtomicBool::new(false);
-/// Turns that the writer has completed, which show that it is running also while the page is
-/// absent.
+/// Turns of the writer, which show that it is running also while the page is absent.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 
 /// Reads and writes all the time, whether or not there is a page.
