@@ -100,8 +100,7 @@ impl Browser {
         self.directory.path().join(name)
     }
 
-    /// Shows the page; returns what these arguments make the browser print, and what the page's
-    /// console says.
+    /// Shows the page; returns what the browser prints, and what the page's console says.
     fn show(&self, arguments: &[&str], height: u64) -> Result<(String, Vec<String>)> {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", TIMEOUT, self.program]).args(FLAGS).arg(self.look.flag());

@@ -15,8 +15,7 @@ pub(crate) fn bar(template: &str, length: u64) -> ProgressBar {
     bar
 }
 
-/// Shows the current step, and how much is left: a bar on a terminal, elsewhere a line for each
-/// step.
+/// Shows the current step, and what is left: a bar on a terminal, elsewhere a line each.
 pub(crate) struct Steps {
     bar: ProgressBar,
     /// Without a terminal: prints a line for each step.

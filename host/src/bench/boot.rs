@@ -42,8 +42,7 @@ fn spec(lab: &Lab<'_>, subject: Subject, guest: &Guest, cpus: u32, clock: Clock)
     }
 }
 
-/// Counts the instructions from the machine's reset to the guest's first process, with 1 vCPU on 1
-/// CPU.
+/// Counts the instructions from reset to the guest's first process, with 1 vCPU on 1 CPU.
 fn instructions(lab: &Lab<'_>, args: &BootArgs, platform: Platform, samples: &mut Samples) -> Result<Limit> {
     let guest = guest(lab, args, platform, format!("{} {TO_USERSPACE}", platform.arch().console()), 1)?;
     let case = platform.named("boot-1:1");

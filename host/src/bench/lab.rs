@@ -145,8 +145,7 @@ fn finished(outcome: Outcome, is_on_quell: bool) -> Result<Outcome> {
     }
 }
 
-/// The end of a benchmark: prints its limits, and writes its results. The status is 1 if a limit is
-/// missed.
+/// Prints the limits of a benchmark, and writes its results. The status is 1 if one is missed.
 pub(crate) fn conclude(
     bench: &'static str,
     json: Option<&Path>,

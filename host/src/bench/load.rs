@@ -120,8 +120,7 @@ impl Load {
         Ok(line)
     }
 
-    /// Makes the guest switch the machine off, and checks that this ends the machine; returns what
-    /// was counted.
+    /// Makes the guest switch the machine off, and checks that; returns what was counted.
     pub(crate) fn finish(mut self) -> Result<Option<Phases>> {
         self.machine.type_text("poweroff\n")?;
         self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;

@@ -62,8 +62,7 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    /// The settings for a machine that counts, with its file in `directory`; builds the plugin if
-    /// necessary.
+    /// The settings for a machine that counts, with its file in `directory`; builds the plugin.
     pub(crate) fn counting(directory: &Path) -> Result<Counting> {
         let interface = emulator::version(Arch::Aarch64)?.plugin_interface()?;
         let output = directory.join("counts.json");
@@ -87,8 +86,7 @@ impl Phases {
         Ok(counts)
     }
 
-    /// The counts of a phase; an error if it never began. A run begins with [`Phase::None`]
-    /// implicitly.
+    /// The counts of a phase; an error if it never began. A run begins with [`Phase::None`].
     pub(crate) fn of(&self, phase: Phase) -> Result<&Counts> {
         let counts = &self.phases[phase as usize];
         ensure!(counts.entries != 0 || phase == Phase::None, "phase {phase:?} was never begun");

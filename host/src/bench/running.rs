@@ -91,8 +91,7 @@ impl Calls {
         ("instructions of the machine", INSTRUCTIONS, each, NONE)
     }
 
-    /// Makes sure that the calls were made as intended by the case: otherwise small numbers would
-    /// mean nothing.
+    /// Makes sure that the calls were made as intended: else small numbers would mean nothing.
     fn check(&self, shape: Shape) -> Result<()> {
         let (initiators, targets) = match shape {
             Shape::List { targets } => (1, targets),
@@ -181,8 +180,7 @@ fn machine(lab: &Lab<'_>, case: &Case, calls: u32) -> Result<(f64, Snapshot)> {
         Shape::Merge { initiators } => initiators,
     };
     let cmdline = format!("bench={} count={calls}", case.name);
-    // Not the measured value: with a clock of instructions neither INVLPGA nor a TLB miss takes
-    // time.
+    // Not the measured value: by this clock neither INVLPGA nor a TLB miss takes time.
     let switches = Switches { flush_pages: Some(PAGES_MAX), ..Switches::default() };
     let guest = Guest { switches, ..lab::bare(Platform::X86_64, workspace::PROBE, cmdline, cpus)? };
     let outcome = lab.run_alone(lab.on_quell(&guest, cpus, Clock::Instructions)?)?;

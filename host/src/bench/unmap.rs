@@ -114,8 +114,7 @@ fn count(lab: &Lab<'_>, cpu: ArmCpu, samples: &mut Samples) -> Result<()> {
     add(ENABLE, logged.of(Phase::DirtyEnable)?);
     add(FETCH, logged.of(Phase::DirtyFetch)?);
 
-    // The guest's first touch of all pages is a phase: a fault for each, and the few instructions
-    // of its own loop.
+    // The guest's first touch of all pages: a fault for each, and the few of its own loop.
     let each = float(ranged.of(Phase::FaultIn)?.instructions) / float(PAGES);
     samples.add(&case(FAULT_IN, cpu), Subject::Quell, INSTRUCTIONS, INSTRUCTIONS, each);
     Ok(())

@@ -58,8 +58,7 @@ impl Attached {
         Ok(Self { machine, ram, entries, port: args.port, follower: Follower::new(place), guest })
     }
 
-    /// Passes on what there is: on a terminal as lines, of which nothing has an effect there that
-    /// lasts.
+    /// Passes on what there is: on a terminal as lines, which have no lasting effect there.
     fn once(&mut self, sink: &mut impl Write, is_terminal: bool) -> Result<()> {
         if !is_terminal {
             return self.pass(sink);

@@ -72,8 +72,7 @@ impl Lines {
         self.row(self.pending.len())
     }
 
-    /// How many of the pending bytes are neither part of an unfinished escape sequence nor of an
-    /// unfinished character.
+    /// How many pending bytes are before an unfinished escape sequence or character.
     fn whole(&self) -> usize {
         let all = self.pending.len();
         let escape = self.pending.iter().rposition(|byte| *byte == 0x1b);
@@ -89,8 +88,7 @@ impl Lines {
         }
     }
 
-    /// The first `count` pending bytes as a line. There is none if nothing is visible in a line
-    /// that goes on.
+    /// The first `count` pending bytes as a line, if something is visible or it is a whole one.
     fn row(&mut self, count: usize) -> Option<Row> {
         let bytes: Vec<u8> = self.pending.drain(..count).collect();
         let (is_end, is_continued) = (bytes.ends_with(b"\n"), self.is_continued);

@@ -4,8 +4,7 @@ use crate::machine::log_file::LogFile;
 use crate::prelude::*;
 use hostlink::guests::CONSOLES;
 
-/// The log of a console whose first log this is: the second console's is beside it, with `.1` in
-/// its name.
+/// The log of a console, beside that of the first one: the second's has `.1` in its name.
 pub(crate) fn path(first: &Path, port: usize) -> PathBuf {
     let stem = match first.extension().is_some_and(|extension| extension == "log") {
         true => first.with_extension(""),

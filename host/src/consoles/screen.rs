@@ -7,8 +7,7 @@ use console::{Color, Style};
 use std::io::Write;
 use std::iter::repeat;
 
-/// What makes a terminal cut lines that are too long, and what makes it go on below with them
-/// (DECAWM).
+/// Makes a terminal cut lines that are too long, and go on below with them again (DECAWM).
 const NO_WRAP: &str = "\x1b[?7l";
 const WRAP: &str = "\x1b[?7h";
 

@@ -47,8 +47,7 @@ pub(crate) struct Seen {
 pub(crate) type Viewer = Poll<Seen>;
 
 impl Viewer {
-    /// Begins to show the consoles of this machine on standard output. `names` are the guests that
-    /// will exist.
+    /// Begins to show a machine's consoles on standard output. `names` are guests to come.
     pub(crate) fn start(machine: &Machine, look: Look, names: &[Name], logs: Logs) -> Result<Self> {
         let (ram, beacon) = machine.shared()?;
         let has_colours = look == Look::Rows { has_colours: true };

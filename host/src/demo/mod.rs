@@ -73,8 +73,7 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     println!("guest: {}\n", stock.versions().kernel);
     let mut samples = Samples::default();
     for run in 0..args.runs {
-        // Interleaved, with alternating order, so that a change in the host's load affects both
-        // sides equally.
+        // In alternating order, so that a change in the host's load affects both sides.
         for side in if run.is_multiple_of(2) { [0, 1] } else { [1, 0] } {
             let title = format!("{:<9} {}/{}", demo.names[side], run + 1, args.runs);
             match demo.run(side, &title, &lab)? {

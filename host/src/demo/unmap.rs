@@ -17,8 +17,7 @@ const ROUNDS: u32 = 3;
 const AT: u64 = 4 << 30;
 const SIZE: u64 = 64 * MIB;
 
-/// Longest time for a deletion: page by page, the hypervisor gives the CPU to the guest after each
-/// page.
+/// Longest time for a deletion: page by page, the guest gets the CPU after each page.
 const DELETION_MAX: Duration = Duration::from_secs(120);
 
 const DELETION: &str = "deletion";

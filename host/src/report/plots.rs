@@ -67,23 +67,12 @@ struct Bar {
     target: Option<f64>,
 }
 
-struct Layout {
-    width: u32,
-    /// Height without the bars.
-    around: u32,
-    labels: u32,
-    margin: u32,
-    margin_right: u32,
-    axis: u32,
-}
-
 /// A bar for each ratio, with its spread, and a tick at its target.
 pub(super) fn ratios(ratios: &[Ratio]) -> Result<String> {
     let bar =
         |ratio: &Ratio| Bar { label: ratio.name(), colour: QUELL, spread: ratio.ratio, target: ratio.target };
-    let layout = Layout { width: WIDTH, around: 60, labels: 300, margin: 10, margin_right: 10, axis: 30 };
     // The axis reaches 1 at least, where both sides are equal.
-    bars(&ratios.iter().take(200).map(bar).collect::<Vec<_>>(), 1.0, &layout)
+    bars(&ratios.iter().take(200).map(bar).collect::<Vec<_>>(), 1.0, (WIDTH, 300))
 }
 
 /// A bar for each way, with its spread. All are of one case, metric and unit.
@@ -94,25 +83,24 @@ pub(super) fn ways(ways: &[(Way, Spread)]) -> Result<String> {
         spread: *spread,
         target: None,
     };
-    let layout =
-        Layout { width: SMALL_WIDTH, around: 40, labels: 130, margin: 4, margin_right: 20, axis: 24 };
-    bars(&ways.iter().take(20).map(bar).collect::<Vec<_>>(), f64::MIN_POSITIVE, &layout)
+    bars(&ways.iter().take(20).map(bar).collect::<Vec<_>>(), f64::MIN_POSITIVE, (SMALL_WIDTH, 130))
 }
 
-/// Draws bars from the top to the bottom. The axis reaches `least` at least.
-fn bars(bars: &[Bar], least: f64, layout: &Layout) -> Result<String> {
+/// Draws bars from the top to the bottom. The axis reaches `least` at least; labels
+/// have this width.
+fn bars(bars: &[Bar], least: f64, (width, labels): (u32, u32)) -> Result<String> {
     let rows = u32::try_from(bars.len()).unwrap_or(u32::MAX);
     let end = |bar: &Bar| bar.spread.max.max(bar.target.unwrap_or(0.0));
     let most = bars.iter().map(end).fold(least, f64::max) * 1.05;
     let mut svg = String::new();
     {
-        let size = (layout.width, rows * ROW + layout.around);
+        let size = (width, rows * ROW + 60);
         let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
-            .margin(layout.margin)
-            .margin_right(layout.margin_right)
-            .x_label_area_size(layout.axis)
-            .y_label_area_size(layout.labels)
+            .margin(10)
+            .margin_right(20)
+            .x_label_area_size(30)
+            .y_label_area_size(labels)
             .build_cartesian_2d(0.0..most, (0..rows - 1).into_segmented())?;
         let label = |row: &SegmentValue<u32>| match row {
             SegmentValue::CenterOf(row) => {
@@ -127,7 +115,7 @@ fn bars(bars: &[Bar], least: f64, layout: &Layout) -> Result<String> {
             .bold_line_style(GRID)
             .axis_style(INK)
             .label_style((FONT, 13, &INK))
-            .x_labels((layout.width / 80) as usize)
+            .x_labels((width / 80) as usize)
             .x_label_formatter(&|value| short(*value))
             .y_labels(bars.len())
             .y_label_formatter(&label)

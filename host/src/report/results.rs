@@ -115,8 +115,7 @@ impl Results {
         Ok(out + "</tbody></table>\n")
     }
 
-    /// Instructions on Quell and on KVM of flushes, by the number of targets, which are not
-    /// running.
+    /// Instructions of flushes on Quell and on KVM, by the number of targets that do not run.
     fn flush_costs(&self) -> [Line; 2] {
         let cost = |ratio: &Ratio| {
             let targets = ratio.metric.strip_prefix("space-idle-")?.split(' ').next()?.parse().ok()?;

@@ -104,8 +104,7 @@ fn ns(event: &Value, key: &str) -> u64 {
     (event[key].as_f64().unwrap_or_default() * 1000.0).round() as u64
 }
 
-/// The window in which the most flushes begin; without a flush, that with the most interrupts; or
-/// the first one.
+/// The window with the most flushes; without a flush, with the most interrupts; or the first.
 fn busiest(slices: &[&Value], ipis: &[Ipi<'_>], window_ns: u64) -> Window {
     let mut starts: Vec<u64> =
         slices.iter().filter(|slice| slice["cat"] == "flush").map(|slice| ns(slice, "ts")).collect();

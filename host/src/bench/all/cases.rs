@@ -26,13 +26,11 @@ pub(crate) enum Work {
     /// The bare guest with this command line, on a machine that counts instructions. The counts are
     /// the same each time, so it runs once.
     Probe { cmdline: &'static str, vcpus: u32 },
-    /// Slots of a guest that does nothing but use them, on a machine that counts instructions; runs
-    /// once as well.
+    /// Slots of a guest that only uses them, on a machine that counts instructions; runs once.
     Slots(Slots),
     /// tlbcheck's benchmark, with as many vCPUs as CPUs.
     Tlbcheck { cpus: u32, samples: u32 },
-    /// On Arm: a GiB of memory is removed, and stores to it are logged, on a machine that counts
-    /// instructions.
+    /// On Arm: a GiB of memory is removed, and stores to it are logged; counts instructions.
     Removal,
 }
 
@@ -70,8 +68,7 @@ pub(crate) struct Comparison {
     pub(crate) target: Option<f64>,
 }
 
-/// The time to userspace, in seconds: from the start of the machine on Quell, from the start of the
-/// inner QEMU on KVM.
+/// Seconds to userspace: from the start of the machine on Quell, of the inner QEMU on KVM.
 pub(crate) const USERSPACE: &str = "userspace";
 pub(crate) const SECONDS: &str = "s";
 pub(crate) const INSTRUCTIONS: &str = "instructions";

@@ -75,8 +75,7 @@ pub(crate) struct Setup {
     pub(crate) case: String,
     pub(crate) subject: Subject,
     pub(crate) way: String,
-    /// CPUs of the emulated machine, one of which may run no vCPUs; its memory; whether its clock
-    /// counts instructions.
+    /// CPUs of the emulated machine; its memory; whether its clock counts instructions.
     machine: String,
     pub(crate) guest: String,
     cmdline: String,
@@ -93,8 +92,7 @@ pub(crate) struct Setup {
 }
 
 impl Runner<'_> {
-    /// Measures a case; repeats the run if the peer dies or hangs. `None` if the process is told to
-    /// end.
+    /// Measures a case, again if the peer dies or hangs. `None` if the process is told to end.
     pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
             if let Work::Removal = case.work {

@@ -203,8 +203,7 @@ fn plan(cases: &[&'static Case], runs: u32, with_peer: bool) -> Vec<Step> {
     steps
 }
 
-/// Estimates the duration of these steps: that of runs of the same kind or, if there were none yet,
-/// the usual duration.
+/// Estimates the duration of these steps: that of runs of the same kind, or the usual one.
 fn remaining(steps: &[Step], record: &Record) -> Duration {
     let seconds = steps.iter().map(|step| {
         let is_same = |run: &&Run| run.is_of(step.case, step.way);

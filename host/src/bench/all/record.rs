@@ -195,8 +195,7 @@ impl Record {
         limits.collect()
     }
 
-    /// The summary of the runs, in the order of the table of cases, in the format of all
-    /// benchmarks.
+    /// The summary of the runs by case, in the format of all benchmarks.
     fn rows(&self) -> Vec<Row> {
         let mut samples = Samples::default();
         for (case, way) in CASES.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {

@@ -15,8 +15,7 @@ use crate::guest::peer::arm::{Kernel, Outer};
 use crate::prelude::*;
 use hostlink::config::Stage2Unmap;
 
-/// The metrics: the removal until the guest goes on, the steps of logging, and the fault that gives
-/// the guest a page.
+/// The removal until the guest goes on, the steps of logging, and the fault that gives a page.
 pub(super) const DELETE: &str = "delete";
 pub(super) const ENABLE: &str = "dirty-enable";
 pub(super) const FETCH: &str = "dirty-fetch";

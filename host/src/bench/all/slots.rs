@@ -17,8 +17,7 @@ use hostlink::ctl::{LogWay, Request};
 const AT: u64 = 1 << 30;
 const SIZE: u64 = 1 << 30;
 const PAGES: u64 = 64;
-/// The longest time for a request: where other programs keep the computer busy, zeroing the memory
-/// takes long.
+/// The longest time for a request: on a busy computer, zeroing the memory takes long.
 const PATIENCE: Duration = Duration::from_secs(600);
 /// The sum of all stops of a guest from which memory is removed.
 const STOPPED: &str = "stopped";

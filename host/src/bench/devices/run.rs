@@ -57,8 +57,7 @@ impl Heard {
     }
 }
 
-/// Runs the machine to its end; returns the counts of each case but the one without work, which is
-/// subtracted.
+/// Runs the machine; returns the counts of each case, less those of the one without work.
 pub(super) fn run(lab: &Lab<'_>, spec: Spec) -> Result<Vec<Counted>> {
     let mut heard: BTreeMap<String, Heard> = BTreeMap::new();
     let mut last = "boot".to_owned();

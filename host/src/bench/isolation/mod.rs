@@ -13,8 +13,7 @@ use crate::prelude::*;
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
 
-/// The part of its share that the bystander has at least, and if the attacker wants just as much,
-/// at most.
+/// The least part of its share that the bystander has, and the most if both want as much.
 const SHARE_MIN: f64 = 0.95;
 const SHARE_MAX: f64 = 1.05;
 /// Its flushes take at most so many times as long as on the quiet machine, p99, and a slice.
@@ -116,8 +115,7 @@ fn name(plan: &Plan, platform: Platform) -> String {
     format!("{}{pinned}{weights}{}", plan.attack.name(), platform.suffix())
 }
 
-/// The limits of a run: `quiet` is the p99 of the quiet machine's flushes in ms, if times are to be
-/// compared.
+/// The limits of a run: `quiet` is the quiet machine's p99 in ms, if times are compared.
 pub(crate) fn limits(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<Limit> {
     let expected = plan.share();
     let share = Limit::at_least("share, of its part by weight", figures.share / expected, SHARE_MIN);

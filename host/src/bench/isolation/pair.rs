@@ -35,8 +35,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The part of the CPUs that is the bystander's, who can use both: what the attacker's weight
-    /// and its set leave.
+    /// The bystander's part of the CPUs: what the attacker's weight and its set leave.
     pub(crate) fn share(&self) -> f64 {
         let [attacker, bystander] = self.weights.map(f64::from);
         let most = if self.is_pinned { 0.5 } else { 1.0 };

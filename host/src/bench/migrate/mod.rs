@@ -24,8 +24,7 @@ const PER_PAGE: &str = "migrate-1G-per-page";
 /// The guest's longest allowed stop while the migration is undone, in ms by the clock: what S5's
 /// author reduced it to, from 7 s.
 const STOP_MS_MAX: f64 = 1000.0;
-/// The same in instructions, our own target: a thousandth of that at one instruction per
-/// nanosecond.
+/// Our own target in instructions: a thousandth of that at one per nanosecond.
 const STOP_MAX: f64 = 1e6;
 
 /// A measured value: its metric in instructions, and its nanoseconds, after the guest's longest
@@ -59,8 +58,7 @@ pub(super) fn migrate(lab: &Lab<'_>, args: &MigrateArgs, samples: &mut Samples) 
     Ok(limits(samples, platform))
 }
 
-/// How pages are removed when they become one again. On AMD64 a flush of nested translations
-/// flushes the whole vCPU.
+/// How pages are removed when they become one again. On AMD64 a flush is of the whole vCPU.
 const fn ways(platform: Platform) -> &'static [(&'static str, Stage2Unmap)] {
     match platform.arch() {
         Arch::X86_64 => &[(RANGED, Stage2Unmap::Range)],

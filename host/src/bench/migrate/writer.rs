@@ -63,8 +63,7 @@ impl Writer {
             let line = self.load.line(DIRTY)?;
             let (stop, after_ms) = self.take((line, self.load.read))?;
             longest = longest.max(stop);
-            // If this was a periodic report, the one for the byte follows, and stops while it is
-            // printed are lost.
+            // After a periodic report the one for the byte follows; stops meanwhile are lost.
             if after_ms < SECOND_MS {
                 break;
             }

@@ -231,8 +231,7 @@ fn waits_in_one(width: u16) -> Option<usize> {
     [1, 2, 4].into_iter().find(|&in_one| bars(in_one) * (BAR_WIDTH + GAP) - GAP <= width)
 }
 
-/// The longest wait of the step with this number: `4µ`, `16m`; `None` for the last, which has no
-/// limit.
+/// The longest wait of the step with this number: `4µ`, `16m`; `None` for the last one.
 pub(super) fn longest(step: usize) -> Option<String> {
     match step {
         0..10 => Some(format!("{}µ", 1 << step)),

@@ -3,8 +3,7 @@
 use super::{CpuLine, Doing, Why};
 use crate::prelude::*;
 
-/// An interrupt that one vCPU sends to another. Guests that flush by IPI use them instead of
-/// flushes.
+/// An interrupt that one vCPU sends to another, as guests do that flush by IPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ipi {
     /// The CPU of its sender.
