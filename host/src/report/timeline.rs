@@ -8,12 +8,8 @@ const CPUS: u64 = 1;
 /// The maximum number of spans shown; more would make the page slow and large.
 const SPANS_MAX: usize = 20_000;
 
-/// Times are in nanoseconds of the trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Window {
-    start: u64,
-    end: u64,
-}
+/// Nanoseconds of the trace.
+type Window = Range<u64>;
 
 /// The data to show of a file of `quell run --trace`.
 pub(super) fn of_trace(trace: &Value, window_ns: u64, from: Option<u64>) -> Result<Value> {
@@ -23,19 +19,15 @@ pub(super) fn of_trace(trace: &Value, window_ns: u64, from: Option<u64>) -> Resu
     ensure!(!slices.is_empty(), "no CPU has a span");
     let ipis = ipis(events);
     let window = match from {
-        Some(start) => Window { start, end: start.saturating_add(window_ns) },
+        Some(start) => start..start.saturating_add(window_ns),
         None => busiest(&slices, &ipis, window_ns),
     };
     let mut cpus = BTreeMap::<u64, Vec<Value>>::new();
-    let mut names: Vec<&str> = Vec::new();
-    let mut count = 0;
-    for slice in slices.iter().filter(|slice| slice["cat"] != "flush") {
-        let Some((start, end)) = within(slice, window) else { continue };
-        count += 1;
-        if count > SPANS_MAX {
-            break;
-        }
-        let name = slice["name"].as_str().unwrap_or_default();
+    let mut names: Vec<&Value> = Vec::new();
+    let spans = slices.iter().filter(|slice| slice["cat"] != "flush");
+    let spans = spans.filter_map(|slice| Some((slice, within(slice, &window)?)));
+    for (slice, (start, end)) in spans.take(SPANS_MAX) {
+        let name = &slice["name"];
         let index = names.iter().position(|known| *known == name).unwrap_or_else(|| {
             names.push(name);
             names.len() - 1
@@ -45,20 +37,19 @@ pub(super) fn of_trace(trace: &Value, window_ns: u64, from: Option<u64>) -> Resu
             Some("hypervisor") => 1,
             _ => 2,
         };
-        cpus.entry(slice["tid"].as_u64().unwrap_or_default())
-            .or_default()
-            .push(json!([start, end, kind, index]));
+        let cpu = slice["tid"].as_u64().unwrap_or_default();
+        cpus.entry(cpu).or_default().push(json!([start, end, kind, index]));
     }
     let cpus: Vec<_> = cpus.into_iter().map(|(cpu, spans)| json!({"cpu": cpu, "spans": spans})).collect();
-    let arrows = arrows(events, window);
-    let flushes: Vec<_> = slices.iter().filter_map(|slice| flush(slice, &arrows, window)).collect();
+    let arrows = arrows(events, window.start);
+    let flushes: Vec<_> = slices.iter().filter_map(|slice| flush(slice, &arrows, &window)).collect();
     Ok(json!({
         "length": window.end - window.start,
         "start": window.start,
         "names": names,
         "cpus": cpus,
         "flushes": flushes,
-        "ipis": ipis.iter().filter_map(|ipi| ipi.shown(window)).collect::<Vec<_>>(),
+        "ipis": ipis.iter().filter_map(|ipi| shown(ipi, &window)).collect::<Vec<_>>(),
     }))
 }
 
@@ -105,11 +96,11 @@ fn ns(event: &Value, key: &str) -> u64 {
 }
 
 /// The window with the most flushes; without a flush, with the most interrupts; or the first.
-fn busiest(slices: &[&Value], ipis: &[Ipi<'_>], window_ns: u64) -> Window {
+fn busiest(slices: &[&Value], ipis: &[[&Value; 2]], window_ns: u64) -> Window {
     let mut starts: Vec<u64> =
         slices.iter().filter(|slice| slice["cat"] == "flush").map(|slice| ns(slice, "ts")).collect();
     if starts.is_empty() {
-        starts = ipis.iter().map(|ipi| ns(ipi.sent, "ts")).collect();
+        starts = ipis.iter().map(|[sent, _]| ns(sent, "ts")).collect();
     }
     starts.sort_unstable();
     let count = |index: usize| {
@@ -121,50 +112,32 @@ fn busiest(slices: &[&Value], ipis: &[Ipi<'_>], window_ns: u64) -> Window {
     let first =
         best.map_or_else(|| slices.iter().map(|slice| ns(slice, "ts")).min().unwrap_or(0), |at| starts[at]);
     let start = first.saturating_sub(window_ns / 20);
-    Window { start, end: start.saturating_add(window_ns) }
+    start..start.saturating_add(window_ns)
 }
 
-/// An interrupt from one vCPU to another: both ends of its arrow.
-struct Ipi<'t> {
-    sent: &'t Value,
-    arrives: &'t Value,
-}
-
-/// The interrupts. A vCPU that has halted is sent one to wake it, not to flush: Linux does not wait
-/// for idle CPUs. So those are left out.
-fn ipis(events: &[Value]) -> Vec<Ipi<'_>> {
+/// Both ends of the arrow of each interrupt from one vCPU to another. A vCPU that has halted is sent
+/// one to wake it, not to flush: Linux does not wait for idle CPUs. So those are left out.
+fn ipis(events: &[Value]) -> Vec<[&Value; 2]> {
     let of = |ph: &'static str| {
         events.iter().filter(move |event| event["ph"] == ph && event["name"] == "interrupt")
     };
     let ends: BTreeMap<_, _> = of("f").map(|event| (event["id"].as_u64(), event)).collect();
-    let whole = |sent: &'_ Value| ends.get(&sent["id"].as_u64()).copied();
     let awaited = of("s").filter(|sent| sent["args"]["receiver"] != "halted");
-    awaited.filter_map(|sent| Some(Ipi { sent, arrives: whole(sent)? })).collect()
+    awaited.filter_map(|sent| Some([sent, ends.get(&sent["id"].as_u64())?])).collect()
 }
 
-impl Ipi<'_> {
-    /// Where and when it is sent and arrives, its vCPUs and vector, and whether the receiver was in
-    /// guest mode; `None` if it is outside the window.
-    fn shown(&self, window: Window) -> Option<Value> {
-        let (sent, arrives) = (ns(self.sent, "ts"), ns(self.arrives, "ts"));
-        let args = &self.sent["args"];
-        (sent >= window.start && sent < window.end).then(|| {
-            json!([
-                self.sent["tid"],
-                sent - window.start,
-                self.arrives["tid"],
-                arrives.saturating_sub(window.start),
-                args["from"],
-                args["to"],
-                args["vector"],
-                u8::from(args["receiver"] == "running"),
-            ])
-        })
-    }
+/// Where and when an interrupt is sent and arrives, its vCPUs and vector, and whether the receiver
+/// was in guest mode; `None` if it is outside the window.
+fn shown([sent, arrives]: &[&Value; 2], window: &Window) -> Option<Value> {
+    let [at, arrives_at] = [sent, arrives].map(|end| ns(end, "ts").saturating_sub(window.start));
+    let is_running = u8::from(sent["args"]["receiver"] == "running");
+    let [from, to, vector] = ["from", "to", "vector"].map(|name| &sent["args"][name]);
+    let ipi = json!([sent["tid"], at, arrives["tid"], arrives_at, from, to, vector, is_running]);
+    window.contains(&ns(sent, "ts")).then_some(ipi)
 }
 
 /// The part of a slice inside the window, relative to the window's start.
-fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
+fn within(slice: &Value, window: &Window) -> Option<(u64, u64)> {
     let start = ns(slice, "ts");
     let end = start.saturating_add(ns(slice, "dur"));
     let (start, end) = (start.max(window.start), end.min(window.end));
@@ -172,23 +145,19 @@ fn within(slice: &Value, window: Window) -> Option<(u64, u64)> {
 }
 
 /// The ends of arrows in or behind the window, by the flush that they come from.
-fn arrows(events: &[Value], window: Window) -> BTreeMap<u64, Vec<Value>> {
+fn arrows(events: &[Value], start: u64) -> BTreeMap<u64, Vec<Value>> {
     let mut arrows = BTreeMap::<u64, Vec<Value>>::new();
     for event in events.iter().filter(|event| event["ph"] == "f" && event["name"] != "interrupt") {
-        let (Some(id), Some(at)) = (event["id"].as_u64(), ns(event, "ts").checked_sub(window.start)) else {
-            continue;
-        };
-        let end = json!({"kind": event["name"], "cpu": event["tid"], "at": at});
-        arrows.entry(id >> 16).or_default().push(end);
+        if let (Some(id), Some(at)) = (event["id"].as_u64(), ns(event, "ts").checked_sub(start)) {
+            let end = json!({"kind": event["name"], "cpu": event["tid"], "at": at});
+            arrows.entry(id >> 16).or_default().push(end);
+        }
     }
     arrows
 }
 
-fn flush(slice: &Value, arrows: &BTreeMap<u64, Vec<Value>>, window: Window) -> Option<Value> {
-    if slice["cat"] != "flush" {
-        return None;
-    }
-    let (start, end) = within(slice, window)?;
+fn flush(slice: &Value, arrows: &BTreeMap<u64, Vec<Value>>, window: &Window) -> Option<Value> {
+    let (start, end) = within(slice, window).filter(|_| slice["cat"] == "flush")?;
     let args = &slice["args"];
     let id = args["flush"].as_u64()?;
     Some(json!({
