@@ -19,39 +19,16 @@ const FIRST_IPI: u64 = 1 << 50;
 
 pub(super) fn write(mut out: impl Write, timeline: &Timeline) -> Result<()> {
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
-    let mut events = Events { out: &mut out, any: false };
-    names(&mut events, timeline)?;
-    for (cpu, line) in (0u32..).zip(&timeline.cpus) {
-        cpu_line(&mut events, cpu, line)?;
-    }
-    for (id, flush) in (1u32..).zip(&timeline.flushes) {
-        flush_with_arrows(&mut events, id, flush)?;
-    }
-    for (number, ipi) in (0u64..).zip(&timeline.ipis) {
-        ipi_arrow(&mut events, FIRST_IPI + number, ipi)?;
-    }
-    for taken in &timeline.taken {
-        events.put(&instant(taken))?;
+    let cpus = (0u32..).zip(&timeline.cpus).flat_map(|(cpu, line)| cpu_line(cpu, line));
+    let flushes = (1u32..).zip(&timeline.flushes).flat_map(|(id, flush)| flush_with_arrows(id, flush));
+    let ipis = (FIRST_IPI..).zip(&timeline.ipis).filter_map(|(id, ipi)| ipi_arrow(id, ipi)).flatten();
+    let events = names(timeline).into_iter().chain(cpus).chain(flushes).chain(ipis);
+    for (index, event) in events.chain(timeline.taken.iter().map(instant)).enumerate() {
+        write!(out, "{}{event}", if index == 0 { "\n" } else { ",\n" })?;
     }
     let lost = timeline.lost();
     write!(out, "\n],\"otherData\":{{\"missing records\":\"{lost}\"}}}}")?;
-    out.flush()?;
-    Ok(())
-}
-
-/// Events, one to a line.
-struct Events<'o, W> {
-    out: &'o mut W,
-    any: bool,
-}
-
-impl<W: Write> Events<'_, W> {
-    fn put(&mut self, event: &Value) -> Result<()> {
-        let separator = if self.any { ",\n" } else { "\n" };
-        self.any = true;
-        write!(self.out, "{separator}{event}")?;
-        Ok(())
-    }
+    Ok(out.flush()?)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "runs take hours at most, far below 2^53 ns")]
@@ -59,20 +36,17 @@ fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-fn names<W: Write>(events: &mut Events<'_, W>, timeline: &Timeline) -> Result<()> {
+fn names(timeline: &Timeline) -> Vec<Value> {
     let name = |kind: &str, pid: u32, tid: u32, name: String| json!({"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}});
-    events.put(&name("process_name", CPUS, 0, "CPUs".to_owned()))?;
-    events.put(&name("process_name", VCPUS, 0, "vCPUs".to_owned()))?;
-    for (cpu, line) in (0u32..).zip(&timeline.cpus) {
-        if !line.spans.is_empty() {
-            events.put(&name("thread_name", CPUS, cpu, format!("CPU {cpu}")))?;
-        }
-    }
+    let cpus = (0u32..).zip(&timeline.cpus).filter(|(_, line)| !line.spans.is_empty());
     let turns = timeline.cpus.iter().flat_map(|line| &line.turns);
-    for vcpu in turns.map(|&(vcpu, ..)| vcpu).collect::<BTreeSet<_>>() {
-        events.put(&name("thread_name", VCPUS, vcpu.into(), format!("vCPU {vcpu}")))?;
-    }
-    Ok(())
+    let vcpus = turns.map(|&(vcpu, ..)| u32::from(vcpu)).collect::<BTreeSet<_>>();
+    [("CPUs", CPUS), ("vCPUs", VCPUS)]
+        .into_iter()
+        .map(|(text, pid)| name("process_name", pid, 0, text.to_owned()))
+        .chain(cpus.map(|(cpu, _)| name("thread_name", CPUS, cpu, format!("CPU {cpu}"))))
+        .chain(vcpus.into_iter().map(|vcpu| name("thread_name", VCPUS, vcpu, format!("vCPU {vcpu}"))))
+        .collect()
 }
 
 fn slice(pid: u32, tid: u32, name: &str, category: &str, (start, end): (u64, u64), args: &Value) -> Value {
@@ -80,10 +54,10 @@ fn slice(pid: u32, tid: u32, name: &str, category: &str, (start, end): (u64, u64
     json!({"ph": "X", "pid": pid, "tid": tid, "ts": ts, "dur": dur, "name": name, "cat": category, "args": args})
 }
 
-fn cpu_line<W: Write>(events: &mut Events<'_, W>, cpu: u32, line: &CpuLine) -> Result<()> {
-    for span in &line.spans {
+fn cpu_line(cpu: u32, line: &CpuLine) -> impl Iterator<Item = Value> {
+    let spans = line.spans.iter().map(move |span| {
         let times = (span.start, span.end);
-        events.put(&match span.doing {
+        match span.doing {
             Doing::Guest { vcpu } => {
                 slice(CPUS, cpu, &format!("vCPU {vcpu}"), "guest", times, &json!({"vcpu": vcpu}))
             }
@@ -91,16 +65,16 @@ fn cpu_line<W: Write>(events: &mut Events<'_, W>, cpu: u32, line: &CpuLine) -> R
                 slice(CPUS, cpu, why.name(), "hypervisor", times, &json!({"vcpu": vcpu}))
             }
             Doing::Idle => slice(CPUS, cpu, "idle", "idle", times, &json!({})),
-        })?;
-    }
-    for &(vcpu, start, end) in &line.turns {
-        let name = format!("CPU {cpu}");
-        events.put(&slice(VCPUS, vcpu.into(), &name, "turn", (start, end), &json!({"cpu": cpu})))?;
-    }
-    Ok(())
+        }
+    });
+    let (name, args) = (format!("CPU {cpu}"), json!({"cpu": cpu}));
+    let turn = move |&(vcpu, start, end): &(u16, u64, u64)| {
+        slice(VCPUS, vcpu.into(), &name, "turn", (start, end), &args)
+    };
+    spans.chain(line.turns.iter().map(turn))
 }
 
-fn flush_with_arrows<W: Write>(events: &mut Events<'_, W>, id: u32, flush: &Flush) -> Result<()> {
+fn flush_with_arrows(id: u32, flush: &Flush) -> Vec<Value> {
     let args = json!({
         "flush": id,
         "initiator": flush.vcpu,
@@ -112,29 +86,27 @@ fn flush_with_arrows<W: Write>(events: &mut Events<'_, W>, id: u32, flush: &Flus
         "merged": flush.merged,
     });
     let name = if flush.vcpu.is_some() { "flush" } else { "flush of nested translations" };
-    events.put(&slice(CPUS, flush.cpu, name, "flush", (flush.start, flush.end), &args))?;
+    let mut events = vec![slice(CPUS, flush.cpu, name, "flush", (flush.start, flush.end), &args)];
     let kicks = flush.kicked.iter().filter_map(|kicked| Some(("kick", kicked.at, kicked.cpu, kicked.exit?)));
     let deferred = flush.deferred.iter().map(|taken| ("deferred flush", flush.start, taken.cpu, taken.at));
     for (place, (name, from, cpu, to)) in (0u64..).zip(kicks.chain(deferred)) {
         // 2^16 arrows for each flush are enough: there are fewer vCPUs.
         let arrow = u64::from(id) << 16 | place;
-        let none = json!({});
-        events.put(&arrow_end("s", arrow, name, flush.cpu, from, &none))?;
-        events.put(&arrow_end("f", arrow, name, cpu, to, &none))?;
+        events.extend(arrow_ends(arrow, name, [(flush.cpu, from), (cpu, to)], &json!({})));
     }
-    Ok(())
+    events
 }
 
-/// The beginning (`s`) or the end (`f`) of an arrow.
-fn arrow_end(ph: &str, id: u64, name: &str, cpu: u32, at: u64, args: &Value) -> Value {
-    json!({"ph": ph, "bp": "e", "id": id, "name": name, "cat": name, "pid": CPUS, "tid": cpu, "ts": us(at), "args": args})
+/// The beginning and the end of an arrow: each one's CPU and time.
+fn arrow_ends(id: u64, name: &str, [from, to]: [(u32, u64); 2], args: &Value) -> [Value; 2] {
+    [("s", from), ("f", to)].map(|(ph, (cpu, at))| {
+        json!({"ph": ph, "bp": "e", "id": id, "name": name, "cat": name, "pid": CPUS, "tid": cpu, "ts": us(at), "args": args})
+    })
 }
 
-fn ipi_arrow<W: Write>(events: &mut Events<'_, W>, id: u64, ipi: &Ipi) -> Result<()> {
-    let Some((cpu, entry)) = ipi.entry else { return Ok(()) };
+fn ipi_arrow(id: u64, ipi: &Ipi) -> Option<[Value; 2]> {
     let args = json!({"from": ipi.from, "to": ipi.to, "vector": ipi.vector, "receiver": ipi.receiver.name()});
-    events.put(&arrow_end("s", id, "interrupt", ipi.cpu, ipi.at, &args))?;
-    events.put(&arrow_end("f", id, "interrupt", cpu, entry, &args))
+    Some(arrow_ends(id, "interrupt", [(ipi.cpu, ipi.at), ipi.entry?], &args))
 }
 
 fn instant(taken: &Taken) -> Value {
