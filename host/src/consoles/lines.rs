@@ -59,11 +59,7 @@ impl Lines {
 
     /// The line without end, if no byte has come for a while.
     pub(super) fn quiet(&mut self, now: Instant) -> Option<Row> {
-        let is_quiet = self.last.is_some_and(|last| now.saturating_duration_since(last) >= QUIET);
-        if !is_quiet {
-            return None;
-        }
-        self.last = None;
+        self.last.take_if(|last| now.saturating_duration_since(*last) >= QUIET)?;
         self.row(self.whole())
     }
 
@@ -107,7 +103,8 @@ fn visible(line: &str, has_colours: bool) -> String {
         if !is_escape {
             part.chars().for_each(|char| shown.put(char));
         } else if has_colours && is_colour(part) {
-            shown.colour(part);
+            shown.colours += part;
+            shown.has_colours = true;
         }
     }
     shown.text()
@@ -185,17 +182,9 @@ impl Shown {
         }
     }
 
-    fn colour(&mut self, sequence: &str) {
-        self.colours += sequence;
-        self.has_colours = true;
-    }
-
     fn text(self) -> String {
-        let mut text = String::new();
-        for (colours, char) in self.cells {
-            text += &colours;
-            text.push(char);
-        }
+        let mut text: String =
+            self.cells.into_iter().map(|(colours, char)| format!("{colours}{char}")).collect();
         if self.has_colours && !text.is_empty() {
             text += "\x1b[0m";
         }

@@ -115,7 +115,8 @@ impl Consoles {
         let known = self.guests.get(&seen.index);
         if known.is_none_or(|guest| guest.id != seen.identity()) {
             self.forget(seen.index);
-            self.guests.insert(seen.index, Followed::new(seen, self.has_colours()));
+            let has_colours = self.look == Look::Rows { has_colours: true };
+            self.guests.insert(seen.index, Followed::new(seen, has_colours));
         }
         let Some(guest) = self.guests.get_mut(&seen.index) else { return Ok(()) };
         let mut buffer = [0; BUFFER_BYTES];
@@ -152,25 +153,16 @@ impl Consoles {
         let Some(guest) = self.guests.get_mut(&seen.index) else { return };
         let last = self.last.entry(seen.name).or_insert(Last { state: seen.state, status: None });
         last.state = seen.state;
-        if guest.state == seen.state {
+        let before = std::mem::replace(&mut guest.state, seen.state);
+        if before == seen.state || self.look == Look::Raw {
             return;
         }
-        guest.state = seen.state;
-        if self.look == Look::Raw {
-            return;
-        }
-        let why = match (seen.state, seen.exit) {
-            (GuestState::Off | GuestState::Failed, Some(code)) => format!(": {}", code.reason()),
-            _ => String::new(),
-        };
+        let mut said = seen.state.to_string();
         if matches!(seen.state, GuestState::Off | GuestState::Failed) {
             self.screen.rows(guest.id.name, guest.lines.finish());
+            said += &seen.exit.map_or_else(String::new, |code| format!(": {}", code.reason()));
         }
-        self.screen.remark(seen.name, &format!("{}{why}", seen.state));
-    }
-
-    fn has_colours(&self) -> bool {
-        self.look == Look::Rows { has_colours: true }
+        self.screen.remark(seen.name, &said);
     }
 
     /// Shows lines without end.

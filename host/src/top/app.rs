@@ -93,11 +93,9 @@ impl App {
     }
 
     pub(super) fn waits(&self) -> [u64; Counter::WAITS.len()] {
-        let none = [0; Counter::WAITS.len()];
-        if self.has_all_waits {
-            return self.last.as_ref().map_or(none, |sample| waits(&sample.counters));
-        }
-        self.rates.as_ref().map_or(none, Rates::waits)
+        let all = self.last.as_ref().filter(|_| self.has_all_waits).map(|sample| waits(&sample.counters));
+        let interval = self.rates.as_ref().filter(|_| !self.has_all_waits).map(Rates::waits);
+        all.or(interval).unwrap_or_default()
     }
 
     fn open(&mut self) {
@@ -145,13 +143,8 @@ impl App {
     /// Watches another of `machines`: the one `step` places further on.
     pub(super) fn turn_to(&mut self, step: isize, machines: Vec<Found>) {
         let here = machines.iter().position(|machine| machine.name == self.machine.name);
-        let count = machines.len();
-        let next = match here {
-            Some(here) => {
-                here.cast_signed().wrapping_add(step).rem_euclid(count.cast_signed()).cast_unsigned()
-            }
-            None => 0,
-        };
+        let count = machines.len().cast_signed();
+        let next = here.map_or(0, |here| (here.cast_signed() + step).rem_euclid(count).cast_unsigned());
         if Some(next) != here
             && let Some(machine) = machines.get(next)
         {

@@ -53,14 +53,10 @@ fn ratio(case: &'static Case, comparison: &Comparison, runs: &[Run]) -> Ratio {
     let numbers = |way| series(case, way, comparison.metric, runs);
     let quell = numbers(comparison.quell);
     let peers = comparison.peers.iter().map(|way| (*way, numbers(*way)));
-    let median = |numbers: &[(u32, f64)]| spread(numbers).map(|spread| spread.median);
     let best = peers
-        .filter_map(|(way, numbers)| Some((median(&numbers)?, way, numbers)))
+        .filter_map(|(way, numbers)| Some((spread(&numbers)?.median, way, numbers)))
         .min_by(|left, right| left.0.total_cmp(&right.0));
-    let (peer_way, kvm) = match best {
-        Some((_, way, numbers)) => (Some(way.flushes()), numbers),
-        None => (None, Vec::new()),
-    };
+    let (peer_way, kvm) = best.map_or((None, Vec::new()), |(_, way, numbers)| (Some(way.flushes()), numbers));
     let pairs: Vec<f64> = pair(&quell, &kvm);
     let ratio = Spread::of(&pairs);
     let equal = ratio.is_some_and(Spread::is_equal);
