@@ -17,13 +17,8 @@ pub(crate) fn directory() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix("quell-bench-").tempdir()?)
 }
 
-pub(crate) fn bare(
-    platform: Platform,
-    image: Image,
-    cmdline: impl Into<String>,
-    vcpus: u32,
-) -> Result<Guest> {
-    Guest::bare(image, platform, cmdline, vcpus, BARE_MEMORY)
+pub(crate) fn bare(platform: Platform, image: Image, words: impl Into<String>, vcpus: u32) -> Result<Guest> {
+    Guest::bare(image, platform, words, vcpus, BARE_MEMORY)
 }
 
 /// The stock Linux guest with an initial RAM disk, whose reports the host hears.

@@ -41,10 +41,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
 pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
     let results =
         args.results.as_deref().map(read).transpose()?.map(|value| Results::of(&value)).transpose()?;
-    ensure!(
-        results.is_some() || !args.trace.is_empty(),
-        "nothing to report: name a file of results or a trace"
-    );
+    ensure!(results.is_some() || !args.trace.is_empty(), "nothing to report: name results or a trace");
     let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
     if let (Some(file), Some(results)) = (&args.markdown, &results) {
         fs::write(file, results::markdown(results))

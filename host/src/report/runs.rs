@@ -275,9 +275,7 @@ mod tests {
     fn sizes_are_read_from_the_ends_of_names() {
         assert_eq!(sized("delete-256M"), Some(("delete", 256)));
         assert_eq!(sized("a-b-2G"), Some(("a-b", 2048)));
-        assert!(
-            ["thrash-8:2", "delete-4K", "-M", "1G", "x-9999999G"].iter().all(|name| sized(name).is_none())
-        );
+        assert!(["thrash-8:2", "delete-4K", "-M", "1G", "x-9999999G"].iter().all(|s| sized(s).is_none()));
         let by_metric = [
             run("slots", QUELL, "delete-256M", "us", &[10.0]),
             run("slots", QUELL, "delete-1G", "us", &[20.0, 30.0]),

@@ -113,14 +113,9 @@ pub(super) const fn linux(vcpus: u32, command: &'static str, metrics: &'static [
     Linux { vcpus, cpus: 2, memory: 512 * MIB, command, has_rom: false, metrics }
 }
 
-const fn thrash(
-    name: &'static str,
-    about: &'static str,
-    vcpus: u32,
-    comparisons: &'static [Comparison],
-) -> Case {
+const fn thrash(name: &'static str, about: &'static str, vcpus: u32, ratios: &'static [Comparison]) -> Case {
     let work = Work::Linux(linux(vcpus, "thrash --rounds {rounds} --report /dev/report", THRASH));
-    Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons }
+    Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons: ratios }
 }
 
 const fn exits(metric: &'static str) -> Comparison {

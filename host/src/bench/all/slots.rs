@@ -73,13 +73,8 @@ const fn relative(metric: &'static str, target: Option<f64>) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV], target)
 }
 
-const fn case(
-    name: &'static str,
-    about: &'static str,
-    slots: Slots,
-    comparisons: &'static [Comparison],
-) -> Case {
-    Case { name, about, work: Work::Slots(slots), ways: TWO_WAYS, only_long: false, comparisons }
+const fn case(name: &'static str, about: &'static str, slots: Slots, ratios: &'static [Comparison]) -> Case {
+    Case { name, about, work: Work::Slots(slots), ways: TWO_WAYS, only_long: false, comparisons: ratios }
 }
 
 /// A GiB is removed; for how long does the guest not run?

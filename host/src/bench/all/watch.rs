@@ -170,10 +170,7 @@ mod tests {
         let around = [json!({"event": "boot"}), json!({"event": peer::STARTS})];
         let numbers = seen("thrash-2:2", KVM_HYPERV, &[&around[..], &thrash(true)].concat());
         let numbers = numbers.expect("is measured");
-        assert!(
-            (value(&numbers, USERSPACE) - 1.0).abs() < 1e-9,
-            "from the inner machine's start: {numbers:?}"
-        );
+        assert!((value(&numbers, USERSPACE) - 1.0).abs() < 1e-9, "from the inner start: {numbers:?}");
         assert!((value(&numbers, "real") - 0.5).abs() < 1e-9, "{numbers:?}");
         let dead = [json!({"event": "boot"}), json!({"event": "exit", "status": 1})];
         let mut watch = Watch::new(work("boot"), KVM_HYPERV);

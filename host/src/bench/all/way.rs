@@ -166,9 +166,6 @@ mod tests {
             assert_ne!(pair[0].is_peer(), pair[1].is_peer(), "{pair:?}");
         }
         let titles: Vec<_> = [&Way::ALL[..], &Way::ALL_ON_ARM].concat().into_iter().map(Way::title).collect();
-        assert!(
-            titles.iter().enumerate().all(|(index, title)| !titles[..index].contains(title)),
-            "{titles:?}"
-        );
+        assert!(titles.iter().enumerate().all(|(at, title)| !titles[..at].contains(title)), "{titles:?}");
     }
 }
