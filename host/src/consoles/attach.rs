@@ -149,9 +149,7 @@ impl Attached {
     /// The guest's state; `None` if it is there no longer.
     fn look(&self) -> Result<Option<GuestState>> {
         let guests = self.entries.guests(&self.ram)?;
-        let is_ours =
-            |guest: &&GuestSeen| guest.index == self.guest.index && guest.generation == self.guest.generation;
-        Ok(guests.iter().find(is_ours).map(|guest| guest.state))
+        Ok(guests.iter().find(|it| it.identity() == self.guest.identity()).map(|guest| guest.state))
     }
 }
 

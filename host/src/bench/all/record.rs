@@ -121,23 +121,20 @@ impl Record {
 
     /// The reasons why the numbers of `kept` cannot be compared with new ones, one per line.
     pub(crate) fn differences(&self, kept: &Self) -> Vec<String> {
-        let mut found = Vec::new();
-        let machine = MACHINE_KEYS.map(str::to_owned);
-        let keys =
-            self.versions.keys().chain(kept.versions.keys().filter(|k| !self.versions.contains_key(*k)));
-        let facts = keys.map(|key| (key, &self.versions, &kept.versions));
-        for (key, now, before) in facts.chain(machine.iter().map(|key| (key, &self.machine, &kept.machine))) {
-            let (now, before) = (now.get(key), before.get(key));
-            if now != before {
-                let text = |fact: Option<&String>| fact.map_or("unknown", String::as_str).to_owned();
-                found.push(format!("{key} was '{}' and is '{}'", text(before), text(now)));
-            }
-        }
+        let keys: BTreeSet<_> = self.versions.keys().chain(kept.versions.keys()).collect();
+        let versions = keys.into_iter().map(|key| (&**key, self.versions.get(key), kept.versions.get(key)));
+        let machine = MACHINE_KEYS.map(|key| (key, self.machine.get(key), kept.machine.get(key)));
+        let text = |fact: Option<&String>| fact.map_or("unknown", String::as_str).to_owned();
+        let facts = versions.chain(machine).filter(|(_, now, before)| now != before);
+        let mut found: Vec<_> = facts
+            .map(|(key, now, before)| format!("{key} was '{}' and is '{}'", text(before), text(now)))
+            .collect();
         for setup in &self.setups {
-            let key = |setup: &Setup| (setup.case.clone(), setup.subject, setup.way.clone());
-            let before = kept.setups.iter().find(|before| key(before) == key(setup));
+            let Setup { case, subject, way, .. } = setup;
+            let mut before = kept.setups.iter();
+            let before = before.find(|it| (&it.case, it.subject, &it.way) == (case, *subject, way));
             if before.is_some_and(|before| before != setup) {
-                let (case, who, way) = (&setup.case, setup.subject.name(), &setup.way);
+                let who = subject.name();
                 found.push(format!("{case} on {who}, {way}, has another machine, command line or command"));
             }
         }

@@ -137,16 +137,11 @@ fn ratios(samples: &Samples, case: &Case) -> [(&'static str, f64); 2] {
 fn limits(samples: &Samples) -> Vec<Limit> {
     let of_case = |case: &'static Case| {
         let ratios = ratios(samples, case).into_iter().zip([BARE_MIN, KVM_MIN]);
-        let ratios =
-            ratios.map(|((metric, ratio), least)| Limit::at_least(label(case, metric), ratio, least));
+        let ratios = ratios.map(|((metric, ratio), least)| Limit::at_least(metric, ratio, least));
         let exits = samples.of_quell(case.name, EXITS);
-        ratios.chain([Limit::at_most(label(case, "exits for each"), exits, EXITS_MAX)])
+        ratios.chain([Limit::at_most("exits for each", exits, EXITS_MAX)]).map(|limit| limit.of(case.name))
     };
     worked().flat_map(of_case).collect()
-}
-
-fn label(case: &Case, metric: &str) -> String {
-    format!("{}: {metric}", case.name)
 }
 
 /// Adds the ratios to the samples, and prints the tables.
@@ -209,7 +204,8 @@ mod tests {
             add(&mut samples, Subject::Kvm, &counted(200.0, 0.0));
             let found = limits(&samples).into_iter().filter(|limit| !limit.is_met());
             let found: Vec<_> = found.map(|limit| limit.label).collect();
-            let expected = worked().flat_map(|case| missed.iter().map(|metric| label(case, metric)));
+            let expected =
+                worked().flat_map(|case| missed.iter().map(|metric| format!("{}: {metric}", case.name)));
             assert_eq!(found, expected.collect::<Vec<_>>());
             print(&mut samples);
             let row = samples.row("stream", Subject::Quell, BARE).expect("is there");
