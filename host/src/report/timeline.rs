@@ -115,8 +115,8 @@ fn busiest(slices: &[&Value], ipis: &[[&Value; 2]], window_ns: u64) -> Window {
     start..start.saturating_add(window_ns)
 }
 
-/// Both ends of the arrow of each interrupt from one vCPU to another. A vCPU that has halted is sent
-/// one to wake it, not to flush: Linux does not wait for idle CPUs. So those are left out.
+/// Both ends of the arrow of each interrupt from one vCPU to another. A vCPU that has halted is
+/// sent one to wake it, not to flush: Linux does not wait for idle CPUs. So those are left out.
 fn ipis(events: &[Value]) -> Vec<[&Value; 2]> {
     let of = |ph: &'static str| {
         events.iter().filter(move |event| event["ph"] == ph && event["name"] == "interrupt")
