@@ -3,37 +3,34 @@
 use paging::Level;
 
 /// Areas of 2 MiB of guest physical addresses, each of which a slot may fill.
-pub const AREAS: usize = 6;
+pub(crate) const AREAS: usize = 6;
 /// Address spaces of a guest.
-pub const SPACES: usize = 2;
+pub(crate) const SPACES: usize = 2;
 /// Windows of 2 MiB of guest virtual addresses.
-pub const WINDOWS: usize = 3;
+pub(crate) const WINDOWS: usize = 3;
 /// The pages of an area or a window that programs touch.
-pub const PAGES: [u64; 4] = [0, 1, 2, 511];
+pub(crate) const PAGES: [u64; 4] = [0, 1, 2, 511];
 /// Pages of all windows that programs touch.
-pub const VA_PAGES: usize = WINDOWS * PAGES.len();
+pub(crate) const VA_PAGES: usize = WINDOWS * PAGES.len();
 /// Width of guest physical addresses.
-pub const PHYSICAL_BITS: u32 = 36;
-/// Bytes of an area.
-pub const AREA_SIZE: u64 = Level::Page2M.size();
-/// Bytes of a page.
-pub const PAGE_SIZE: u64 = Level::Page4K.size();
-/// Pages of an area.
-pub const AREA_PAGES: usize = (AREA_SIZE / PAGE_SIZE) as usize;
+pub(crate) const PHYSICAL_BITS: u32 = 36;
+pub(crate) const AREA_SIZE: u64 = Level::Page2M.size();
+pub(crate) const PAGE_SIZE: u64 = Level::Page4K.size();
+pub(crate) const AREA_PAGES: usize = (AREA_SIZE / PAGE_SIZE) as usize;
 
 /// Frames of a region that may hold a guest's page tables, see [`table`].
-pub const TABLE_FRAMES: core::ops::Range<usize> = 8..24;
+pub(crate) const TABLE_FRAMES: core::ops::Range<usize> = 8..24;
 /// Last-level tables of a guest, for any of its windows.
-pub const LAST_TABLES: usize = 8;
+pub(crate) const LAST_TABLES: usize = 8;
 
 /// Start of an area. The last two have a nested table of their own for 1 GiB.
-pub const fn area(number: usize) -> u64 {
+pub(crate) const fn area(number: usize) -> u64 {
     let far = if number >= 4 { (1 << 30) - 4 * AREA_SIZE } else { 0 };
     number as u64 * AREA_SIZE + far
 }
 
 /// The area and the page in it of a guest physical address.
-pub const fn area_of(gpa: u64) -> Option<(usize, usize)> {
+pub(crate) const fn area_of(gpa: u64) -> Option<(usize, usize)> {
     let mut number = 0;
     while number < AREAS {
         if gpa >= area(number) && gpa < area(number) + AREA_SIZE {
@@ -45,40 +42,39 @@ pub const fn area_of(gpa: u64) -> Option<(usize, usize)> {
 }
 
 /// Start of a window.
-pub const fn window(number: usize) -> u64 {
+pub(crate) const fn window(number: usize) -> u64 {
     (1 << 30) + number as u64 * AREA_SIZE
 }
 
 /// Guest virtual address of a page that programs touch.
-pub const fn va(page: usize) -> u64 {
+pub(crate) const fn va(page: usize) -> u64 {
     window(page / PAGES.len()) + PAGES[page % PAGES.len()] * PAGE_SIZE
 }
 
 /// Guest physical addresses of a guest's page tables.
-pub mod table {
+pub(crate) mod table {
     use super::{LAST_TABLES, PAGE_SIZE, SPACES, TABLE_FRAMES};
 
     const fn frame(number: usize) -> u64 {
         (TABLE_FRAMES.start + number) as u64 * PAGE_SIZE
     }
 
-    /// Root of a space.
-    pub const fn root(space: usize) -> u64 {
+    pub(crate) const fn root(space: usize) -> u64 {
         frame(space)
     }
 
     /// The table below it.
-    pub const fn upper(space: usize) -> u64 {
+    pub(crate) const fn upper(space: usize) -> u64 {
         frame(SPACES + space)
     }
 
     /// The tables below that, one of which is in use: their entries are for windows.
-    pub const fn middle(space: usize, number: usize) -> u64 {
+    pub(crate) const fn middle(space: usize, number: usize) -> u64 {
         frame(2 * SPACES + 2 * space + number % 2)
     }
 
     /// Tables of the last level.
-    pub const fn last(number: usize) -> u64 {
+    pub(crate) const fn last(number: usize) -> u64 {
         frame(4 * SPACES + number % LAST_TABLES)
     }
 
@@ -86,7 +82,7 @@ pub mod table {
 }
 
 /// Guest physical address of a vCPU's page for the input of hypercalls.
-pub const fn input_page(vcpu: usize) -> u64 {
+pub(crate) const fn input_page(vcpu: usize) -> u64 {
     (32 + vcpu as u64) * PAGE_SIZE
 }
 

@@ -2,7 +2,7 @@
 //! adversarial hardware.
 //! Real processors, and QEMU even more so, flush more than they must, so code that forgets a flush
 //! may work on them for years. The processors of this machine keep whatever the manual lets them
-//! keep, and use it at the worst moment. A [program](program::Program) defines the operations of
+//! keep, and use it at the worst moment. A program defines the operations of
 //! guests and the host. A seed determines how they interleave and how the processors behave. An
 //! oracle checks each access, when it happens, against the guarantees. A failing program is
 //! shortened ([`explore`](explore::explore)) and printed with its seed and the last events. For
@@ -13,7 +13,7 @@
 //! * **Time** is a counter that advances with every event. Tables remember the values of their
 //!   words at each time. A processor holds nothing explicitly: using a cached entry means walking
 //!   *as of an earlier time*, at which the tag was in use on that processor, and checking whether
-//!   an invalidation since must have removed the entry ([`hw::cache`], [`hw::walk`]). So a
+//!   an invalidation since must have removed the entry (`hw::cache`, `hw::walk`). So a
 //!   processor can use any translation and any walk cache entry that was valid at some time since
 //!   the last flush that covers it, in any combination, and a run costs some microseconds per
 //!   operation.
@@ -21,11 +21,11 @@
 //!   A host may destroy its guest at any time and create another one in its place, which gets new
 //!   tags, and often the same memory and the same tables. A vCPU may be removed, and another one
 //!   added in its place.
-//! * **Actors** are coroutines ([`sched`]): one for each CPU, and one for the host of each virtual
+//! * **Actors** are coroutines (`sched`): one for each CPU, and one for the host of each virtual
 //!   machine. They switch wherever the crates call out: at each access of a nested page table,
 //!   between the steps of a change, at each target of a flush, while waiting; and between any two
 //!   instructions of a guest.
-//! * **Memory** is real memory ([`hw::memory`]). Freed tables and slots are poisoned. A walk, an
+//! * **Memory** is real memory (`hw::memory`). Freed tables and slots are poisoned. A walk, an
 //!   access or a crate that reaches them fails the run, even if the frame is in use again. What a
 //!   frame held in its last lives is remembered, so entries from then can still be used.
 //! * **Two kinds of flush.** Some of the processors with ASIDs are not AMD's: flushing a tag drops
@@ -35,7 +35,7 @@
 //!   former value, and a TLBI may be for either VMID. A CPU that leaves a guest keeps its tables
 //!   loaded, and may walk them, until it loads others. A host's CPU may have any machine's loaded.
 //! * **Devices** do DMA at any time, by the nested tables of their virtual machine, behind one
-//!   IOMMU ([`hw::iommu`], [`hw::dma`]). It holds leaves and upper-level entries as a processor
+//!   IOMMU (`hw::iommu`, `hw::dma`). It holds leaves and upper-level entries as a processor
 //!   does, a device with ATS holds what the IOMMU answered, and both drop only what a command
 //!   names. The IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as
 //!   late, and in any order, as AMD-Vi allows, or on Arm64 an SMMU. So are the devices. Those
@@ -77,13 +77,15 @@ pub mod bug;
 mod driver;
 pub mod explore;
 mod generate;
-pub mod hw;
-pub mod layout;
+mod hw;
+mod layout;
 mod machine;
 mod oracle;
-pub mod program;
-pub mod rng;
-pub mod run;
-pub mod sched;
+mod program;
+mod rng;
+mod run;
+mod sched;
 mod shrink;
 mod stage2;
+
+pub use hw::format::Arch;

@@ -157,7 +157,6 @@ impl AbstractMachine {
         }
     }
 
-    /// The time.
     pub(crate) fn now(&self) -> u64 {
         self.hw.borrow().memory.now()
     }
@@ -167,7 +166,6 @@ impl AbstractMachine {
         self.hw.borrow_mut().rng.below(end)
     }
 
-    /// Records an event.
     pub(crate) fn note(&self, what: impl FnOnce() -> String) {
         let Some(trace) = &self.trace else { return };
         let mut trace = trace.borrow_mut();
@@ -281,12 +279,10 @@ impl AbstractMachine {
         self.done.set(self.done.get() + 1);
     }
 
-    /// Number of operations that were done.
     pub(crate) fn done(&self) -> u64 {
         self.done.get()
     }
 
-    /// The error, if there was one.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failure.borrow().clone()
     }

@@ -5,7 +5,6 @@ use crate::hw::format::Arch;
 /// A page of guest physical memory that programs touch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GpaPage {
-    /// Its area.
     pub area: usize,
     /// Index into [`PAGES`](crate::layout::PAGES).
     pub page: usize,
@@ -41,53 +40,17 @@ pub enum GuestOp {
     Store(usize),
     /// Loads from or stores to a physical page, by the direct map.
     Direct(GpaPage, bool),
-    /// Maps a virtual page.
-    Map {
-        /// In the table that is in use there.
-        space: usize,
-        /// The page.
-        page: usize,
-        /// The target.
-        to: GpaPage,
-        /// Allow stores.
-        write: bool,
-        /// With the accessed bit already set.
-        used: bool,
-    },
+    /// Maps a virtual page, in the table that is in use there; if `used`, with the accessed bit
+    /// already set.
+    Map { space: usize, page: usize, to: GpaPage, write: bool, used: bool },
     /// Maps a window by a large page.
-    MapLarge {
-        /// In this space.
-        space: usize,
-        /// The window.
-        window: usize,
-        /// The target.
-        area: usize,
-        /// Allow stores.
-        write: bool,
-    },
+    MapLarge { space: usize, window: usize, area: usize, write: bool },
     /// Removes a virtual page's mapping.
-    Unmap {
-        /// In this space.
-        space: usize,
-        /// The page.
-        page: usize,
-    },
+    Unmap { space: usize, page: usize },
     /// Puts a table of the last level into a window.
-    Link {
-        /// In this space.
-        space: usize,
-        /// The window.
-        window: usize,
-        /// Which table.
-        table: usize,
-    },
+    Link { space: usize, window: usize, table: usize },
     /// Goes over to the other table of the level above.
-    LinkMiddle {
-        /// In this space.
-        space: usize,
-        /// Which one.
-        number: usize,
-    },
+    LinkMiddle { space: usize, number: usize },
     /// Drops its own translations of a page: INVLPG.
     FlushOwn(usize),
     /// Drops all of its own: loads the root again.
@@ -135,16 +98,7 @@ pub enum Track {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostOp {
     /// Adds a slot.
-    Add {
-        /// Its name.
-        slot: u16,
-        /// Where.
-        area: usize,
-        /// Its backing.
-        backing: Backing,
-        /// The guest may not store.
-        read_only: bool,
-    },
+    Add { slot: u16, area: usize, backing: Backing, read_only: bool },
     /// Deletes a slot.
     Remove(u16),
     /// Moves a slot.
@@ -178,7 +132,6 @@ pub enum HostOp {
 /// The machine that a program runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The architecture.
     pub arch: Arch,
     /// Physical CPUs.
     pub cpus: usize,
@@ -190,7 +143,6 @@ pub struct Config {
     pub tags: u32,
     /// TLB_CONTROL can flush one tag.
     pub flush_by_asid: bool,
-    /// How dirty pages are detected.
     pub track: Track,
     /// Entries that a change visits before it yields.
     pub step: u32,
@@ -230,7 +182,7 @@ pub struct Dma {
 }
 
 /// The most virtual machines.
-pub const VMS_MAX: usize = 3;
+pub(crate) const VMS_MAX: usize = 3;
 
 impl Dma {
     /// No devices.
@@ -269,7 +221,6 @@ pub struct Arm {
 /// interleave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// The machine.
     pub config: Config,
     /// Determines everything else.
     pub seed: u64,

@@ -3,16 +3,16 @@
 /// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", 2014): one
 /// word of state, and every seed is as good as any other.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
     /// The sequence of `seed`.
-    pub const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The next 64 bits.
-    pub const fn word(&mut self) -> u64 {
+    pub(crate) const fn word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,18 +21,18 @@ impl Rng {
     }
 
     /// A number below `end`, which is not 0.
-    pub const fn below(&mut self, end: usize) -> usize {
+    pub(crate) const fn below(&mut self, end: usize) -> usize {
         // The bias is below 2^-40 for the small numbers used here.
         ((self.word() as u128 * end as u128) >> 64) as usize
     }
 
     /// True once in `out_of` times.
-    pub const fn one_in(&mut self, out_of: usize) -> bool {
+    pub(crate) const fn one_in(&mut self, out_of: usize) -> bool {
         self.below(out_of) == 0
     }
 
     /// One of `choices`, of which there is at least one.
-    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 }

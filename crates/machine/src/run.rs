@@ -13,8 +13,7 @@ use crate::sched::{Actor, Ended};
 
 /// How a run ended.
 #[derive(Clone, Debug)]
-pub struct Run {
-    /// The error.
+pub(crate) struct Run {
     pub failure: Option<String>,
     /// Operations that were done.
     pub done: u64,
@@ -24,7 +23,7 @@ pub struct Run {
 
 /// Runs a program, with a driver that makes a mistake or not. The same program always runs in the
 /// same way; `traced` records events.
-pub fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
+pub(crate) fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
     match program.config.arch {
         Arch::Amd64 => run_with::<Amd64Nested>(program, bug, traced),
         Arch::Arm64 => run_with::<Arm64Stage2<4>>(program, bug, traced),

@@ -24,7 +24,7 @@ const STALL_INSIDE_ONE_IN: usize = 6;
 const STALL_MAX: usize = 300;
 
 /// The function of one actor.
-pub type Actor<'a> = Box<dyn FnOnce() + 'a>;
+pub(crate) type Actor<'a> = Box<dyn FnOnce() + 'a>;
 
 /// Switches away from the current actor.
 type Switch = *const dyn Fn();
@@ -33,7 +33,7 @@ type Switch = *const dyn Fn();
 struct Stopped;
 
 /// The scheduler of the actors.
-pub struct Scheduler {
+pub(crate) struct Scheduler {
     rng: RefCell<Rng>,
     /// The current actor, and how to switch away from it.
     current: Cell<Option<(usize, Option<Switch>)>>,
@@ -47,7 +47,7 @@ pub struct Scheduler {
 
 /// How a run ended, if not by the end of all actors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub(crate) enum Ended {
     /// [`Scheduler::stop`] was called.
     Stopped,
     /// An actor panicked.
@@ -58,7 +58,7 @@ pub enum Ended {
 
 impl Scheduler {
     /// A scheduler that gives up after `points_max` points.
-    pub fn new(rng: Rng, points_max: u64) -> Self {
+    pub(crate) fn new(rng: Rng, points_max: u64) -> Self {
         Self {
             rng: RefCell::new(rng),
             current: Cell::new(None),
@@ -71,19 +71,19 @@ impl Scheduler {
     }
 
     /// The current actor; `None` outside of [`run`](Self::run).
-    pub fn current(&self) -> Option<usize> {
+    pub(crate) fn current(&self) -> Option<usize> {
         self.current.get().map(|(actor, _)| actor)
     }
 
     /// Another actor may run here, where the current one is in the middle of an operation.
-    pub fn point_inside(&self) {
+    pub(crate) fn point_inside(&self) {
         self.is_inside.set(true);
         self.point();
         self.is_inside.set(false);
     }
 
     /// Another actor may run here.
-    pub fn point(&self) {
+    pub(crate) fn point(&self) {
         let burst = self.burst.get();
         if burst == 0 {
             self.give_way();
@@ -94,7 +94,7 @@ impl Scheduler {
     }
 
     /// The actor of the next turn runs here. Called by an actor that waits for others.
-    pub fn give_way(&self) {
+    pub(crate) fn give_way(&self) {
         let Some((_, Some(switch))) = self.current.get() else { return };
         if std::thread::panicking() {
             return;
@@ -108,7 +108,7 @@ impl Scheduler {
     }
 
     /// Ends the run: every actor is unwound at its next point.
-    pub fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.is_stopping.set(true);
         self.burst.set(0);
     }
@@ -118,7 +118,7 @@ impl Scheduler {
     /// # Errors
     ///
     /// [`Ended`]. All actors have ended then as well.
-    pub fn run<'a>(&'a self, actors: Vec<Actor<'a>>) -> Result<(), Ended> {
+    pub(crate) fn run<'a>(&'a self, actors: Vec<Actor<'a>>) -> Result<(), Ended> {
         let panics = RefCell::new(None);
         let switches: Vec<_> = actors.iter().map(|_| Cell::new(None)).collect();
         let mut coroutines: Vec<_> = actors

@@ -1,9 +1,9 @@
 //! Each mistake that the driver can make is detected.
 #![cfg(not(loom))]
 
+use machine::Arch;
 use machine::bug::Bug;
 use machine::explore::{Effort, Topic, search};
-use machine::hw::format::Arch;
 
 /// Operations within which a mistake must be detected.
 const OPERATIONS: u64 = 1_000_000;

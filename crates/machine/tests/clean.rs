@@ -1,8 +1,8 @@
 //! Without a mistake, nothing fails.
 #![cfg(not(loom))]
 
+use machine::Arch;
 use machine::explore::{Effort, explore};
-use machine::hw::format::Arch;
 
 /// For each architecture: some seconds.
 const OPERATIONS: u64 = 400_000;

@@ -286,7 +286,6 @@ impl<'m, F: Architecture> Vm<'m, F> {
         self.machine.hw.borrow_mut().memory.store_together(stores);
     }
 
-    /// The target of a vCPU.
     pub(crate) fn target_of(&self, vcpu: usize) -> &Target {
         &self.targets[self.machine.config.first_vp + vcpu]
     }

@@ -10,7 +10,7 @@ use super::memory::{FRAME_SIZE, REGION_SIZE};
 
 /// The bytes of physical memory.
 #[derive(Debug)]
-pub struct Bytes {
+pub(crate) struct Bytes {
     allocation: NonNull<u8>,
     layout: Layout,
     /// Start of memory: the first address in the allocation that is aligned to a region.
@@ -38,7 +38,7 @@ impl Bytes {
     }
 
     /// The word at `pa`; `None` outside of memory.
-    pub fn word(&self, pa: u64) -> Option<&AtomicU64> {
+    pub(crate) fn word(&self, pa: u64) -> Option<&AtomicU64> {
         pa.checked_sub(self.start).filter(|offset| *offset < self.len)?;
         let offset = (pa & !7) as usize - self.allocation.as_ptr().addr();
         // SAFETY: within the allocation, which lives as long as `self`, and aligned; Rust code uses
@@ -47,7 +47,7 @@ impl Bytes {
     }
 
     /// The words of the frame at `pa`.
-    pub fn entries(&self, pa: u64) -> Option<&Entries> {
+    pub(crate) fn entries(&self, pa: u64) -> Option<&Entries> {
         let first = self.word(pa & !(FRAME_SIZE - 1))?;
         // SAFETY: the whole frame is within the allocation.
         Some(unsafe { &*core::ptr::from_ref(first).cast::<Entries>() })

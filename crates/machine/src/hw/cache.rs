@@ -13,54 +13,31 @@ use paging::Level;
 const STAYS_MAX: usize = 12;
 const INVALIDATIONS_MAX: usize = 48;
 
-/// An entry that a processor holds.
+/// An entry that a processor holds, by an address that it translates or that is below it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Item {
+pub(crate) enum Item {
     /// TLB: guest virtual to physical, from a guest's leaf and a nested leaf of these sizes. It
     /// translates the smaller of the two: the TLB holds a large page of the guest over small nested
     /// ones in pieces (A17).
-    Combined {
-        /// An address in it.
-        va: u64,
-        /// Size of the guest's page.
-        guest: Level,
-        /// Size of the nested page.
-        nested: Level,
-    },
+    Combined { va: u64, guest: Level, nested: Level },
     /// Walk cache: the physical address of the table to which the guest's entry of this level
     /// points.
-    GuestWalk {
-        /// An address below it.
-        va: u64,
-        /// Of the entry.
-        level: Level,
-    },
+    GuestWalk { va: u64, level: Level },
     /// Nested TLB: guest physical to physical.
-    NestedLeaf {
-        /// An address in it.
-        gpa: u64,
-        /// Size of the page.
-        level: Level,
-    },
+    NestedLeaf { gpa: u64, level: Level },
     /// Nested walk cache: the address of the table to which the nested entry of this level points.
-    NestedWalk {
-        /// An address below it.
-        gpa: u64,
-        /// Of the entry.
-        level: Level,
-    },
+    NestedWalk { gpa: u64, level: Level },
 }
 
 /// The entries that an invalidation removes under one tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Invalidation {
+pub(crate) enum Invalidation {
     /// Everything.
     All,
     /// Entries that depend on the guest's tables.
     Guest,
     /// Entries that depend on the guest's tables and translate an address.
     GuestPage {
-        /// The address.
         va: u64,
         /// Only leaves of this level: the hint of the instruction.
         level: Option<Level>,
@@ -71,9 +48,7 @@ pub enum Invalidation {
     },
     /// Entries that depend on the nested tables **alone** and translate a range.
     Nested {
-        /// First guest physical address.
         start: u64,
-        /// Bytes.
         len: u64,
         /// Only leaves of this level: the hint of the instruction.
         level: Option<Level>,
@@ -88,7 +63,7 @@ const fn is_same_page(a: u64, b: u64, level: Level) -> bool {
 
 impl Invalidation {
     /// Whether it must remove `item`.
-    pub fn removes(&self, item: Item) -> bool {
+    pub(crate) fn removes(&self, item: Item) -> bool {
         match (*self, item) {
             (Self::All, _) => true,
             (Self::Guest, Item::Combined { .. } | Item::GuestWalk { .. }) => true,
@@ -117,7 +92,7 @@ const fn overlaps(start: u64, len: u64, address: u64, level: Level) -> bool {
 
 /// A time during which a tag was in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stay {
+pub(crate) struct Stay {
     /// Its first and last moment.
     pub enter: u64,
     /// `u64::MAX` if it lasts.
@@ -128,7 +103,7 @@ pub struct Stay {
 
 /// Record of one tag on one CPU.
 #[derive(Clone, Debug, Default)]
-pub struct Context {
+pub(crate) struct Context {
     stays: VecDeque<Stay>,
     /// Roots of the guest's tables, guest physical addresses, with the time from which each was in
     /// use.
@@ -141,7 +116,7 @@ pub struct Context {
 
 impl Context {
     /// Records that the tag is in use.
-    pub fn enter(&mut self, time: u64, nested_root: u64, guest_root: u64) {
+    pub(crate) fn enter(&mut self, time: u64, nested_root: u64, guest_root: u64) {
         if self.stays.len() == STAYS_MAX {
             let oldest = self.stays.pop_front();
             self.flushed = self.flushed.max(oldest.map_or(0, |stay| stay.exit));
@@ -151,14 +126,14 @@ impl Context {
     }
 
     /// Records that the tag is not in use any more.
-    pub fn exit(&mut self, time: u64) {
+    pub(crate) fn exit(&mut self, time: u64) {
         if let Some(stay) = self.stays.back_mut() {
             stay.exit = stay.exit.min(time);
         }
     }
 
     /// The guest switches to other tables. The caller records what that removes.
-    pub fn set_root(&mut self, time: u64, guest_root: u64) {
+    pub(crate) fn set_root(&mut self, time: u64, guest_root: u64) {
         if self.roots.back().is_some_and(|&(_, root)| root == guest_root) {
             return;
         }
@@ -169,13 +144,13 @@ impl Context {
     }
 
     /// Records an invalidation.
-    pub fn invalidate(&mut self, time: u64, what: Invalidation) {
+    pub(crate) fn invalidate(&mut self, time: u64, what: Invalidation) {
         self.invalidate_of(time, what, None);
     }
 
     /// Records an invalidation, limited to entries loaded under one of the guest's roots if one is
     /// named.
-    pub fn invalidate_of(&mut self, time: u64, what: Invalidation, guest_root: Option<u64>) {
+    pub(crate) fn invalidate_of(&mut self, time: u64, what: Invalidation, guest_root: Option<u64>) {
         if what == Invalidation::All {
             self.flushed = time;
             self.invalidations.clear();
@@ -191,20 +166,20 @@ impl Context {
 
     /// The latest time up to `time` at which the processor could load something that it may still
     /// hold.
-    pub fn loadable(&self, time: u64) -> Option<u64> {
+    pub(crate) fn loadable(&self, time: u64) -> Option<u64> {
         let stay = self.stays.iter().rev().find(|stay| stay.enter <= time)?;
         Some(time.min(stay.exit)).filter(|&time| time > self.flushed)
     }
 
     /// The roots that were in use at `time`: nested and guest.
-    pub fn roots_at(&self, time: u64) -> Option<(u64, u64)> {
+    pub(crate) fn roots_at(&self, time: u64) -> Option<(u64, u64)> {
         let stay = self.stays.iter().rev().find(|stay| stay.enter <= time && time <= stay.exit)?;
         let (_, guest_root) = self.roots.iter().rev().find(|(since, _)| *since <= time)?;
         Some((stay.nested_root, *guest_root))
     }
 
     /// The guest's roots that were in use.
-    pub fn roots(&self) -> Vec<u64> {
+    pub(crate) fn roots(&self) -> Vec<u64> {
         let mut roots: Vec<_> = self.roots.iter().map(|(_, root)| *root).collect();
         roots.sort_unstable();
         roots.dedup();
@@ -212,17 +187,17 @@ impl Context {
     }
 
     /// The times of the last few invalidations.
-    pub fn last_invalidations(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn last_invalidations(&self) -> impl Iterator<Item = u64> {
         self.invalidations.iter().rev().take(2).map(|(time, ..)| *time)
     }
 
     /// Whether the tag is in use at `time`, with these nested tables.
-    pub fn is_at(&self, time: u64, nested_root: u64) -> bool {
+    pub(crate) fn is_at(&self, time: u64, nested_root: u64) -> bool {
         self.roots_at(time).is_some_and(|(root, _)| root == nested_root)
     }
 
     /// Whether an entry loaded at `loaded` may still be held at `time`.
-    pub fn survives(&self, item: Item, loaded: u64, time: u64) -> bool {
+    pub(crate) fn survives(&self, item: Item, loaded: u64, time: u64) -> bool {
         loaded > self.flushed
             && !self.invalidations.iter().rev().take_while(|(when, ..)| *when > loaded).any(
                 |(when, what, root)| {

@@ -14,11 +14,11 @@ use crate::rng::Rng;
 const BUDGET: u32 = 4;
 
 /// Address space tag: an ASID on AMD64, a VMID on Arm64.
-pub type Tag = u32;
+pub(crate) type Tag = u32;
 
 /// Roots of the tables that a CPU uses for its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Roots {
+pub(crate) struct Roots {
     /// Of the nested tables: a physical address.
     pub nested: u64,
     /// Of the guest's tables: a guest physical address.
@@ -38,8 +38,7 @@ struct Cpu {
 
 /// A completed access of a guest.
 #[derive(Clone, Debug)]
-pub struct Accessed {
-    /// The translation used.
+pub(crate) struct Accessed {
     pub translation: Translation,
     /// The addresses that the processor has stored to: the data, and entries of the guest's tables
     /// whose bits it has set.
@@ -48,8 +47,7 @@ pub struct Accessed {
 
 /// The processors and their memory.
 #[derive(Debug)]
-pub struct Hw {
-    /// Physical memory.
+pub(crate) struct Hw {
     pub memory: Memory,
     /// Determines the processors' behaviour.
     pub rng: Rng,
@@ -71,7 +69,7 @@ pub struct Hw {
 
 impl Hw {
     /// `cpus` processors of `arch`.
-    pub fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
+    pub(crate) fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
         let cpus = (0..cpus).map(|_| Cpu::default()).collect();
         Self {
             memory,
@@ -87,18 +85,15 @@ impl Hw {
         }
     }
 
-    /// The processors' architecture.
-    pub fn arch(&self) -> Arch {
+    pub(crate) fn arch(&self) -> Arch {
         self.arch
     }
 
-    /// Number of processors.
-    pub fn cpu_count(&self) -> usize {
+    pub(crate) fn cpu_count(&self) -> usize {
         self.cpus.len()
     }
 
-    /// The format of a stage.
-    pub fn format(&self, stage: Stage) -> Format {
+    pub(crate) fn format(&self, stage: Stage) -> Format {
         Format { arch: self.arch, stage }
     }
 
@@ -140,7 +135,7 @@ impl Hw {
 
     /// Makes this the only tag in use: a write to VTTBR_EL2. From now on the processor may walk for
     /// it.
-    pub fn load(&mut self, cpu: usize, tag: Tag, roots: Roots) {
+    pub(crate) fn load(&mut self, cpu: usize, tag: Tag, roots: Roots) {
         self.put_away_tag(cpu);
         let time = self.memory.tick();
         self.context_mut(cpu, tag).enter(time, roots.nested, roots.guest);
@@ -148,7 +143,7 @@ impl Hw {
     }
 
     /// The guest starts to run on `cpu`: VMRUN, or ERET with the loaded tag.
-    pub fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
+    pub(crate) fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
         let is_loaded = self.arch == Arch::Arm64 && self.cpus[cpu].tag == Some(tag);
         let time = self.memory.tick();
         if is_loaded && self.context_mut(cpu, tag).is_at(time, roots.nested) {
@@ -161,7 +156,7 @@ impl Hw {
 
     /// The guest stops. On Arm64 the tag stays in use: until another is loaded, the processor may
     /// continue to walk for it.
-    pub fn leave(&mut self, cpu: usize) {
+    pub(crate) fn leave(&mut self, cpu: usize) {
         self.cpus[cpu].in_guest = false;
         if self.arch == Arch::Amd64 {
             self.put_away_tag(cpu);
@@ -176,7 +171,7 @@ impl Hw {
     }
 
     /// A CPU that may walk from this root of nested tables, because it has loaded it.
-    pub fn walker_of(&self, nested_root: u64) -> Option<usize> {
+    pub(crate) fn walker_of(&self, nested_root: u64) -> Option<usize> {
         let now = self.memory.now();
         self.cpus.iter().position(|cpu| {
             let in_use = cpu.contexts.iter().find(|(tag, _)| Some(*tag) == cpu.tag);
@@ -184,29 +179,24 @@ impl Hw {
         })
     }
 
-    /// Whether the guest runs on `cpu`.
-    pub fn is_in_guest(&self, cpu: usize) -> bool {
-        self.cpus[cpu].in_guest
-    }
-
     /// Sends an interrupt, which stays pending until it is taken.
-    pub fn interrupt(&mut self, cpu: usize) {
+    pub(crate) fn interrupt(&mut self, cpu: usize) {
         self.cpus[cpu].interrupt = true;
     }
 
     /// Whether an interrupt is pending.
-    pub fn is_interrupted(&self, cpu: usize) -> bool {
+    pub(crate) fn is_interrupted(&self, cpu: usize) -> bool {
         self.cpus[cpu].interrupt
     }
 
     /// Takes the pending interrupt.
-    pub fn take_interrupt(&mut self, cpu: usize) {
+    pub(crate) fn take_interrupt(&mut self, cpu: usize) {
         self.cpus[cpu].interrupt = false;
     }
 
     /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops the entries of its
     /// tables; on Arm64, and with PCIDs, the root has its own address space identifier.
-    pub fn load_guest_root(&mut self, cpu: usize, root: u64) {
+    pub(crate) fn load_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
         if self.arch == Arch::Amd64 && !self.pcid {
             self.invalidate(cpu, tag, Invalidation::Guest);
@@ -217,7 +207,7 @@ impl Hw {
 
     /// The guest on `cpu` reloads its root, which drops the entries of these tables: MOV to CR3
     /// without bit 63.
-    pub fn reload_guest_root(&mut self, cpu: usize, root: u64) {
+    pub(crate) fn reload_guest_root(&mut self, cpu: usize, root: u64) {
         let Some(tag) = self.cpus[cpu].tag else { return };
         let of = self.pcid.then_some(root);
         let time = self.memory.tick();
@@ -226,7 +216,7 @@ impl Hw {
 
     /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one
     /// CPU. The processor knows that it may hold a page of the guest in pieces.
-    pub fn invalidate_own(&mut self, cpu: usize, va: u64) {
+    pub(crate) fn invalidate_own(&mut self, cpu: usize, va: u64) {
         if let Some(tag) = self.cpus[cpu].tag {
             let what = Invalidation::GuestPage { va, level: None, pieces: true, walk: true };
             let time = self.memory.tick();
@@ -269,7 +259,7 @@ impl Hw {
     /// # Errors
     ///
     /// [`Fault`]; only accessed bits have been stored then.
-    pub fn access(&mut self, cpu: usize, va: u64, store: Option<u64>) -> Result<Accessed, Fault> {
+    pub(crate) fn access(&mut self, cpu: usize, va: u64, store: Option<u64>) -> Result<Accessed, Fault> {
         self.memory.tick();
         self.steps.clear();
         let mut stored = Vec::new();
@@ -306,7 +296,7 @@ impl Hw {
     /// # Errors
     ///
     /// [`Fault`]; nothing has been stored then.
-    pub fn store_direct(&mut self, cpu: usize, gpa: u64, value: u64) -> Result<u64, Fault> {
+    pub(crate) fn store_direct(&mut self, cpu: usize, gpa: u64, value: u64) -> Result<u64, Fault> {
         self.memory.tick();
         self.steps.clear();
         let held = self.walk(cpu, BUDGET, |walker| walker.translate_nested(gpa)).ok_or(Fault::Guest)??;
@@ -323,7 +313,7 @@ impl Hw {
     /// # Errors
     ///
     /// [`Fault`].
-    pub fn load_direct(&mut self, cpu: usize, gpa: u64) -> Result<Nested, Fault> {
+    pub(crate) fn load_direct(&mut self, cpu: usize, gpa: u64) -> Result<Nested, Fault> {
         self.memory.tick();
         self.steps.clear();
         let held = self.walk(cpu, BUDGET, |walker| walker.translate_nested(gpa)).ok_or(Fault::Guest)??;

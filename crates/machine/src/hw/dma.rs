@@ -16,7 +16,7 @@ const BUDGET: u32 = 4;
 
 /// A completed access of a device.
 #[derive(Clone, Copy, Debug)]
-pub struct Dma {
+pub(crate) struct Dma {
     /// The translation.
     pub nested: Nested,
     /// The root by which the IOMMU went.
@@ -25,19 +25,19 @@ pub struct Dma {
 
 impl Hw {
     /// Software writes a device's entry of the device table.
-    pub fn write_device_entry(&mut self, device: usize, entry: Option<DeviceEntry>) {
+    pub(crate) fn write_device_entry(&mut self, device: usize, entry: Option<DeviceEntry>) {
         let time = self.memory.tick();
         self.iommu.write_entry(time, device, Cause::Entry, entry);
     }
 
     /// Software writes a word of what an SMMU reads.
-    pub fn write_structure(&mut self, of: Structure, word: usize, value: u64) {
+    pub(crate) fn write_structure(&mut self, of: Structure, word: usize, value: u64) {
         let time = self.memory.tick();
         self.iommu.store(time, of, word, value);
     }
 
     /// The IOMMU executes a command that it has read, if there is one.
-    pub fn execute_command(&mut self) -> Option<Order> {
+    pub(crate) fn execute_command(&mut self) -> Option<Order> {
         let count = self.iommu.executable();
         if count == 0 {
             return None;
@@ -51,7 +51,7 @@ impl Hw {
     /// # Errors
     ///
     /// [`Fault`]; `Fault::Guest` if DMA is blocked. Nothing has been stored then.
-    pub fn dma(&mut self, device: usize, gpa: u64, store: Option<u64>) -> Result<Dma, Fault> {
+    pub(crate) fn dma(&mut self, device: usize, gpa: u64, store: Option<u64>) -> Result<Dma, Fault> {
         self.memory.tick();
         self.steps.clear();
         let number = self.rng.below(self.iommu.entry_count(device));

@@ -19,7 +19,7 @@ pub enum Arch {
 
 /// One of the two sets of tables that an access uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// The guest's: virtual to guest physical.
     Guest,
     /// The hypervisor's: guest physical to physical.
@@ -30,21 +30,18 @@ pub enum Stage {
 
 /// The meaning of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub(crate) enum Entry {
     /// Nothing: the access faults.
     Absent,
     /// A pointer to the next table.
     Table {
-        /// Its address.
         next: u64,
         /// The processor need not set the accessed bit any more.
         accessed: bool,
     },
     /// A page.
     Leaf {
-        /// Its start.
         page: u64,
-        /// Stores are allowed.
         write: bool,
         /// The processor need not set the accessed bit any more.
         accessed: bool,
@@ -80,20 +77,18 @@ const ARM_DBM: u64 = 1 << 51;
 const ARM_ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
 /// Level of the root in both stages; Arm's level 0.
-pub const ROOT: Level = Level::Page512G;
+pub(crate) const ROOT: Level = Level::Page512G;
 
 /// The format of a stage's entries on an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
-    /// Whose.
+pub(crate) struct Format {
     pub arch: Arch,
-    /// Of which stage.
     pub stage: Stage,
 }
 
 impl Format {
     /// The meaning of `entry` of a table of `level`.
-    pub fn decode(self, entry: u64, level: Level) -> Entry {
+    pub(crate) fn decode(self, entry: u64, level: Level) -> Entry {
         match self.arch {
             Arch::Amd64 => self.decode_amd(entry, level),
             Arch::Arm64 => self.decode_arm(entry, level),
@@ -155,7 +150,7 @@ impl Format {
     }
 
     /// `entry` after the processor has used it, for a store if `store`.
-    pub const fn used(self, entry: u64, store: bool) -> u64 {
+    pub(crate) const fn used(self, entry: u64, store: bool) -> u64 {
         match (self.arch, self.stage) {
             (_, Stage::Device) => entry,
             (Arch::Amd64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
@@ -171,7 +166,7 @@ impl Format {
     /// Whether a processor that uses `held` although memory has `now` uses a replaced entry. A bit
     /// that the processor itself has set since is no replacement, and accessed bits may be cleared
     /// at any time (P15); a dirty bit may not.
-    pub fn is_replaced(self, held: u64, now: u64, level: Level) -> bool {
+    pub(crate) fn is_replaced(self, held: u64, now: u64, level: Level) -> bool {
         self.used(held, true) & !self.ignored() != self.used(now, true) & !self.ignored()
             || matches!(
                 (self.decode(held, level), self.decode(now, level)),
@@ -180,7 +175,7 @@ impl Format {
     }
 
     /// A leaf as a guest writes it: `level`-sized, at `page`, used before if `used`.
-    pub const fn guest_leaf(arch: Arch, page: u64, level: Level, write: bool, used: bool) -> u64 {
+    pub(crate) const fn guest_leaf(arch: Arch, page: u64, level: Level, write: bool, used: bool) -> u64 {
         match arch {
             Arch::Amd64 => {
                 page | AMD_PRESENT
@@ -199,7 +194,7 @@ impl Format {
     }
 
     /// An entry of a guest that points to a table.
-    pub const fn guest_table(arch: Arch, next: u64) -> u64 {
+    pub(crate) const fn guest_table(arch: Arch, next: u64) -> u64 {
         match arch {
             Arch::Amd64 => next | AMD_PRESENT | AMD_WRITE | AMD_USER | AMD_ACCESSED,
             Arch::Arm64 => next | ARM_VALID | ARM_TABLE,

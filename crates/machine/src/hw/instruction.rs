@@ -13,7 +13,7 @@ use super::cpu::{Hw, Tag};
 
 /// A TLBI of EL2, for the VMID that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tlbi {
+pub(crate) enum Tlbi {
     /// VMALLS12E1IS: everything.
     VmallS12,
     /// VMALLE1IS: entries that depend on stage 1.
@@ -23,43 +23,19 @@ pub enum Tlbi {
     /// ALLE1: everything of every VMID, on the own CPU only.
     AllLocal,
     /// IPAS2E1IS, RIPAS2E1IS: stage 2 alone, of a range.
-    Stage2 {
-        /// First address.
-        ipa: u64,
-        /// Bytes.
-        len: u64,
-        /// TTL.
-        level: Option<Level>,
-    },
+    Stage2 { ipa: u64, len: u64, level: Option<Level> },
     /// IPAS2LE1IS, RIPAS2LE1IS: leaves of stage 2 alone, of a range.
-    Stage2Leaf {
-        /// First address.
-        ipa: u64,
-        /// Bytes.
-        len: u64,
-        /// TTL.
-        level: Option<Level>,
-    },
+    Stage2Leaf { ipa: u64, len: u64, level: Option<Level> },
     /// VAE1IS: entries that depend on stage 1 and translate an address.
-    Va {
-        /// The address.
-        va: u64,
-        /// TTL.
-        level: Option<Level>,
-    },
+    Va { va: u64, level: Option<Level> },
     /// VAE1: the same on the own CPU only.
-    VaLocal {
-        /// The address.
-        va: u64,
-        /// TTL.
-        level: Option<Level>,
-    },
+    VaLocal { va: u64, level: Option<Level> },
 }
 
 impl Tlbi {
     /// IPAS2E1IS with this operand, where the granule is 4 KiB; `None` if the architecture reserves
     /// it.
-    pub fn page(operand: u64) -> Option<Self> {
+    pub(crate) fn page(operand: u64) -> Option<Self> {
         let level = match (operand >> 46 & 3, operand >> 44 & 3) {
             (0, _) => None,
             (1, level @ 1..) => Some(level_of(level)),
@@ -71,7 +47,7 @@ impl Tlbi {
 
     /// RIPAS2E1IS with this operand; `None` if the architecture reserves it, or if it is for a
     /// granule other than 4 KiB.
-    pub fn range(operand: u64) -> Option<Self> {
+    pub(crate) fn range(operand: u64) -> Option<Self> {
         let (tg, scale, num) = (operand >> 46 & 3, operand >> 44 & 3, operand >> 39 & 31);
         let level = match operand >> 37 & 3 {
             0 => None,
@@ -84,7 +60,7 @@ impl Tlbi {
 
     /// The same without walk caches: IPAS2LE1IS, RIPAS2LE1IS.
     #[must_use]
-    pub const fn of_leaves(self) -> Self {
+    pub(crate) const fn of_leaves(self) -> Self {
         match self {
             Self::Stage2 { ipa, len, level } => Self::Stage2Leaf { ipa, len, level },
             other => other,
@@ -113,7 +89,7 @@ pub(super) struct Pending {
 
 impl Hw {
     /// The TLB flush that VMRUN does before the guest runs.
-    pub fn tlb_control(&mut self, cpu: usize, asid: Tag, control: TlbControl) {
+    pub(crate) fn tlb_control(&mut self, cpu: usize, asid: Tag, control: TlbControl) {
         match control {
             TlbControl::DoNothing => {}
             TlbControl::FlushAsid if self.two_flushes => self.invalidate(cpu, asid, Invalidation::Guest),
@@ -124,7 +100,7 @@ impl Hw {
 
     /// INVEPT or HFENCE.GVMA, for one tag: entries that depend on the nested tables, combined ones
     /// included.
-    pub fn flush_nested(&mut self, cpu: usize, tag: Tag) {
+    pub(crate) fn flush_nested(&mut self, cpu: usize, tag: Tag) {
         self.invalidate(cpu, tag, Invalidation::All);
     }
 
@@ -132,7 +108,7 @@ impl Hw {
     /// (A17). No instruction keeps the entries of upper levels: without `walk` it is a faulty one.
     ///
     /// Nor does the manual define which PCID's entries are removed.
-    pub fn invlpga(&mut self, cpu: usize, asid: Tag, va: u64, walk: bool) {
+    pub(crate) fn invlpga(&mut self, cpu: usize, asid: Tag, va: u64, walk: bool) {
         let what = Invalidation::GuestPage { va, level: None, pieces: false, walk };
         if self.pcid {
             self.invalidate_any_root(cpu, asid, what);
@@ -142,7 +118,7 @@ impl Hw {
     }
 
     /// TLBI: requested, and completed by the next [`dsb`](Self::dsb).
-    pub fn tlbi(&mut self, cpu: usize, vmid: Tag, what: Tlbi) {
+    pub(crate) fn tlbi(&mut self, cpu: usize, vmid: Tag, what: Tlbi) {
         let (own, tag) = (Some(cpu), Some(vmid));
         let page = |va, level| Invalidation::GuestPage { va, level, pieces: true, walk: true };
         let (tag, target, what) = match what {
@@ -163,7 +139,7 @@ impl Hw {
     }
 
     /// DSB ISH: the invalidations that this CPU has requested are done everywhere.
-    pub fn dsb(&mut self, cpu: usize) {
+    pub(crate) fn dsb(&mut self, cpu: usize) {
         for pending in core::mem::take(self.pending_mut(cpu)) {
             let cpus = match pending.cpu {
                 Some(cpu) => cpu..cpu + 1,
@@ -174,7 +150,7 @@ impl Hw {
     }
 
     /// DSB NSH: they are done on this CPU. Those that also apply to others are still in progress.
-    pub fn dsb_local(&mut self, cpu: usize) {
+    pub(crate) fn dsb_local(&mut self, cpu: usize) {
         let asked = core::mem::take(self.pending_mut(cpu));
         asked.iter().for_each(|&pending| self.carry_out(cpu, pending));
         *self.pending_mut(cpu) = asked.into_iter().filter(|pending| pending.cpu.is_none()).collect();

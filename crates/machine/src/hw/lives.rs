@@ -7,7 +7,7 @@ const LIVES_MAX: usize = 8;
 
 /// Whether a frame was in use at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
+pub(crate) enum Presence {
     /// In use, in its life with this number.
     Alive(u32),
     /// It was free.

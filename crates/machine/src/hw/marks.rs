@@ -10,7 +10,7 @@ pub(super) const ASSIST_BUDGET: u32 = 1;
 impl Hw {
     /// Whether a store to `gpa` is recorded in the nested leaf currently in memory; `None` if there
     /// is none.
-    pub fn is_noted(&mut self, cpu: usize, gpa: u64) -> Option<bool> {
+    pub(crate) fn is_noted(&mut self, cpu: usize, gpa: u64) -> Option<bool> {
         let (mark, now) = (self.steps.len(), self.memory.now());
         let nested = self.walk(cpu, 0, |walker| walker.nested_walk(now, gpa, false));
         self.steps.truncate(mark);

@@ -1,16 +1,16 @@
 //! The hardware: memory, and processors with adversarial TLBs and walk caches.
 
-pub mod bytes;
-pub mod cache;
-pub mod cpu;
-pub mod dma;
-pub mod format;
+pub(crate) mod bytes;
+pub(crate) mod cache;
+pub(crate) mod cpu;
+pub(crate) mod dma;
+pub(crate) mod format;
 mod history;
-pub mod instruction;
-pub mod iommu;
-pub mod lives;
+pub(crate) mod instruction;
+pub(crate) mod iommu;
+pub(crate) mod lives;
 mod marks;
-pub mod memory;
+pub(crate) mod memory;
 #[cfg(test)]
 mod tests;
-pub mod walk;
+pub(crate) mod walk;

@@ -15,19 +15,17 @@ use crate::rng::Rng;
 
 /// An entry that a translation depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub(crate) struct Step {
     /// The tables: the guest's or the nested ones.
     pub format: Format,
     /// The address that was being translated: virtual for the guest's tables, guest physical for
     /// nested ones.
     pub address: u64,
-    /// Level of the entry.
     pub level: Level,
     /// Address of the entry.
     pub word: u64,
     /// Address of a guest's entry in its own view: guest physical.
     pub word_gpa: Option<u64>,
-    /// Its value.
     pub entry: u64,
     /// The time of the value.
     pub time: u64,
@@ -35,16 +33,14 @@ pub struct Step {
 
 /// The reason why there is no translation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// The guest's tables have none, which is up to the guest.
     Guest,
     /// The nested tables have none.
     Nested {
-        /// For this address.
         gpa: u64,
         /// The address is that of an entry of the guest's tables.
         in_walk: bool,
-        /// The access is a store.
         store: bool,
     },
     /// The contents of a table at that time are not known any more.
@@ -55,8 +51,7 @@ pub enum Fault {
 
 /// A location, and the intended life of its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FramePlace {
-    /// Physical address.
+pub(crate) struct FramePlace {
     pub pa: u64,
     /// Number of the frame's life.
     pub life: u32,
@@ -64,8 +59,7 @@ pub struct FramePlace {
 
 /// A nested translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nested {
-    /// The location of the address.
+pub(crate) struct Nested {
     pub place: FramePlace,
     /// Size of the page.
     pub level: Level,
@@ -73,18 +67,16 @@ pub struct Nested {
     pub write: bool,
     /// The store need not be recorded any more.
     pub dirty: bool,
-    /// The leaf.
+    /// Address of the leaf.
     pub word: u64,
-    /// The time of the leaf.
     pub time: u64,
 }
 
 /// A translation of a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Translation {
+pub(crate) struct Translation {
     /// Guest physical.
     pub gpa: u64,
-    /// The nested half.
     pub nested: Nested,
     /// The guest allows stores.
     pub write: bool,
@@ -113,18 +105,15 @@ struct GuestTable {
 }
 
 /// One search for a translation.
-pub struct Walker<'a> {
-    /// The memory.
+pub(crate) struct Walker<'a> {
     pub memory: &'a Memory,
     /// The entries that the CPU may hold.
     pub context: &'a Context,
-    /// The formats of both stages.
     pub formats: [Format; 2],
     /// Entries of the guest's tables are tagged with the guest's own address space.
     pub by_space: bool,
     /// It sets accessed bits in the entries that it loads; an IOMMU does not.
     pub sets_bits: bool,
-    /// Makes the choices.
     pub rng: &'a mut Rng,
     /// Entries that the translation depends on.
     pub steps: &'a mut Vec<Step>,
@@ -138,7 +127,7 @@ pub struct Walker<'a> {
 
 impl Walker<'_> {
     /// A translation of `va` that the processor may use now.
-    pub fn translate(&mut self, va: u64) -> Result<Translation, Fault> {
+    pub(crate) fn translate(&mut self, va: u64) -> Result<Translation, Fault> {
         let now = self.memory.now();
         self.look_back(|walker| drop(walker.guest_walk(now, va)));
         let held = self.earlier(now, |walker, loaded| {
@@ -154,7 +143,7 @@ impl Walker<'_> {
     }
 
     /// The same for a guest physical address.
-    pub fn translate_nested(&mut self, gpa: u64) -> Result<Nested, Fault> {
+    pub(crate) fn translate_nested(&mut self, gpa: u64) -> Result<Nested, Fault> {
         let now = self.memory.now();
         self.look_back(|walker| drop(walker.nested_walk(now, gpa, false)));
         self.nested(now, gpa, false)
@@ -177,7 +166,7 @@ impl Walker<'_> {
     }
 
     /// A translation of `va` from memory, but possibly by way of walk caches and the nested TLB.
-    pub fn translate_anew(&mut self, va: u64) -> Result<Translation, Fault> {
+    pub(crate) fn translate_anew(&mut self, va: u64) -> Result<Translation, Fault> {
         self.guest_walk(self.memory.now(), va)
     }
 
@@ -279,7 +268,7 @@ impl Walker<'_> {
     }
 
     /// A nested translation that may be used at `time`, from the nested TLB or by a walk.
-    pub fn nested(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
+    pub(crate) fn nested(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
         let held = self.earlier(time, |walker, loaded| {
             let found = walker.nested_walk(loaded, gpa, in_walk)?;
             Ok((found, Item::NestedLeaf { gpa, level: found.level }))
@@ -291,7 +280,7 @@ impl Walker<'_> {
     }
 
     /// A nested translation as of `time`, by walk caches or from the root.
-    pub fn nested_walk(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
+    pub(crate) fn nested_walk(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
         let cut = self.rng.pick(&[Level::Page512G, Level::Page1G, Level::Page2M]);
         let cached = self.earlier(time, |walker, loaded| {
             let root = walker.nested_root(loaded)?;

@@ -23,7 +23,7 @@ const fn named(operand: u64) -> Invalidation {
 
 /// The meaning of two double words; `None` if they are no command, or one that the machine's
 /// software has no use for.
-pub fn decode([first, second]: [u64; 2]) -> Option<Order> {
+pub(crate) fn decode([first, second]: [u64; 2]) -> Option<Order> {
     let (device, upper) = (first as u16, (first >> 32) as u16);
     let has_only = |bits: u64| first & !(0xf << 60 | bits) == 0;
     match first >> 60 {

@@ -9,8 +9,8 @@
 //! former entry of the device table until it is told (INVALIDATE_DEVTAB_ENTRY, CFGI_STE, CFGI_CD).
 //! It holds no absent entries.
 
-pub mod amd_vi;
-pub mod smmu;
+pub(crate) mod amd_vi;
+pub(crate) mod smmu;
 
 use stay::iommu::smmu::Structure;
 
@@ -18,7 +18,7 @@ use super::cache::{Context, Invalidation};
 
 /// An entry of the device table that does not block DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceEntry {
+pub(crate) struct DeviceEntry {
     /// The tag.
     pub domain: u16,
     /// Root of the tables.
@@ -27,10 +27,9 @@ pub struct DeviceEntry {
 
 /// The meaning of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub(crate) enum Order {
     /// COMPLETION_WAIT with a store.
     Wait {
-        /// What is stored.
         data: u64,
         /// Later commands begin after it.
         holds: bool,
@@ -38,29 +37,13 @@ pub enum Order {
     /// CMD_SYNC: the head passes it when it is complete.
     Sync,
     /// INVALIDATE_DEVTAB_ENTRY, CFGI_STE.
-    Entry {
-        /// Of this device.
-        device: u16,
-    },
+    Entry { device: u16 },
     /// CFGI_CD.
-    Descriptor {
-        /// Of this device.
-        device: u16,
-    },
+    Descriptor { device: u16 },
     /// INVALIDATE_IOMMU_PAGES, TLBI.
-    Pages {
-        /// Of this domain.
-        domain: u16,
-        /// What it removes.
-        what: Invalidation,
-    },
+    Pages { domain: u16, what: Invalidation },
     /// INVALIDATE_IOTLB_PAGES.
-    DevicePages {
-        /// In this device.
-        device: u16,
-        /// What it removes.
-        what: Invalidation,
-    },
+    DevicePages { device: u16, what: Invalidation },
 }
 
 /// What was written when the IOMMU's view of a device changed.
@@ -96,7 +79,7 @@ impl Device {
 
 /// The IOMMU.
 #[derive(Debug, Default)]
-pub struct Iommu {
+pub(crate) struct Iommu {
     /// Index of the entry up to which it may read: a register.
     pub tail: usize,
     /// Index of the next entry: a register.
@@ -113,7 +96,7 @@ pub struct Iommu {
 
 impl Iommu {
     /// With devices that have these numbers, and ATS or not.
-    pub fn new(devices: impl IntoIterator<Item = (u16, bool)>) -> Self {
+    pub(crate) fn new(devices: impl IntoIterator<Item = (u16, bool)>) -> Self {
         let device =
             |(id, has_ats)| Device { id, has_ats, entry: None, former: Vec::new(), tlb: Context::default() };
         Self { devices: devices.into_iter().map(device).collect(), ..Self::default() }
@@ -163,7 +146,7 @@ impl Iommu {
     }
 
     /// What an SMMU reads.
-    pub fn structures(&self) -> &smmu::Structures {
+    pub(crate) fn structures(&self) -> &smmu::Structures {
         &self.structures
     }
 
@@ -181,12 +164,12 @@ impl Iommu {
     }
 
     /// Whether it reads another command: none is held back.
-    pub fn is_reading(&self) -> bool {
+    pub(crate) fn is_reading(&self) -> bool {
         !self.pending.iter().any(|order| matches!(order, Order::Sync | Order::Wait { holds: true, .. }))
     }
 
     /// It has read a command.
-    pub fn read(&mut self, order: Order) {
+    pub(crate) fn read(&mut self, order: Order) {
         self.pending.push(order);
     }
 

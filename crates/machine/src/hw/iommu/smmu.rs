@@ -12,7 +12,7 @@ use super::{DeviceEntry, Order};
 use crate::hw::cache::Invalidation;
 
 /// Where the context descriptors are: that of domain 0 is the first. The address is not used.
-pub const DESCRIPTORS: u64 = 0x4_0000;
+pub(crate) const DESCRIPTORS: u64 = 0x4_0000;
 /// Bytes of one.
 const DESCRIPTOR_BYTES: u64 = 64;
 /// Structures of each kind.
@@ -23,14 +23,14 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_fff0;
 
 /// The entries of streams and the context descriptors.
 #[derive(Debug, Default)]
-pub struct Structures {
+pub(crate) struct Structures {
     entries: [[u64; 8]; COUNT],
     descriptors: [[u64; 8]; COUNT],
 }
 
 impl Structures {
     /// One of them.
-    pub fn load(&self, of: Structure) -> [u64; 8] {
+    pub(crate) fn load(&self, of: Structure) -> [u64; 8] {
         match of {
             Structure::Entry(stream) => self.entries[stream.0 as usize],
             Structure::Descriptor(domain) => self.descriptors[usize::from(domain.0)],
@@ -65,7 +65,7 @@ impl Structures {
 
 /// The meaning of a command; `None` if it is none, or one that the machine's software has no use
 /// for.
-pub fn decode([first, second]: [u64; 2]) -> Option<Order> {
+pub(crate) fn decode([first, second]: [u64; 2]) -> Option<Order> {
     let has_only = |bits: u64| first & !(bits | 0xff) == 0;
     let device = u16::try_from(first >> 32).ok();
     match first & 0xff {

@@ -11,22 +11,18 @@ pub(super) struct FreeList {
 }
 
 impl FreeList {
-    /// `count` indices, all free.
     pub(super) fn new(count: usize) -> Self {
         Self { indices: (0..count).collect(), reuses_at_once: false }
     }
 
-    /// Whether what was freed last is used first from now on.
     pub(super) fn reuse_at_once(&mut self, at_once: bool) {
         self.reuses_at_once = at_once;
     }
 
-    /// The next to use.
     pub(super) fn take(&mut self) -> Option<usize> {
         self.indices.pop_front()
     }
 
-    /// Makes `index` free again.
     pub(super) fn put(&mut self, index: usize) {
         if self.reuses_at_once {
             self.indices.push_front(index);
@@ -35,12 +31,10 @@ impl FreeList {
         }
     }
 
-    /// How many are free.
     pub(super) fn len(&self) -> usize {
         self.indices.len()
     }
 
-    /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         self.indices.iter().copied()
     }

@@ -23,14 +23,14 @@ use super::history::History;
 use super::lives::{Lives, Presence};
 
 /// Bytes of a frame.
-pub const FRAME_SIZE: u64 = 4096;
+pub(crate) const FRAME_SIZE: u64 = 4096;
 /// Bytes of a region, and its alignment: the largest page of the model.
-pub const REGION_SIZE: u64 = 2 << 20;
+pub(crate) const REGION_SIZE: u64 = 2 << 20;
 /// Frames of a region.
-pub const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
+pub(crate) const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
 /// The contents of free memory. To page tables it is an absent entry, so that nothing goes wrong
 /// before it is detected.
-pub const POISON: u64 = 0x0dea_d0dd_ba11_0000;
+pub(crate) const POISON: u64 = 0x0dea_d0dd_ba11_0000;
 /// Words of a free region's frame that are poisoned: no access reads more.
 const POISONED_WORDS: usize = 16;
 /// Moments of change that are remembered: how far back a processor of the model reaches.
@@ -52,7 +52,7 @@ struct Region {
 
 /// All of physical memory, and the time.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     bytes: Rc<Bytes>,
     tables: Vec<TableFrame>,
     free_tables: FreeList,
@@ -65,7 +65,7 @@ pub struct Memory {
 
 impl Memory {
     /// Memory with room for `tables` tables, and `regions` regions.
-    pub fn new(tables: usize, regions: usize) -> Self {
+    pub(crate) fn new(tables: usize, regions: usize) -> Self {
         let table_bytes = (tables as u64 * FRAME_SIZE).next_multiple_of(REGION_SIZE);
         let bytes = Bytes::new(table_bytes + regions as u64 * REGION_SIZE);
         let region = |_| Region {
@@ -86,25 +86,24 @@ impl Memory {
 
     /// The same; if `at_once`, what was freed last is allocated first.
     #[must_use]
-    pub fn reusing(mut self, at_once: bool) -> Self {
+    pub(crate) fn reusing(mut self, at_once: bool) -> Self {
         self.free_tables.reuse_at_once(at_once);
         self.free_regions.reuse_at_once(at_once);
         self
     }
 
-    /// The time.
-    pub fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         self.now
     }
 
     /// Advances time, and returns it.
-    pub fn tick(&mut self) -> u64 {
+    pub(crate) fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
     }
 
     /// Times at which something changed that a processor may hold, the earliest first.
-    pub fn moments(&self) -> &VecDeque<u64> {
+    pub(crate) fn moments(&self) -> &VecDeque<u64> {
         &self.moments
     }
 
@@ -122,7 +121,7 @@ impl Memory {
     }
 
     /// The bytes, for a caller that must access them while other parts of the memory are borrowed.
-    pub fn bytes(&self) -> Rc<Bytes> {
+    pub(crate) fn bytes(&self) -> Rc<Bytes> {
         Rc::clone(&self.bytes)
     }
 
@@ -141,7 +140,7 @@ impl Memory {
     }
 
     /// Number of the frame of `pa`, for messages.
-    pub fn name(&self, pa: u64) -> String {
+    pub(crate) fn name(&self, pa: u64) -> String {
         match (self.table_index(pa), self.region_index(pa)) {
             (Some(index), _) => format!("table {index}"),
             (_, Some(index)) => format!("region {index}+{:#x}", (pa - self.regions_start()) % REGION_SIZE),
@@ -154,7 +153,7 @@ impl Memory {
     }
 
     /// The contents of memory at `pa`; poison where there is none.
-    pub fn load(&self, pa: u64) -> u64 {
+    pub(crate) fn load(&self, pa: u64) -> u64 {
         self.word(pa).map_or(POISON, |word| word.load(Relaxed))
     }
 
@@ -163,7 +162,7 @@ impl Memory {
     /// # Errors
     ///
     /// The table was written to while it was free.
-    pub fn allocate_table(&mut self) -> Result<Option<u64>, String> {
+    pub(crate) fn allocate_table(&mut self) -> Result<Option<u64>, String> {
         let Some(index) = self.free_tables.take() else { return Ok(None) };
         let pa = self.start() + index as u64 * FRAME_SIZE;
         self.check_free(index)?;
@@ -183,7 +182,7 @@ impl Memory {
     /// # Errors
     ///
     /// One has.
-    pub fn check_free_tables(&self) -> Result<(), String> {
+    pub(crate) fn check_free_tables(&self) -> Result<(), String> {
         self.free_tables.iter().try_for_each(|index| self.check_free(index))
     }
 
@@ -198,7 +197,7 @@ impl Memory {
 
     /// Takes back a table and poisons it; false if it is not a table, or free already. Its contents
     /// are remembered.
-    pub fn free_table(&mut self, pa: u64) -> bool {
+    pub(crate) fn free_table(&mut self, pa: u64) -> bool {
         let Some(index) = self.table_index(pa) else { return false };
         self.sync([pa]);
         let time = self.moment();
@@ -210,24 +209,17 @@ impl Memory {
         true
     }
 
-    /// Number of tables that are in use.
-    pub fn tables_in_use(&self) -> usize {
-        self.tables.len() - self.free_tables.len()
-    }
-
-    /// Number of regions that are in use.
-    pub fn regions_in_use(&self) -> usize {
+    pub(crate) fn regions_in_use(&self) -> usize {
         self.regions.len() - self.free_regions.len()
     }
 
-    /// The words of a table.
-    pub fn entries(&self, pa: u64) -> Option<&Entries> {
+    pub(crate) fn entries(&self, pa: u64) -> Option<&Entries> {
         self.table_index(pa)?;
         self.bytes.entries(pa)
     }
 
     /// A region, all zero. Its frames whose numbers are in `tracked` hold page tables.
-    pub fn allocate_region(&mut self, tracked: &[usize]) -> Option<u64> {
+    pub(crate) fn allocate_region(&mut self, tracked: &[usize]) -> Option<u64> {
         let index = self.free_regions.take()?;
         let pa = self.regions_start() + index as u64 * REGION_SIZE;
         for frame in 0..REGION_FRAMES {
@@ -250,7 +242,7 @@ impl Memory {
     }
 
     /// Takes back a region and poisons it; false if it is not a region, or free already.
-    pub fn free_region(&mut self, pa: u64) -> bool {
+    pub(crate) fn free_region(&mut self, pa: u64) -> bool {
         let Some(index) = self.region_index(pa) else { return false };
         let time = self.moment();
         if !self.regions[index].lives.end(time) {
@@ -268,7 +260,7 @@ impl Memory {
 
     /// Declares that software will write the word at `pa`; it is poisoned and zeroed with the
     /// region.
-    pub fn touch(&mut self, pa: u64) {
+    pub(crate) fn touch(&mut self, pa: u64) {
         if let Some(index) = self.region_index(pa) {
             let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
             self.regions[index].touched[frame as usize] = true;
@@ -284,7 +276,7 @@ impl Memory {
     }
 
     /// Whether the frame of `pa` was in use at `time`.
-    pub fn presence(&self, pa: u64, time: u64) -> Presence {
+    pub(crate) fn presence(&self, pa: u64, time: u64) -> Presence {
         let lives = match (self.table_index(pa), self.region_index(pa)) {
             (Some(index), _) => &self.tables[index].lives,
             (_, Some(index)) => &self.regions[index].lives,
@@ -311,7 +303,7 @@ impl Memory {
 
     /// The word at `pa` at `time`; `None` if that is not known. Memory without tables has its
     /// current value.
-    pub fn value_at(&self, pa: u64, time: u64) -> Option<u64> {
+    pub(crate) fn value_at(&self, pa: u64, time: u64) -> Option<u64> {
         match self.history(pa) {
             Some(history) => history.value_at(index_of(pa), time),
             None => Some(self.load(pa)),
@@ -320,22 +312,22 @@ impl Memory {
 
     /// The time when the word at `pa`, as it was at `time`, became one for which `is_replaced` is
     /// true.
-    pub fn replaced_at(&self, pa: u64, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
+    pub(crate) fn replaced_at(&self, pa: u64, time: u64, is_replaced: impl Fn(u64) -> bool) -> u64 {
         self.history(pa).map_or(u64::MAX, |history| history.replaced_at(index_of(pa), time, is_replaced))
     }
 
     /// The last few times at which the word at `pa` changed.
-    pub fn changes_of(&self, pa: u64) -> impl Iterator<Item = u64> {
+    pub(crate) fn changes_of(&self, pa: u64) -> impl Iterator<Item = u64> {
         self.history(pa).into_iter().flat_map(move |history| history.changes(index_of(pa)).take(3))
     }
 
     /// A processor stores `value`. The caller must check whether the frame is in use.
-    pub fn store(&mut self, pa: u64, value: u64) {
+    pub(crate) fn store(&mut self, pa: u64, value: u64) {
         self.store_together([(pa, value)]);
     }
 
     /// The same for several words, all at one moment.
-    pub fn store_together(&mut self, stores: impl IntoIterator<Item = (u64, u64)>) {
+    pub(crate) fn store_together(&mut self, stores: impl IntoIterator<Item = (u64, u64)>) {
         let mut moment = None;
         for (pa, value) in stores {
             self.touch(pa);
@@ -353,7 +345,7 @@ impl Memory {
 
     /// Reads what the software has written to these tables, all at one moment; true if there are
     /// changes.
-    pub fn sync(&mut self, tables: impl IntoIterator<Item = u64>) -> bool {
+    pub(crate) fn sync(&mut self, tables: impl IntoIterator<Item = u64>) -> bool {
         let mut time = None;
         for pa in tables {
             if self.differs(pa) {
@@ -362,12 +354,6 @@ impl Memory {
             }
         }
         time.is_some()
-    }
-
-    /// The same for all tables.
-    pub fn sync_all(&mut self) -> bool {
-        let start = self.start();
-        self.sync((0..self.tables.len() as u64).map(|index| start + index * FRAME_SIZE))
     }
 
     fn table_words(&self, pa: u64) -> Option<(&[u64; ENTRY_COUNT], &History)> {
