@@ -36,8 +36,7 @@ pub struct Platform {
     pub kvm: bool,
     /// A set of leaves is Xen's.
     pub xen: bool,
-    /// EAX and EDX of the leaf of features, and EAX of that of hints, if the Hyper-V interface
-    /// exists.
+    /// EAX and EDX of the features' leaf, EAX of the hints', if the interface exists.
     pub hyperv: Option<HyperV>,
 }
 

@@ -38,8 +38,7 @@ pub fn tails(element: Element) -> impl Iterator<Item = Span> + Clone {
     })
 }
 
-/// Ranges that start in the lower half and end at non-canonical addresses: the part in the lower
-/// half must be flushed.
+/// Ranges from the lower half to non-canonical addresses: the lower half's part must be flushed.
 pub fn into_the_hole() -> impl Iterator<Item = Span> + Clone {
     [(0, 1), (0, 4095), (3, 4), (3, 100), (4094, 4095)].into_iter().map(|(before, additional)| Span {
         word: Element::Plain.word(LOWER_END - before * PAGE, additional),

@@ -52,8 +52,7 @@ impl Latencies {
         self.0.fill(0);
     }
 
-    /// The lengths that were counted, in ascending order, and how often: each stands for those down
-    /// to 31/32 of it.
+    /// The lengths counted, ascending, and how often: each stands for those down to 31/32 of it.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u32)> {
         self.0
             .iter()

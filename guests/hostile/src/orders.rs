@@ -13,8 +13,7 @@ pub struct Orders<'a> {
     pub count: Option<u64>,
     /// The number of repetitions, each with the next seed.
     pub rounds: u64,
-    /// Whether to wait for a byte from the serial port before it begins, and before the last
-    /// checks.
+    /// Whether to wait for a byte from the serial port before it begins, and at its end.
     pub rests: bool,
 }
 

@@ -139,8 +139,7 @@ pub enum Command {
         /// The second one.
         value: u64,
     },
-    /// `hog`: unmask every message of every function, so that each wants an interrupt vector of the
-    /// machine.
+    /// `hog`: unmask every message of every function, so that each wants an interrupt vector.
     Hog,
     /// `spin=MS`: do nothing, awake; for at most an hour.
     Spin(u64),
@@ -187,8 +186,7 @@ impl Command {
     ///
     /// # Errors
     ///
-    /// Why it is not a command; `None` if it is meant for another program: loaders add `console=`
-    /// and `BOOT_IMAGE=`.
+    /// Why it is no command; `None` for another program's: loaders add `console=`, `BOOT_IMAGE=`.
     pub fn parse(word: &str) -> Result<Self, Option<&'static str>> {
         let (name, rest) = word.split_once('=').unwrap_or((word, ""));
         let walk = || match numbers(rest)? {

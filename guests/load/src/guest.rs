@@ -16,8 +16,7 @@ baremetal::entry!(main);
 
 /// The byte that ends `dirty` and `watch`.
 pub(crate) const QUIT: u8 = b'q';
-/// Number of clock readings between two checks of the serial port, so that a device register does
-/// not take most of the time.
+/// Clock readings between two checks of the serial port, so that its register takes little time.
 pub(crate) const LOOKS: u32 = 1024;
 
 pub(crate) fn say(text: fmt::Arguments<'_>) {

@@ -1,5 +1,4 @@
-//! The machine-independent parts of the guest: the commands, the pace of stores to memory, and the
-//! findings of processors.
+//! The machine-independent parts: commands, the pace of stores, and the findings of processors.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -18,8 +18,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Starts at `now`, in ticks of which there are `hz` per second. `rate` is in 10^6 bytes per
-    /// second, or 0 for no pauses.
+    /// Starts at `now`, in ticks of `hz` a second. `rate`: 10^6 bytes a second, or 0 for no pauses.
     pub fn new(now: u64, hz: u64, rate: u64) -> Self {
         let bytes = u128::from(rate) * 1_000_000;
         let interval = (u128::from(hz) * u128::from(PAGE)).checked_div(bytes).unwrap_or(0);

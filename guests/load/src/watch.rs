@@ -26,8 +26,7 @@ struct Change {
 #[derive(Debug)]
 pub struct Findings {
     changes: [Change; CHANGES],
-    /// Number of complete ones. Stored with release by the noting processor, loaded with acquire by
-    /// the reporting one.
+    /// Number of complete ones. The noting processor releases, the reporting one acquires.
     count: AtomicUsize,
 }
 

@@ -30,8 +30,7 @@ fn follow(number: usize) {
 }
 
 /// Makes all processors check the word at `address` for this many seconds, or until the serial port
-/// receives a `q`; reports each change that one finds. Returns the number of processors that
-/// watched.
+/// receives a `q`; reports each change that one finds. Returns how many watched.
 pub(crate) fn watch(address: u64, seconds: u64) -> Result<u64, Failure> {
     FINDINGS.iter().for_each(Findings::clear);
     ADDRESS.store(address, Ordering::Relaxed);

@@ -75,8 +75,7 @@ pub(crate) fn load_xmm(words: &[u64; XMM_WORDS]) {
     }
 }
 
-/// A hypercall whose input is `words`, in registers: two general ones, then XMM0 to XMM5. Words
-/// beyond these are omitted.
+/// A hypercall with input `words` in registers: two general ones, then XMM0 to XMM5.
 pub(crate) fn call_fast(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
     let mut input = words.iter().copied().chain(core::iter::repeat(0));
     let [first, second] = core::array::from_fn(|_| input.next().unwrap_or(0));
@@ -98,8 +97,7 @@ pub(crate) const R11: usize = 10;
 /// call. A fault changes R10 and R11.
 pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault> {
     registers[R11] = 0;
-    // SAFETY: the calls that the probe makes write no memory; a fault is guarded, and does not
-    // change the stack.
+    // SAFETY: the probe's calls write no memory; a fault is guarded, and does not change the stack.
     unsafe {
         asm!(
             "push rbx", "push rbp", "push rdi",
@@ -145,8 +143,7 @@ pub(crate) fn call_that_only_returns() -> u64 {
 ///
 /// # Safety
 ///
-/// The code at `place` changes no more than RAX and the registers that hypercalls change, and
-/// returns.
+/// The code at `place` changes only RAX and the registers that hypercalls change.
 pub(crate) unsafe fn call_place(place: &Page) -> u64 {
     let control = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);
     let result: u64;

@@ -174,8 +174,7 @@ const fn stale(name: &'static str) -> Case {
     stock(name, (8, 2), STALE, Expect::NothingStale)
 }
 
-/// The program whose instructions are counted: an arm64 boot image's header, whose first word
-/// branches past it, and code.
+/// The program that is counted: an arm64 boot image's header, which begins with a branch, and code.
 const PROGRAM: [u32; 38] = [
     0x1400_0010, // b 1f
     0, 0x0020_0000, // text_offset

@@ -1,6 +1,5 @@
 //! Rows for the auditor at the entry. All guests of the suite run with it; these, and some that
-//! take turns on few CPUs, also run with features that the emulator lacks, so that their branches
-//! are covered, too.
+//! take turns on few CPUs, also run with features that the emulator lacks, to cover their branches.
 
 use super::cases::{MMTEST, ProbeEnd, STALE, hostile, probe};
 use crate::test::prelude::*;

@@ -1,5 +1,4 @@
-//! Disks with Debian, as `quell image-debian` makes them: under QEMU without Quell, and as disks of
-//! Quell's guests.
+//! Disks with Debian, by `quell image-debian`: under QEMU without Quell, and of Quell's guests.
 
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};

@@ -76,8 +76,8 @@ const ROOMS: [&str; 5] = [
 ];
 
 /// Where the core takes interrupts, and how many times the source says so: in the loop of a CPU
-/// while it waits or has made many iterations, between the steps of a reset and of a change of
-/// memory, and after an exit.
+/// while it waits or has made many iterations, between the steps of a reset or change of memory,
+/// and after an exit.
 const INTERRUPTS: &[Group] = &[
     ("hypervisor/src/arm64", &[("offer.rs", 1), ("vcpu/mod.rs", 4)]),
     ("hypervisor/src/vm", &[("arch.rs", 1), ("reset.rs", 1), ("run.rs", 7)]),
@@ -93,8 +93,7 @@ const WAITS: &[Group] = &[
     ("hypervisor/src", &[("arm64/vcpu/mod.rs", 1), ("vm/run.rs", 1), ("x86/guest/flush.rs", 1)]),
 ];
 
-/// Where translations are dropped: those of guests, and in `translation.rs` and `cost.rs` those of
-/// the hypervisor itself.
+/// Where translations are dropped: of guests; in `translation.rs` and `cost.rs` the hypervisor's.
 const FLUSHES: [&str; 4] = [
     "hypervisor/src/arch/aarch64/memory/cost.rs",
     "hypervisor/src/arch/aarch64/memory/flush.rs",
@@ -112,8 +111,7 @@ const DEREFERENCES: [&str; 5] = [
     "hypervisor/src/vm/trace/rings.rs",
 ];
 
-/// What creates guests, describes their boards, serves requests, or finds the machine's devices:
-/// no exit goes there.
+/// What creates guests, describes boards, serves requests, finds devices: no exit goes there.
 const CREATE: &str = "/devices/pc/acpi/ /devices/virt/fdt.rs /owned/domains.rs /owned/machine.rs \
     /owned/registers.rs /vm/control/ /vm/files.rs /vm/host.rs /vm/machine.rs /vm/slot_memory.rs";
 

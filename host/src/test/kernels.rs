@@ -1,5 +1,4 @@
-//! Kernels other than the stock guest's, and what any kernel may do that the stock guest does not
-//! do by itself.
+//! Kernels other than the stock guest's, and what these may do that it does not do by itself.
 
 use super::room::Act;
 use crate::test::prelude::*;

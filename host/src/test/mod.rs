@@ -105,8 +105,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         Queue::of((0..args.repeat).flat_map(|_| due.clone()))
     });
     let (progress, parts) = (ProgressView::new(), guests::Parts::new());
-    // Cargo's steps wait for each other, so one lane runs all of them, and helps with the guests
-    // afterwards.
+    // Cargo's steps wait for each other: one lane runs them all, then helps with guests.
     let lane = |is_first: bool| -> Result<Tally> {
         let mut tally = Tally::default();
         while let Some(step) = is_first.then(|| steps.next(signals)).flatten() {

@@ -1,5 +1,4 @@
-//! Every atomic operation with an order names its partner: the operation on another CPU that it is
-//! ordered with.
+//! Every atomic operation with an order names its partner, on another CPU, that it is ordered with.
 //!
 //! An order without a partner has no effect, and one whose partner is unknown gets changed without
 //! considering it. So if there is `Acquire`, `Release`, `AcqRel` or `SeqCst` in code that is not
@@ -53,8 +52,7 @@ fn nameless(text: &str) -> Vec<usize> {
     let (mut in_tests, mut in_use, mut function) = (false, false, None);
     for (index, line) in lines.iter().enumerate() {
         let (code, comment) = parts(line);
-        // Modules for tests and models within a file, which `rustfmt` ends at the beginning of a
-        // line.
+        // Modules for tests and models, which `rustfmt` ends at the beginning of a line.
         if line.starts_with("#[cfg(test)]") || line.starts_with("#[cfg(all(test") {
             in_tests =
                 lines.get(index + 1).is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'));

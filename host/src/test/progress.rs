@@ -1,5 +1,4 @@
-//! The tests' output: one line per test when it has ended, and on a terminal a bar for those in
-//! progress.
+//! The tests' output: a line per ended test, and on a terminal a bar for those in progress.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::{self, IsTerminal};

@@ -1,5 +1,4 @@
-//! Conversations with the hypervisor of a working guest: memory that is added and removed, dirty
-//! logs.
+//! Conversations with the hypervisor of a working guest: memory that comes and goes, dirty logs.
 
 use super::watch;
 use crate::bench::migrate::writer::Writer;
@@ -206,8 +205,7 @@ fn largest_free(writer: &Writer) -> Result<String> {
 }
 
 /// Each page whose contents differ between two samples must be in the log that was fetched between
-/// them and the next, or in the one after that: a store may fall between a fetch's end and the
-/// sample.
+/// them and the next, or in the one after that: a store may come before the sample.
 fn dirty_log(machine: &Machine, control: &mut Control, way: LogWay) -> Result<()> {
     let host = slots(control)?.first().context("there is no slot")?.host;
     let look = || machine.ram().page_digests(host, GUEST_MEMORY);

@@ -71,8 +71,7 @@ fn compare(rates: &Rates, counted: &Snapshot) -> Result<()> {
         let sum: f64 = (0..vcpus).filter_map(|vcpu| rate(&format!("vcpu-{vcpu}"), name)).sum();
         ensure!((all - sum).abs() <= 1e-6 * all.max(1.0), "{name}: {all} in all, but {sum} of the vCPUs");
         if name == "sched.steal" {
-            // A part of the time, of each vCPU. A wait is counted at its end, so it may have begun
-            // long before.
+            // A part of the time, of each vCPU. A wait is counted at its end: it may be long.
             continue;
         }
         let count = (all * seconds).round();

@@ -58,8 +58,7 @@ pub(super) fn end(totals: Totals) -> ! {
     leave(if totals.failed == 0 { CODE_GOOD } else { CODE_FAILED })
 }
 
-/// Aborts the run: the image itself cannot continue. Any processor may call this, even in the
-/// middle of a report.
+/// Aborts the run: the image cannot continue. Any processor may, even in the middle of a report.
 pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
     ends::mask_interrupts();
     match REPORTS.try_lock() {

@@ -1,5 +1,4 @@
-//! Operands of TLBI by address at EL1. DDI 0487 M.b, C5.5: `TLBI VAE1`, `TLBI RVAE1`. Granule 4
-//! KiB, 48 bits.
+//! Operands of TLBI by address (DDI 0487 M.b, C5.5: `VAE1`, `RVAE1`). Granule 4 KiB, 48 bits.
 
 /// `VA[55:12]`, from bit 0 on.
 const PAGE_NUMBER: u64 = (1 << 44) - 1;

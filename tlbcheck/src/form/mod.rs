@@ -70,8 +70,7 @@ pub enum Via {
 pub enum Targets<'a> {
     /// The flag for all processors, with an empty mask or set.
     AllFlag,
-    /// The set format for all processors, with these banks, which are ignored. A call with a mask
-    /// has no such form.
+    /// The set format for all processors, with ignored banks. A call with a mask has none.
     AllFormat(&'a [u64]),
     /// VP indices below 64.
     Mask(u64),
@@ -103,8 +102,7 @@ pub const fn sparse_of(vp: u32) -> (u64, [u64; 1]) {
 
 impl Flush<'_> {
     /// Writes the input to the beginning of `words`; returns the control word and the number of
-    /// words. `None` if there is no such call: the input is too long, or a mask cannot name the
-    /// targets.
+    /// words. `None` if it is too long, or a mask cannot name the targets.
     pub fn encode(&self, words: &mut Words) -> Option<(Control, usize)> {
         let list = if self.kind.is_list() { self.elements } else { &[] };
         let flags = self.flags.with_all_processors(self.targets == Targets::AllFlag);

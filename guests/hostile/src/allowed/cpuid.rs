@@ -30,8 +30,7 @@ const ALL: u32 = u32::MAX;
 const HIDDEN_1C: u32 = 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11 | 1 << 15 | 1 << 18;
 /// Leaf 1, EDX: MCE, MTRR, MCA, DS, ACPI, TM, PBE.
 const HIDDEN_1D: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 21 | 1 << 22 | 1 << 29 | 1 << 31;
-/// Leaf 7, EBX: features that are instructions alone, SMEP, SMAP, TSC_ADJUST; not PQM, MPX, Intel
-/// PT and similar ones.
+/// Leaf 7, EBX: features that are instructions alone, SMEP, SMAP, TSC_ADJUST; not PQM, MPX, PT.
 const SHOWN_7B: u32 = 0xf1bf_07ab;
 /// Leaf 7, ECX: vector instructions, UMIP, RDPID; not PKU, LA57 and similar ones.
 const SHOWN_7C: u32 = 0x0040_5f46;

@@ -87,8 +87,7 @@ const ADDRESS: &str = "by address, which stage 2 translates";
 const CACHES: &str = "describes the caches";
 const MODEL: &str = "the model's own: HCR_EL2.TIDCP traps it, which QEMU heeds from 8.0 on; constant there";
 
-/// The table, one register per row where that adds information. If several rows cover a register,
-/// the first applies.
+/// The table, one register per row where that adds information. The first fitting row applies.
 pub const ROWS: &[Row] = &[
     // Debug.
     one([2, 0, 1, 0, 4], "OSLAR_EL1", Written(0), DEBUG),

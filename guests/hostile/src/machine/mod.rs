@@ -55,8 +55,7 @@ pub(crate) fn free_memory() -> Range<u64> {
 }
 
 /// Number of loop iterations after which a condition is given up: at least some minutes where each
-/// is an exit, and half a minute where none is. Time is not used because tests may change the
-/// clock.
+/// is an exit, and half a minute where none is. Tests may change the clock.
 pub(crate) const TURNS_MAX: u64 = 1 << 31;
 
 pub(crate) fn on_all(job: processors::Job) {
@@ -65,8 +64,7 @@ pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(await_end);
 }
 
-/// Waits until processor `number` has done its job. If it does not, reports whether it has missed
-/// the job's interrupt.
+/// Waits until processor `number` has done its job, or reports whether it has missed the interrupt.
 pub(crate) fn await_end(number: usize) {
     if ends(number, TURNS_MAX) {
         return;

@@ -1,5 +1,4 @@
-//! A storm: every processor performs a given number of random operations, and afterwards everything
-//! must be as before.
+//! A storm: every processor performs random operations; afterwards everything must be as before.
 //!
 //! Everything follows from the seed except the interleaving of the processors' actions. Operations
 //! that would legitimately end the guest are left out; `operation` of each machine lists them.

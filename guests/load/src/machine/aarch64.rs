@@ -81,8 +81,7 @@ pub(crate) fn idle() {
 pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
     let index = usize::from(number.checked_sub(HINT_FIRST).filter(|index| *index < 32).ok_or(Absent)?);
     let function = (&raw const hint_functions).wrapping_add(index * HINT_SIZE);
-    // SAFETY: there is a function for that number, which changes no register; these hints do
-    // nothing.
+    // SAFETY: there is a function for that number, which changes no register; hints do nothing.
     unsafe { asm!("blr {}", in(reg) function, out("x30") _, options(nostack, preserves_flags)) };
     Ok(1)
 }

@@ -1,5 +1,4 @@
-//! Registers of devices: accesses of all sizes, also odd ones, at all offsets, random values, and
-//! resets amid that.
+//! Registers of devices: accesses of all sizes at all offsets, random values, and resets amid that.
 
 use baremetal::guarded;
 use baremetal::nvme;

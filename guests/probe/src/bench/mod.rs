@@ -1,9 +1,8 @@
-//! `bench=exits`, `bench=flush`, `bench=memslot` and others: the cost of the hypervisor's
-//! operations.
+//! `bench=exits`, `bench=flush` and others: the cost of the hypervisor's operations.
 //!
 //! The unit is TSC ticks. On a machine whose clock is the number of instructions executed (QEMU's
-//! `-icount shift=0`) these are instructions. Those of the guest's own loop are not counted unless
-//! a case says otherwise.
+//! `-icount shift=0`) these are instructions. The guest's own loop is not counted unless a case
+//! says so.
 
 mod flush;
 mod memslot;

@@ -1,5 +1,4 @@
-//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs that are in guest mode, each on
-//! its own CPU.
+//! `bench=list-R-running-N`, `bench=merge-8x7`: flushes of vCPUs in guest mode, each on a CPU.
 //!
 //! The probe makes the number of calls set on the command line; the hypervisor's counters show the
 //! effects on the targets. The host tool runs a case twice, with more calls the second time. The

@@ -1,8 +1,7 @@
 //! `bench=remove` and `bench=log`: a GiB that the host adds is removed, or stores to it are logged.
 //!
 //! The guest reports an event, the host makes the request that belongs to it, and types a byte when
-//! the request is done. Meanwhile the guest does nothing but read its clock, so it knows for how
-//! long it did not run.
+//! the request is done. Meanwhile the guest only reads its clock: it knows how long it did not run.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -116,8 +116,7 @@ pub(super) fn canonical() -> Verdict {
             (0xffff_7fff_ffff_ffff, false),
             (1 << 63, false),
         ] {
-            // SAFETY: this program uses neither SYSCALL nor the two segments, and the value is put
-            // back.
+            // SAFETY: neither SYSCALL nor the segments are used, and the value is put back.
             let written = unsafe { wrmsr(number, value) };
             let read = rdmsr(number);
             // SAFETY: its own value.

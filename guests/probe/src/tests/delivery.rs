@@ -46,8 +46,7 @@ const RAX: u64 = 0x0123_4567_89ab_cdef;
 macro_rules! without_stack {
     ($($instruction:literal),+) => {{
         let (rax, at, start, fault, error): (u64, u64, u64, u64, u64);
-        // SAFETY: either nothing is pushed, or the double fault continues here with the stack
-        // pointer kept in R12.
+        // SAFETY: nothing is pushed, or the double fault continues here with R12's stack pointer.
         unsafe {
             asm!(
                 "mov r12, rsp", "lea r13, [rip + 3f]", "lea r8, [rip + 2f]", "xor r9d, r9d",
@@ -70,8 +69,7 @@ pub(super) fn stack_in_nothing() -> Verdict {
     const DOUBLE: Result<(), Fault> = Err(Fault { vector: VECTOR_DF, error: 0 });
     let before = count(VECTOR);
     apic::send_fixed(apic::id(), VECTOR);
-    // STI and NOP have two bytes, MOV two; the interrupt is taken before the MOV, which reads a
-    // device.
+    // STI and NOP have two bytes, MOV two; the interrupt is taken before the MOV from a device.
     let interrupt = without_stack!("sti", "nop", "mov eax, [rdi]", "ud2");
     ensure!(interrupt.fault == DOUBLE, "an interrupt: {:?}", interrupt.fault);
     ensure!((interrupt.at, interrupt.rax) == (2, RAX), "at {}, RAX {:#x}", interrupt.at, interrupt.rax);
@@ -89,8 +87,7 @@ pub(super) fn stack_in_nothing() -> Verdict {
     Ok(())
 }
 
-/// With an IDT that cannot be read no exception has a handler, including the double fault: the
-/// processor shuts down.
+/// With an unreadable IDT no exception has a handler: the processor shuts down.
 pub(super) fn idt_in_nothing() -> ! {
     // SAFETY: this does not return, as intended.
     unsafe {

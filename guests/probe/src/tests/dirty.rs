@@ -23,8 +23,7 @@ fn read_and_write() {
         turn += 1;
         // The read creates a translation of a page that is not dirty yet.
         if load(WINDOW).is_ok() {
-            // SAFETY: the page is for this test's stores. If it is removed before, the store
-            // faults.
+            // SAFETY: the page is for this test's stores; once it is removed they fault.
             let _ = unsafe { store(WINDOW, turn) };
         }
         TURNS.store(turn, Ordering::Relaxed);

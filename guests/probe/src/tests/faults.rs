@@ -1,5 +1,4 @@
-//! The state at faults that the hypervisor raises, and after instructions that it has completed;
-//! and NMIs in pairs.
+//! The state at faults that the hypervisor raises and after its instructions; and NMIs in pairs.
 
 use core::arch::asm;
 
@@ -12,8 +11,7 @@ use crate::tables;
 const RFLAGS_RF: u64 = 1 << 16;
 const VECTOR_DB: u8 = 1;
 
-/// The flags that a fault pushes have RF set, so that its instruction triggers no breakpoint when
-/// it is executed again.
+/// A fault pushes flags with RF, so that its instruction triggers no breakpoint the next time.
 pub(super) fn resume_flag() -> Verdict {
     // SAFETY: it is refused.
     let cr4 = unsafe { write_cr4(x86_64::registers::control::Cr4::read_raw() | 1 << 63) };

@@ -1,5 +1,4 @@
-//! The pages, global or not, that the flags and the address space of a flush exclude, and those
-//! that they must not exclude.
+//! The pages, global or not, that a flush's flags and space exclude, and those that they must not.
 //!
 //! TLFS, "HvCallFlushVirtualAddressSpace": without HV_FLUSH_NON_GLOBAL_MAPPINGS_ONLY global pages
 //! are flushed too, and without HV_FLUSH_ALL_VIRTUAL_ADDRESS_SPACES only the named address space.
@@ -49,8 +48,7 @@ impl Cell {
     }
 }
 
-/// The matrix of pages, flags and address spaces, with the caller as the target and with the second
-/// processor as the target.
+/// The matrix of pages, flags and spaces; the target is the caller, then the second processor.
 pub(super) fn flush_flags() -> Verdict {
     enable()?;
     let other = 1 << second_vp()?;

@@ -311,8 +311,7 @@ impl Attempt {
             }
             4 => words[random.below(4) as usize] = random.one_of([0, 1, 2, 1 << 63, wild, 1 << (wild % 64)]),
             5 => self.input = self.input.wrapping_add(random.one_of([1, 4, 8, 16, 4088, 4096, wild & 0xfff])),
-            // Near the end of a memory of 64 MiB, in the devices' space, and beyond the maximum
-            // address.
+            // Near the end of a memory of 64 MiB, in the devices' space, beyond all.
             6 => {
                 let top = 64 << 20;
                 let memory = [top - 8, top - 32, top, 0xd000_0000, 0xfec0_0000];

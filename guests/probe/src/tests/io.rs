@@ -119,8 +119,7 @@ pub(super) fn string_io() -> Verdict {
     string_segments()
 }
 
-/// OUTS from other segments: in 64-bit code FS has a base, ES, CS, SS and DS have none. INS always
-/// stores to ES.
+/// OUTS from other segments: in 64-bit code FS alone has a base. INS always stores to ES.
 fn string_segments() -> Verdict {
     const FS_BASE: u32 = 0xc000_0100;
     const BASE: u64 = 64;
@@ -167,8 +166,7 @@ fn string_faults() -> Verdict {
     Ok(())
 }
 
-/// An address without memory or device: above the RAM of every machine that the probe runs on, and
-/// below the devices.
+/// An address without memory or device: above every machine's RAM, and below the devices.
 pub(super) const HOLE: u64 = 0xd000_0000;
 pub(super) const IOAPIC: u64 = 0xfec0_0000;
 /// The version register of an I/O APIC with 24 pins.

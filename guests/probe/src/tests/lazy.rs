@@ -35,8 +35,7 @@ pub(super) fn debug_names() -> Verdict {
     }
     processors::run(SECOND, use_others)?;
     let (fault, error): (u64, u64);
-    // SAFETY: CR4.DE is clear, so that DR5 is DR7. The instruction with the breakpoint is guarded,
-    // and jumps back here.
+    // SAFETY: CR4.DE is clear: DR5 is DR7. The instruction with the breakpoint is guarded.
     unsafe {
         asm!(
             "mov dr5, {on}", "lea r9, [rip + 5f]", "xor r10d, r10d", "xor r11d, r11d", "jmp {place}",

@@ -31,8 +31,7 @@ fn change_input() {
     }
 }
 
-/// A call whose input another processor changes meanwhile ends as it would with one of the inputs
-/// that existed (H7).
+/// A call whose input is changed meanwhile ends as with one of the inputs that existed (H7).
 pub(super) fn changing_input() -> Verdict {
     enable()?;
     second_vp()?;

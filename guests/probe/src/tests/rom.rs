@@ -1,5 +1,4 @@
-//! The expansion ROM: read-only memory that is added, removed and moved by writes to configuration
-//! space.
+//! The expansion ROM: read-only memory that comes, goes and moves by writes to configuration space.
 
 use core::arch::asm;
 

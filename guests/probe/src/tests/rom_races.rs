@@ -147,8 +147,7 @@ pub(super) fn rom_under_calls() -> Verdict {
     race(|| look_on(by_call), by_call, |number| number % 3)
 }
 
-/// The first processor changes the ROM's place while all others check it; the first processor
-/// checks between two changes.
+/// The first processor moves the ROM, and checks between changes; all others check always.
 fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
     let changes = CHANGES.load(Ordering::Relaxed);
     let readers = processors::count() - 1;

@@ -14,8 +14,7 @@ const PATIENCE_MS: u64 = 10_000;
 
 static HALTED: AtomicU32 = AtomicU32::new(0);
 
-/// All processors halt with interrupts off, their timers expired and about to expire again: each is
-/// woken for nothing.
+/// All halt with interrupts off, timers expired and about to again: each is woken for nothing.
 pub(super) fn halted_timers() -> Verdict {
     hypercall::enable()?;
     let others = processors::count() - 1;

@@ -277,8 +277,7 @@ pub(super) fn task_switch() -> Verdict {
     area.idt_pointer =
         Pointer { limit: size_of_val(&area.idt) as u16 - 1, base: (&raw const area.idt).addr() as u64 };
     (area.apic_id, area.exits, area.calls, area.nmis) = (apic::id(), EXITS, 0, 0);
-    // SAFETY: all of the image is below 4 GiB, where memory is mapped one to one; the code restores
-    // the state that it changes.
+    // SAFETY: the image is below 4 GiB, mapped one to one; the code restores what it changes.
     unsafe { tasks_run() };
     // SAFETY: the area is this processor's, and the code that writes to it has returned.
     let Area { calls, nmis, nmi: Tss { eflags: flags, .. }, .. } =

@@ -1,5 +1,4 @@
-//! Changes of control registers that drop translations, and access rights that follow such changes
-//! at once (A13).
+//! Changes of control registers that drop translations, and rights that follow them at once (A13).
 
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
@@ -90,8 +89,7 @@ fn toggle_cr4(bit: u64) -> Verdict {
     Ok(())
 }
 
-/// PCIDs on and off: the latter drops everything. Without PCIDs, the change is refused and the page
-/// is flushed explicitly.
+/// PCIDs on and off: the latter drops all. Without PCIDs it is refused, and the page flushed.
 fn toggle_pcide() -> Verdict {
     const ECX_PCID: u32 = 1 << 17;
     if __cpuid(1).ecx & ECX_PCID != 0 {

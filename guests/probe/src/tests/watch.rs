@@ -42,8 +42,7 @@ pub(super) fn replace(round: u64, global: bool) {
 }
 
 fn read(address: u64) -> u64 {
-    // SAFETY: a page is mapped there as long as this runs; the first processor exchanges it
-    // meanwhile.
+    // SAFETY: a page is mapped there as long as this runs, though exchanged meanwhile.
     unsafe { (address as *const u64).read_volatile() }
 }
 

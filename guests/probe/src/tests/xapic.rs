@@ -60,8 +60,7 @@ fn write(offset: u64, value: u32) {
 }
 
 fn set_base(value: u64) -> Result<(), Fault> {
-    // SAFETY: the test returns to x2APIC mode, and takes interrupts in between only where it says
-    // so.
+    // SAFETY: the test returns to x2APIC mode; in between interrupts are taken where it says.
     unsafe { wrmsr(apic::APIC_BASE, value) }
 }
 
@@ -192,8 +191,7 @@ fn messages() -> Verdict {
         write(ICR, low | vector);
         take(before, what)?;
     }
-    // Members of clusters; in x2APIC mode, which the other processor uses, these bits name members
-    // 2 and up.
+    // Members of clusters; in x2APIC mode, the other's, these bits name members 2 and up.
     write(DFR, 0);
     write(LDR, 0x34 << 24);
     for (high, is_own) in [(0x34 << 24, true), (0x44 << 24, false), (0x38 << 24, false)] {

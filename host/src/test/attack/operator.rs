@@ -34,8 +34,7 @@ const fn date(name: &'static str) -> Case {
 }
 
 /// Sleeps until the clock's alarm wakes it, then until a key does, then until the operator does. An
-/// alarm that comes before it sleeps is an event since it has read their number: it does not go to
-/// sleep, and begins again.
+/// alarm that comes before it sleeps is an event since it has read their number: it begins again.
 const SLEEPS: &str = "stty -echo; alarm=/sys/class/rtc/rtc0/wakealarm; cd /sys/power; \
             key=/sys/class/tty/$(cat /sys/class/tty/console/active)/power/wakeup; \
             slept() { test $(cat suspend_stats/success) -ge $1; }; \

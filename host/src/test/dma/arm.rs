@@ -1,5 +1,4 @@
-//! An emulated SMMUv3 keeps translations, descriptors and entries until it is told, and logs what
-//! it refuses.
+//! An emulated SMMUv3 keeps translations, descriptors and entries until told, and logs refusals.
 //!
 //! QEMU 7.2 has stage 1 only, and no access flag. Before 9.1 it encodes CLASS wrongly (see
 //! `iommu::smmu::event`); that field is looked at from 9.1 on.

@@ -82,8 +82,7 @@ impl Vi {
         Ok(Self { told: RingIommu::new(Ring::new(&board, RING), Registers), edu })
     }
 
-    /// Writes an entry of the device table, the double word that makes it valid last, or first if
-    /// the device is to be blocked.
+    /// Writes an entry of the device table, the valid double word last, or first to block it.
     pub(super) fn set_entry(&self, device: DeviceId, entry: DeviceEntry) {
         let order = if entry.is_translated() { [3, 2, 1, 0] } else { [0, 1, 2, 3] };
         for index in order {

@@ -40,8 +40,7 @@ impl Lab<'_> {
             said?;
             ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
             ensure!(outcome.report("wrong").is_none(), "the guest's ROM has changed");
-            // The refusals for devices are over before the ROM has necessarily been added and
-            // removed.
+            // Refusals for devices may be over before the ROM has been added and removed.
             let is_short = matches!(about, Talk::Devices | Talk::Watch);
             if case.platform.arch() == Arch::X86_64 && !is_short {
                 let changes = count(&outcome, Counter::SlotChanges)?;
@@ -179,8 +178,8 @@ impl Lab<'_> {
     }
 
     /// QEMU's plugin counts each INVLPGA while the bare guest runs a test; the count must match the
-    /// hypervisor's. An emulator drops all translations at each VMRUN, so a skipped page goes
-    /// unnoticed otherwise.
+    /// hypervisor's. An emulator drops all translations at each VMRUN: a skipped page goes
+    /// unnoticed.
     pub(in crate::test) fn invalidations(&self, case: &Case, test: &str) -> Result<()> {
         let guest = self.probe_guest(case, test, 2)?;
         let hypervisor = self.hypervisor(Arch::X86_64)?;

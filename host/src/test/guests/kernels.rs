@@ -114,8 +114,7 @@ fn restart() -> [String; 2] {
 
 /// Commands of a kernel that crashes, and of the crash kernel. Writers have a part of the disk
 /// each; when they have written a while, the last processor crashes. The crash kernel runs on that
-/// one. The disk is as it was, and can be written to. The other kernel's notes have the time of the
-/// crash.
+/// one. The disk is as it was, and writable. The other kernel's notes have the crash's time.
 fn crash() -> [String; 2] {
     let first = format!(
         "{}; D=/dev/nvme0n1; \

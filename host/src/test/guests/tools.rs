@@ -67,8 +67,7 @@ impl Lab<'_> {
             default: entry,
             timeout: 0,
             exec: Some(format!("echo {shows}")),
-            // The machine has one CPU (docs/qemu.md), on which spinning vCPUs would wait for each
-            // other's turns.
+            // The machine has one CPU (docs/qemu.md): spinning vCPUs would wait for each other.
             vcpus: 1,
             memory: 512 * MIB,
             bzimage: None,

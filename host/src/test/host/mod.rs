@@ -53,8 +53,8 @@ impl Step {
 pub(super) const FORMAT: &str = "fmt --all -- --check --color never";
 
 /// Everything that cargo checks. The bare-metal images are linted for their own targets. All lints
-/// have the profile of the unit tests, so that macros and build scripts are built once; all models
-/// have the profile `model`.
+/// have the profile of the unit tests, so that macros are built once; all models have the profile
+/// `model`.
 pub(super) const STEPS: [Step; 17] = [
     step("format").runs(FORMAT).about("the sources are formatted"),
     step("unit-tests").runs("test --workspace --exclude quell-probe --features quell-hypervisor/trace")

@@ -46,8 +46,7 @@ impl Reading {
     }
 
     /// The output to show after a failure: of tests that failed all names and messages, and what
-    /// cargo says of its programs. Without any, from the first error on if there is one, else the
-    /// end.
+    /// cargo says of its programs. Without any, from the first error on, else the end.
     pub(super) fn detail(&self) -> String {
         let lines = || self.lines.iter().map(String::as_str);
         let failures = failures(lines());

@@ -31,8 +31,7 @@ const TEST_FILES: [&str; 2] = ["**/tests.rs", "crates/*/src/model/**"];
 const TEST_MODULES: &str = r"\btests::";
 /// How the copy is built and tested. A little optimization makes property tests ten times faster,
 /// and building no slower. Property tests use the same values for every mutant, so that none is
-/// caught by luck, or because an earlier failure was saved; the smallest failing value is not
-/// needed.
+/// caught by luck, or by an earlier failure's saved value.
 const ENVIRONMENT: [(&str, &str); 6] = [
     ("CARGO_TERM_COLOR", "never"),
     ("CARGO_PROFILE_DEV_DEBUG", "0"),

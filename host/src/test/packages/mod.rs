@@ -31,8 +31,7 @@ struct Package {
     directory: PathBuf,
 }
 
-/// The packages, unpacked in a directory outside of the tree, so that cargo does not take them for
-/// members of the workspace.
+/// The packages, unpacked outside of the tree, where they are no members of the workspace.
 struct Outside {
     directory: tempfile::TempDir,
     packages: Vec<Package>,

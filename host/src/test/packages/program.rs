@@ -1,6 +1,5 @@
 //! A user of all five packages, built outside of the tree: a guest's kernel flushes a page by
-//! hypercall, from memory that its hypervisor looks up in slots and has mapped by a nested page
-//! table.
+//! hypercall, from memory that its hypervisor finds in slots and maps by a nested page table.
 
 use quell_coherence::TargetSet;
 use quell_coherence::shootdown::*;

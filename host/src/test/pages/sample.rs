@@ -30,8 +30,7 @@ pub(super) fn sample(directory: &Path) -> Result<PathBuf> {
     Ok(args.output)
 }
 
-/// Two CPUs. vCPU 0 makes vCPU 1, which runs, and vCPU 2, which does not, flush again and again, by
-/// hypercall or by interrupts.
+/// Two CPUs. vCPU 0 makes vCPU 1, which runs, and vCPU 2, which does not, flush, by either method.
 fn collected(by_hypercall: bool) -> Collected {
     let mut cpus = [CpuRecords::default(), CpuRecords::default()];
     let mut put = |cpu: usize, us: u64, event, vcpu, detail, a, b| {

@@ -50,8 +50,7 @@ struct Reads {
 }
 
 /// After each reset the memory that the disk was reading to is zero, and stays it, and the disk
-/// works. What is read then is served after what was asked for before: when it is there, nothing
-/// can come any more.
+/// works. What is read then comes after what was asked for before.
 pub(super) fn reset_amid_dma(room: &Room<'_>) -> Result<()> {
     let bytes = COMMANDS * 2 * PAGE;
     let reads = Reads { before: BEFORE..BEFORE + bytes, after: AFTER..AFTER + bytes };

@@ -50,8 +50,7 @@ pub(super) fn four_by_32(room: &Room<'_>) -> Result<()> {
     example(room, "four-by-32.toml", TIMEOUT_FOUR_BY_32)
 }
 
-/// Guests of an example, which start a shell. Once all have one, each is told what to say, and to
-/// switch itself off.
+/// Guests of an example: each starts a shell, and is told what to say, and to switch itself off.
 fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
     let path = workspace::root().join("examples").join(name);
     let file = room.read(&path)?;

@@ -20,8 +20,7 @@ pub(super) fn is_seen_to_be_handed_on(room: &Room<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Whether memory is zero for a guest that is created after another one wrote to all of its memory
-/// and was destroyed.
+/// Whether memory is zero for a guest that is created after another one that filled its own.
 fn finds_zeros(room: &Room<'_>) -> Result<bool> {
     // The machine has memory for both, and the second one takes the first that is free.
     let [former, next] = ["former", "next"].map(|name| bare(name, 1, "64M", MANUAL));

@@ -106,8 +106,7 @@ fn sets(room: &Room<'_>) -> Result<()> {
 }
 
 /// All turns of the first guest's vCPU were on the last CPU. Some records may have been overwritten
-/// before they were read; but a vCPU that never ran on another CPU than before was always on that
-/// of any of its turns.
+/// before they were read; but a vCPU that never moved was always on the CPU of any turn.
 fn ran_on_one_cpu(trace: &Collected, migrated: u64) -> Result<()> {
     const PINNED: u16 = 0;
     ensure!(migrated == 0, "the vCPU changed its CPU {migrated} times");

@@ -1,5 +1,4 @@
-//! A machine with several guests, and what a row does with them: it reads their consoles, types,
-//! and sends requests.
+//! A machine with several guests, and what a row does with them: consoles, keys, requests.
 
 use super::heard::Heard;
 use super::*;
@@ -299,8 +298,7 @@ impl Stage<'_> {
         Ok(guest.with_context(|| format!("guest {name} is not listed"))?.used)
     }
 
-    /// Waits until a guest has had more CPU time than `used`. What it shows may come first: a turn
-    /// counts when it ends.
+    /// Waits until a guest has had more CPU time than `used`: a turn counts when it ends.
     pub(super) fn until_it_had_more(&mut self, name: &str, used: u64) -> Result<()> {
         self.until(&format!("{name} has had a CPU for more than {used} ticks"), |stage| {
             Ok((stage.used(name)? > used).then_some(()))

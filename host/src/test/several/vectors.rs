@@ -6,8 +6,7 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const DISK: usize = 1 << 20;
 /// Messages of three disks. The one CPU has fewer vectors for functions.
 const MESSAGES: u32 = 3 * 65;
-/// The other guest says how often its kernel has found a command of its disk done by looking, after
-/// a time without an interrupt.
+/// The other guest says how often its kernel has found a command of its disk done by looking.
 const LOOKS: &str = "looked 0 times";
 
 /// A guest unmasks more messages than there are vectors. A later one's disk has interrupts.

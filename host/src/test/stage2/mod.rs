@@ -1,6 +1,5 @@
 //! Whether it is detected when the hypervisor for Arm leaves translations in place: by guests that
-//! keep reading removed memory, and, where the emulator shows no difference, by the executed
-//! instructions.
+//! keep reading removed memory, and by the executed instructions.
 //!
 //! QEMU's TLB has no VMID tags, keeps no entries of stage 2 alone except for pages with tables of
 //! stage 1, and completes all maintenance at the next barrier of any kind: it cannot show the

@@ -26,8 +26,7 @@ static TESTBED: Once<Testbed> = Once::new();
 pub(in crate::arch) const PATIENCE_MS: u64 = 20_000;
 
 /// Minimum number of rounds regardless of time, and the time limit for further ones, in
-/// microseconds: where processors wait for each other's turn on a CPU a round takes a thousand
-/// times as long as elsewhere.
+/// microseconds: where processors take turns on a CPU a round takes a thousand times as long.
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
@@ -56,8 +55,7 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     console::report(|report| report.head(&Head { name, platform: &platform, processors, clock, protocol }));
 }
 
-/// Starts the processors with these affinities, at most `limit` including the first one; returns
-/// the number of running ones.
+/// Starts the processors with these affinities, at most `limit`; returns their number.
 fn start(affinities: &[u64], limit: usize) -> usize {
     let own = gic::affinity();
     processors::set_affinity(0, own);

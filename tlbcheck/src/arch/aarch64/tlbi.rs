@@ -116,8 +116,7 @@ pub(super) fn issue(Form(scope, kind): Form, target: TlbiOperand) {
         Kind::VaAllLast => 7,
     };
     let asid = if matches!(kind, Kind::VaAll | Kind::VaAllLast | Kind::All) { 0 } else { asid };
-    // SAFETY: the caller that names a form has checked for the feature that it needs; ranges are of
-    // kinds by address.
+    // SAFETY: the caller has checked for the form's feature; ranges are of kinds by address.
     unsafe {
         match (range, scope) {
             (None, Scope::Local) => by_kind!(7, op2, page(address, asid, level)),

@@ -88,8 +88,7 @@ fn is_translation_fault(result: Result<u64, Fault>) -> bool {
     result.is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
 }
 
-/// Checks all words of processor `number`; returns the number of wrong ones. `is_step` is false
-/// between two steps.
+/// Counts the wrong words of processor `number`. `is_step` is false between two steps.
 #[inline(always)]
 fn look(number: usize, is_step: bool) -> u64 {
     let address = ADDRESS.load(Ordering::Relaxed) + number as u64 * EACH.load(Ordering::Relaxed);
@@ -197,8 +196,7 @@ impl Watch {
     }
 
     /// Succeeds if an omitted flush is noticed: then steps that find no error are significant.
-    /// `change` makes the change of a try without its flush; `restore` reverts it and is called
-    /// last. Skips otherwise.
+    /// `change` is a try's change without its flush; `restore` reverts it. Skips otherwise.
     pub(super) fn notices(
         &mut self,
         mut restore: impl FnMut(u64) -> (Expected, u64),

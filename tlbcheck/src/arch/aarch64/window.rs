@@ -1,7 +1,6 @@
 //! Page tables whose entries the checks exchange, at any address except those of the image.
 //!
-//! DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats", D8.4 (permissions), D8.5 (access flag,
-//! dirty state).
+//! DDI 0487 M.b, D8.3.1 (descriptor formats), D8.4 (permissions), D8.5 (access flag, dirty state).
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -32,8 +31,7 @@ pub(super) const SETS_DIRTY: u64 = 1 << 40;
 
 /// Size of a level-2 block in bytes.
 pub(super) const BLOCK: u64 = 512 * PAGE;
-/// Number of places in it that are checked, and the distance between them: they include the first
-/// page and the last.
+/// How many places in it are checked, and their distance: they include the first and the last page.
 pub(super) const PLACES: u64 = 8;
 pub(super) const PLACE_EVERY: u64 = 73 * PAGE;
 const _: () = assert!((PLACES - 1) * PLACE_EVERY == BLOCK - PAGE);
@@ -155,8 +153,7 @@ pub(super) fn leave() {
     enter(ROOT.address());
 }
 
-/// Sets or clears bits of the calling processor's TCR_EL1; the translations in its TLB were made
-/// with the previous bits.
+/// Sets or clears bits of the processor's TCR_EL1; its translations have the previous ones.
 pub(super) fn set_control(bits: u64, on: bool) {
     let (set, clear) = if on { (bits, 0) } else { (0, bits) };
     // SAFETY: the bits passed only select who sets flags of entries.

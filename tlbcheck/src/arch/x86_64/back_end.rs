@@ -1,9 +1,8 @@
 //! Flushes of other processors: the engine of [`coherence::shootdown`] on this machine, by
 //! interrupts in each of its modes, and by hypercalls.
 //!
-//! Participating processors have loaded the one [`AddressSpace`], whose root is that of
-//! [`window::space`]. [`join`] and [`leave`] inform the engine; rows that change CR3 meanwhile must
-//! return to it.
+//! Participating processors have loaded the one [`AddressSpace`], of [`window::space`]. [`join`]
+//! and [`leave`] inform the engine; rows that change CR3 return to it.
 
 use core::cell::LazyCell;
 use core::ops::ControlFlow;

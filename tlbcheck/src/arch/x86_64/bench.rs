@@ -1,5 +1,4 @@
-//! The measured shootdowns, by each back end. The others' time is lost to an interrupt handler or
-//! to the hypervisor.
+//! The measured shootdowns, by each back end. The others' time goes to a handler or the hypervisor.
 
 use baremetal::pages::PAGE;
 use baremetal::x86_64::interrupts::VECTOR_WAKE;

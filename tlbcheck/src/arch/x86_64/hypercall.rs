@@ -1,5 +1,4 @@
-//! The guest's end of hypercalls: always through the hypercall page, so that the hypervisor selects
-//! the instruction.
+//! The guest's end of hypercalls: the hypercall page, whose instruction the hypervisor selects.
 
 use core::arch::asm;
 
@@ -37,8 +36,7 @@ pub(super) fn enable() -> Verdict {
 }
 
 pub(super) fn set_identity(identity: u64) -> Verdict {
-    // SAFETY: it names the guest; without a name the page's former contents are restored, and it is
-    // not called then.
+    // SAFETY: it names the guest; without a name the former contents are restored, and not called.
     let written = unsafe { wrmsr(msr::GUEST_OS_ID, identity) };
     written.map_err(|fault| fail(format_args!("the guest's identity cannot be written: {fault:?}")))
 }
@@ -67,8 +65,7 @@ pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
             inout("r11") 0u64 => fault, inout("r10") 0u64 => error, out("r12") _, out("r13") _,
         );
     }
-    // The hypervisor may change R10 and R11, but is unlikely to leave a fault's mark with an
-    // exception's vector.
+    // The hypervisor may change R10 and R11, but hardly to a fault's mark with a vector.
     let fault = if fault & !0x1f == FAULTED { fault } else { 0 };
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
 }

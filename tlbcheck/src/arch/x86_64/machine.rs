@@ -77,8 +77,7 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     console::report(|report| report.head(&head));
 }
 
-/// Starts the processors with these APIC ids, at most `limit` including the first one; returns the
-/// number of running ones.
+/// Starts the processors with these APIC ids, at most `limit`; returns their number.
 fn start(apic_ids: &[u32], limit: usize) -> usize {
     let own = apic::id();
     processors::set_apic_id(0, own);
@@ -116,8 +115,7 @@ pub(super) fn vp(number: usize) -> u32 {
     VPS[number].load(Ordering::Acquire)
 }
 
-/// The Hyper-V interface, with hypercalls enabled and VP indices known; skips if flushes by
-/// hypercall are not offered.
+/// The Hyper-V interface, with hypercalls on and VP indices known; skips if it has no flushes.
 pub(super) fn flushes() -> Result<&'static HyperV, Stop> {
     static READY: Once<Verdict> = Once::new();
     let machine = get();

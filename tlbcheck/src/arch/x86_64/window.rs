@@ -22,9 +22,8 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 pub(super) const LARGE_PAGE: u64 = 512 * PAGE;
 const PIECES: usize = 512;
 
-/// Number of pieces of a large page that are checked, and the distance between them: they include
-/// the first and the last piece, and are few enough and far enough from each other to stay in any
-/// TLB together.
+/// Number of pieces of a large page that are checked, and the distance between them: from the first
+/// to the last piece, few and far enough apart to stay in any TLB.
 pub(super) const PIECES_SEEN: u64 = 8;
 pub(super) const SEEN_EVERY: u64 = 73 * PAGE;
 const _: () = assert!((PIECES_SEEN - 1) * SEEN_EVERY == LARGE_PAGE - PAGE);
@@ -83,8 +82,7 @@ fn index(address: u64, level: u32) -> usize {
 fn table(entry: &AtomicU64) -> &'static Page {
     let value = entry.load(Ordering::Acquire);
     if value & 1 != 0 {
-        // SAFETY: a present entry was created here, or by the start-up code; tables live as long as
-        // the program.
+        // SAFETY: a present entry is from here, or the start-up code; tables live forever.
         return unsafe { &*((value & ADDRESS) as *const Page) };
     }
     let table = &take(1, 1)[0];

@@ -1,5 +1,4 @@
-//! Operations that exit, each many times in a phase of its own, whose instructions QEMU's plugin
-//! counts.
+//! Operations that exit, each many times in its own phase, whose instructions QEMU's plugin counts.
 
 use core::sync::atomic::AtomicBool;
 

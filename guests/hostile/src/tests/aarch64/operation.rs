@@ -225,8 +225,7 @@ fn register(random: &mut Random) {
 fn instruction(random: &mut Random) {
     let name = name(random, true);
     let [_, _, crn, crm, _] = sysregs::fields(name.0);
-    // TLB maintenance and address translation use any address; cache maintenance uses that of
-    // scratch.
+    // TLB maintenance and translation use any address; cache maintenance that of scratch.
     let is_of_cache = !(matches!(crn, 8 | 9) || crn == 7 && matches!(crm, 8 | 9));
     let operand = if is_of_cache { SCRATCH.address() } else { value(random) };
     code::put([code::write(name), code::read(name)].into_iter());
@@ -273,8 +272,7 @@ fn call(random: &mut Random, number: usize) {
     let (first, second, third) = (value(random), value(random), value(random));
     macro_rules! call {
         ($text:literal) => {
-            // SAFETY: calls that end the guest have been left out; registers that they may change
-            // are named.
+            // SAFETY: calls that end the guest are left out; registers that change are named.
             unsafe {
                 asm!(guarded!($text), inout("x0") function => _, inout("x1") first => _, inout("x2") second => _,
                     inout("x3") third => _, out("x4") _, out("x5") _, out("x6") _, out("x7") _, out("x8") _,

@@ -11,8 +11,7 @@ static FOUND: [(AtomicU64, AtomicU64); processors::MAX_PROCESSORS] =
     [const { (AtomicU64::new(0), AtomicU64::new(0)) }; processors::MAX_PROCESSORS];
 
 /// Registers of EL1 and EL0 that hold any value, or many of its bits, and that the program does not
-/// use: index, name, encoding, and the shift of a processor's value; with a shift of 64 the value
-/// is 0.
+/// use: index, name, encoding, and the shift of a processor's value: 64 for 0.
 macro_rules! each {
     ($action:ident) => {
         $action! {

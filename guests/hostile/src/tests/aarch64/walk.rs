@@ -22,8 +22,7 @@ fn is_undefined(name: Name, fault: Fault) -> bool {
 /// Number of findings that are reported one by one.
 const TOLD: u32 = 400;
 
-/// Calls `act` for each register of this op0, with the slots of two instructions that read and
-/// write it.
+/// Calls `act` for each register of this op0, with the slots of an MRS and an MSR.
 fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
     const BATCH: u32 = SLOTS as u32 / 2;
     for first in (0..COUNT).step_by(BATCH as usize) {

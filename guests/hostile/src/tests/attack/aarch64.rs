@@ -92,8 +92,7 @@ pub(super) fn maintain_caches(random: &mut Random) {
     let (set_way, address) = (random.word() & 0xffff_fffe, page + random.below(PAGE));
     macro_rules! maintain {
         ($text:literal, $operand:expr) => {
-            // SAFETY: maintenance of scratch memory, or by set and way, which loses nothing: EL2
-            // makes it clean as well.
+            // SAFETY: maintenance of scratch memory, or by set and way, which EL2 also cleans.
             unsafe { asm!($text, in(reg) $operand, options(nostack, preserves_flags)) }
         };
     }

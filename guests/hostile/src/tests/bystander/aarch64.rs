@@ -21,8 +21,7 @@ pub(super) const fn prepare() -> Verdict {
 
 macro_rules! registers {
     ($($name:literal: $value:expr,)+) => {
-        /// System registers that the program does not use, and their values; what is different on
-        /// each processor is added.
+        /// Unused system registers and their values; what is different on each processor is added.
         const SYSTEM: usize = [$($name),+].len();
 
         fn write_system(each: u64) {
@@ -96,8 +95,7 @@ impl Registers {
 
 macro_rules! vectors {
     ($text:literal, $array:expr) => {
-        // SAFETY: the array has the size of the registers, which the program does not use
-        // otherwise.
+        // SAFETY: the array has the size of the registers, which are not used otherwise.
         unsafe {
             asm!(
                 ".arch_extension fp",

@@ -1,5 +1,4 @@
-//! Memory whose contents are known: each word follows from its address and from the number of times
-//! that its page was checked.
+//! Memory of known contents: a word follows from its address and from the checks of its page.
 
 use core::ops::Range;
 

@@ -103,8 +103,8 @@ impl Registers {
 
 macro_rules! vectors {
     ($text:literal, $array:expr) => {
-        // SAFETY: start-up code has enabled SSE; the array has the size of the registers, which the
-        // program does not use otherwise.
+        // SAFETY: SSE is enabled; the array has the size of the registers, which are not used
+        // otherwise.
         unsafe {
             asm!(
                 ".irp n, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",

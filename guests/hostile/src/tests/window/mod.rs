@@ -35,8 +35,7 @@ fn entry(index: u64) -> &'static AtomicU64 {
     &TABLE.words()[(index % PAGES) as usize]
 }
 
-/// Maps the page at `page`. No processor may have a translation of what was there before, unless
-/// [`CHANGES_AT_ONCE`].
+/// Maps the page at `page`. No processor may have an old translation, unless [`CHANGES_AT_ONCE`].
 pub(super) fn map(index: u64, page: u64) {
     entry(index).store(own::page_entry(page), Ordering::SeqCst);
     own::complete();

@@ -216,8 +216,7 @@ fn device(random: &mut Random) {
     };
     let any = value(random) as u32;
     let is_ioapic = address - (address & (PAGE - 1)) == IOAPIC;
-    // Redirection entries have the vector and the delivery mode at the same bits as interrupt
-    // commands.
+    // Redirection entries have vector and delivery mode at the same bits as commands.
     let value = match is_ioapic && address != IOAPIC {
         true => any & !0x7ff | any & 0x4ff | VECTOR as u32,
         false => any,

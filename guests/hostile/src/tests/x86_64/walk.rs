@@ -31,8 +31,7 @@ impl Findings {
         }
     }
 
-    /// Succeeds if there are no findings, and more than `least` items exist; `found` is their
-    /// number.
+    /// Succeeds if there are no findings, and of items, which `found` counts, more than `least`.
     pub(super) fn verdict(self, found: u32, least: u32) -> Verdict {
         say(format_args!("{found} are there; {} things are not as they should be", self.0));
         ensure!(self.0 == 0, "{} things are not as they should be, see the console", self.0);
@@ -60,8 +59,7 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
             Some(Kind::Moves) => continue,
             Some(Kind::Kept | Kind::Instruction) | None => (value, false),
         };
-        // SAFETY: rows say which writes the program can cope with; an MSR without a row has no
-        // effect, or the test fails.
+        // SAFETY: rows say which writes are coped with; other MSRs have no effect, or it fails.
         match unsafe { wrmsr(number, write) } {
             Ok(()) if row.is_none() => findings.tell(format_args!("MSR {number:#x} is written to")),
             Ok(()) if holds && rdmsr(number) != old => findings.tell(format_args!("MSR {number:#x} changes")),

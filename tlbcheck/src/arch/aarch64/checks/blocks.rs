@@ -1,9 +1,7 @@
-//! Blocks that are replaced by tables, tables that are replaced by blocks, and tables that are
-//! freed.
+//! Blocks that are replaced by tables, tables that are replaced by blocks, and freed tables.
 //!
 //! DDI 0487 M.b, D8.17.1: the entry is made invalid and invalidated before it becomes one of the
-//! other kind (P3). The mapped contents stay the same meanwhile, so a processor only ever sees
-//! these contents, or nothing.
+//! other kind (P3). The mapped contents stay, so a processor only ever sees these, or nothing.
 
 use super::local::block_memory;
 use super::prelude::*;
@@ -46,8 +44,7 @@ impl Change {
         TestSpace::shared().entry(BLOCK_WINDOW, 2)
     }
 
-    /// Break: no processor sees the block or the pages any more. The whole ASID is flushed, because
-    /// there are many pages.
+    /// Break: no processor sees the block or the pages any more: the whole ASID is flushed.
     fn take_away(&self, watch: &mut Watch, pages: bool) -> Verdict {
         replace(self.entry(), 0);
         let kind = if pages { Kind::Asid } else { Kind::Va };

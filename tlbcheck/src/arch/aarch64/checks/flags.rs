@@ -119,8 +119,7 @@ pub(super) fn clean_is_read_only() -> Verdict {
 }
 
 /// Each processor writes to its own page all the time, and all pages are made clean: after the
-/// flush a store makes the page dirty again, otherwise the data would be lost to a copier of dirty
-/// pages (P14).
+/// flush a store makes the page dirty again, or a copier loses it (P14).
 pub(super) fn dirty_again() -> Verdict {
     needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");
     let space = TestSpace::shared();

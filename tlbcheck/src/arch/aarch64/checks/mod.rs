@@ -1,9 +1,7 @@
-//! The rows: each is named after the defect that it detects, so that a defect makes the row of its
-//! name fail.
+//! The rows: each is named after the defect that makes it fail.
 //!
 //! Tables are changed as DDI 0487 M.b, D8.17.1 requires: through an invalid entry, wherever output
-//! address or size change. Nothing is asserted about translations that a TLBI need not drop: it may
-//! always drop more.
+//! address or size change. A TLBI may always drop more than it need.
 
 mod blocks;
 mod broadcast;

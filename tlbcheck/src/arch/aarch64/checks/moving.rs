@@ -1,14 +1,11 @@
 //! Processors that share a physical TLB over time: virtual ones, which a hypervisor has run on
-//! different CPUs, one after the other. Each must see only what its own tables and its own TLBIs
-//! imply.
+//! different CPUs, in turn. Each must see only what its own tables and TLBIs imply.
 //!
-//! A processor yields by WFI until its timer, so that the hypervisor below moves it, or runs
-//! another one in its place.
+//! A processor yields by WFI until its timer: the hypervisor below moves it, or runs another one.
 
 use super::prelude::*;
 
-/// Rounds of a row. Their number ends the row, not the clock: on a busy machine it takes longer,
-/// and checks just as much.
+/// Rounds of a row: their number ends it, not the clock; a busy machine checks just as much.
 const ROUNDS: u64 = 2000;
 const SLEEPS_EVERY: u64 = 8;
 

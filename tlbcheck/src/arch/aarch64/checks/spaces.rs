@@ -52,8 +52,7 @@ pub(super) fn mixes() -> Verdict {
     })
 }
 
-/// Whether the page of the first space is still visible when the second one has taken over its
-/// ASID, after `take`.
+/// Whether the first space's page is visible when the second one has taken over its ASID by `take`.
 fn sees_former(round: u64, take: impl FnOnce(u16)) -> Result<bool, u64> {
     let (spaces, _) = pair();
     let asid = spaces[0].asid();

@@ -52,8 +52,7 @@ pub(super) fn at_end_of_memory() -> Verdict {
     needs!(ram.end - PAGE >= boot::image_end(), "the image lies at the end of memory");
     let place = (ram.end & !7) - 24;
     for (index, word) in [0, ALL_SPACES, 1].into_iter().enumerate() {
-        // SAFETY: the loader says that this is RAM, below 4 GiB; it is after the image, so it is
-        // not in use.
+        // SAFETY: the loader says that this is RAM, below 4 GiB; it is after the image: not in use.
         unsafe { ((place + 8 * index as u64) as *mut u64).write_volatile(word) };
     }
     let result = call(space(), place, 0);
@@ -103,8 +102,7 @@ fn change(_: usize) {
     }
 }
 
-/// A call whose input another processor changes meanwhile ends as it would with one of the inputs
-/// that existed (H7).
+/// A call whose input is changed meanwhile ends as with one of the inputs that existed (H7).
 pub(super) fn changing() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;

@@ -61,8 +61,7 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
                     if offers(kind, via).is_err() {
                         continue;
                     }
-                    // Alone, and after another element: possibly only the first one is handled
-                    // correctly.
+                    // Alone, and after another element: the first may be the only right one.
                     let list = [FILLER, span.word];
                     for list in [&list[1..], &list] {
                         for _ in rounds(ROUNDS) {

@@ -111,8 +111,7 @@ fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
     verdict
 }
 
-/// Two spaces with separate PCIDs, and a page at one address in each: no switch that keeps
-/// translations mixes them.
+/// Two spaces with PCIDs, and a page at one address in each: no switch without a flush mixes them.
 pub(super) fn pcid_mixes_spaces() -> Verdict {
     let pages = window::take(2, 1);
     let spaces = [window::space() | 1, window::other_space() | 2];
@@ -153,8 +152,7 @@ pub(super) fn pcid_toggle() -> Verdict {
 /// INVPCID of a type: 0 is an address, 1 a PCID, 2 everything, 3 everything except global pages.
 fn invpcid(kind: u64, pcid: u64, address: u64) {
     let descriptor = [pcid, address];
-    // SAFETY: CPUID offers the instruction; it drops translations, which are reloaded from the
-    // tables.
+    // SAFETY: CPUID offers the instruction; dropped translations are reloaded from the tables.
     unsafe { asm!("invpcid {}, [{}]", in(reg) kind, in(reg) &raw const descriptor, options(nostack)) };
 }
 

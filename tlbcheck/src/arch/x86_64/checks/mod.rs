@@ -1,5 +1,4 @@
-//! The rows: each is named after the defect that it detects, so that a defect makes the row of its
-//! name fail.
+//! The rows: each is named after the defect that makes it fail.
 
 mod errors;
 mod input;

@@ -22,8 +22,7 @@ pub(super) fn own() -> Verdict {
 /// Number of calls of each of the two.
 const CALLS: u64 = 500;
 
-/// Number of processors at the start; calls with a wrong result, and translations of the caller
-/// that outlived them.
+/// Processors at the start; calls with a wrong result, and translations that outlived them.
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILED: AtomicU32 = AtomicU32::new(0);
 static STALE: AtomicU32 = AtomicU32::new(0);

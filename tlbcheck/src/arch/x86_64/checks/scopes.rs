@@ -50,8 +50,7 @@ fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     })
 }
 
-/// A global page belongs to every space, so each flush drops it that is not restricted to
-/// non-global pages (A18).
+/// A global page belongs to every space: each flush drops it that is not of non-global pages (A18).
 pub(super) fn global() -> Verdict {
     for used_in in [window::space(), window::other_space()] {
         let cells = [
@@ -65,8 +64,7 @@ pub(super) fn global() -> Verdict {
     Ok(())
 }
 
-/// A page of the named space, or of any space with the flag for all, is dropped regardless of the
-/// initiator's space (A22).
+/// A page of the named space, or of any with that flag, is dropped from any initiator's (A22).
 pub(super) fn other_space() -> Verdict {
     let other = window::other_space();
     let both = NON_GLOBAL.with_all_address_spaces(true);

@@ -9,8 +9,7 @@ use crate::arch::x86_64::back_end::others;
 const ROUNDS: u32 = 100;
 
 /// Minimum number of rounds regardless of time, and the time limit for further ones, in
-/// microseconds: where processors wait for each other's turn on a CPU a round takes a thousand
-/// times as long as elsewhere.
+/// microseconds: where processors take turns on a CPU a round takes a thousand times as long.
 const ROUNDS_MIN: u32 = 10;
 const BUDGET_US: u64 = 300_000;
 
@@ -119,8 +118,7 @@ pub(super) fn every_processor_by_ipi() -> Verdict {
     among(&all, || all.iter().try_for_each(|processor| each(*processor)))
 }
 
-/// Makes the processor check pieces of a large page while `rounds` runs, and passes it the function
-/// that replaces the page.
+/// Makes the processor check pieces of a large page while `rounds` replaces it.
 pub(super) fn with_large_page(
     what: What,
     rounds: impl FnOnce(&mut watch::Watch<'_>, &dyn Fn(u64)) -> Verdict,

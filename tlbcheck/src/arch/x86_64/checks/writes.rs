@@ -11,8 +11,7 @@ const ROUNDS: u32 = 1000;
 /// Maximum time for which the page is mapped, in addition to the writer's turns, in microseconds:
 /// the page is removed at a random point in a turn.
 const MAPPED_US_MAX: u64 = 40;
-/// Number of turns of the writer of which the last is a whole one: it may be in the middle of the
-/// first when counting begins.
+/// Turns of the writer of which the last is a whole one: counting may begin in the first.
 const WHOLE_TURN: u64 = 2;
 
 /// The checks after the flush.
@@ -108,8 +107,7 @@ fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> 
     verdict
 }
 
-/// Waits until the writer has completed this many more turns. The time limit is reached only if it
-/// has stopped for good.
+/// Waits until the writer has completed this many more turns, or has stopped for good.
 fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
     let last = TURNS.load(Ordering::Acquire) + turns;
     let ended = clock::wait_until(PATIENCE_MS, || meanwhile() || TURNS.load(Ordering::Acquire) >= last);
@@ -117,11 +115,9 @@ fn wait_for_turns(turns: u64, meanwhile: &mut dyn FnMut() -> bool) -> Verdict {
     Ok(())
 }
 
-/// Maps the page, removes it by one exchange of its entry, and flushes it; returns whether it was
-/// written to.
+/// Maps the page, removes it by one exchange, and flushes it; returns whether it was written to.
 ///
-/// After the flush the writer makes a whole turn: a translation that it still has is used then,
-/// however long that takes.
+/// After the flush the writer makes a whole turn, in which it uses a translation that it still has.
 fn round(random: &mut Random, looks: Looks, flush: &dyn Fn() -> Verdict) -> Result<bool, Stop> {
     let (entry, word) = (window::leaf(WINDOW), &PAGE.words()[0]);
     word.store(0, Ordering::SeqCst);
