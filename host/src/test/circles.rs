@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::style;
 use crate::workspace;
 
 /// Circles that are known: each is one thing in more than one file. None is to be added.
@@ -41,15 +42,12 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// The files of a module below its directory's, and how often `super` leads from each to that.
-fn files(path: &Path, depth: usize, found: &mut Vec<(PathBuf, usize)>) {
-    if is_test(path) {
-        return;
-    }
-    if path.is_dir() {
-        entries(path).iter().for_each(|entry| files(entry, depth + 1, found));
-    } else if path.extension().is_some_and(|extension| extension == "rs") {
-        found.push((path.to_owned(), depth - usize::from(path.ends_with("mod.rs"))));
-    }
+fn files(path: &Path) -> Vec<(PathBuf, usize)> {
+    let all = if path.is_dir() { style::sources(path) } else { Vec::from([path.to_owned()]) };
+    let files = all.into_iter().filter(|file| !is_test(file));
+    let count = |path: &Path| path.components().count();
+    let depth = |file: &Path| count(file) - count(path) - usize::from(file.ends_with("mod.rs"));
+    files.map(|file| (file.clone(), depth(&file))).collect()
 }
 
 /// The first names behind `prefix` in the code, groups in braces taken apart.
@@ -86,9 +84,7 @@ fn uses(directory: &Path, in_crate: &str) -> Uses {
     for path in entries(directory) {
         let name = path.file_stem().and_then(|name| name.to_str()).unwrap_or("").to_owned();
         if !matches!(name.as_str(), "mod" | "lib" | "main") {
-            let mut found = Vec::new();
-            files(&path, 0, &mut found);
-            modules.insert(name, found);
+            modules.insert(name, files(&path));
         }
     }
     let used = |name: &str, found: &[(PathBuf, usize)]| {

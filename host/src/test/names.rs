@@ -1,5 +1,6 @@
 //! Every test that the documents name exists.
 
+use super::style;
 use crate::workspace;
 use std::collections::BTreeMap;
 use std::fs;
@@ -89,16 +90,7 @@ fn is_table(prefix: &str) -> bool {
 }
 
 fn sources(directory: &Path) -> String {
-    let mut text = String::new();
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            text += &sources(&path);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            text += &fs::read_to_string(&path).unwrap();
-        }
-    }
-    text
+    style::sources(directory).iter().map(|path| fs::read_to_string(path).unwrap()).collect()
 }
 
 /// Whether `sources` define the test: as a function, as the test that a mutant of the protocol

@@ -6,6 +6,7 @@
 //! function applies to all code written in it, including macros' arguments. Arithmetic that
 //! overflows panics, too; it is not listed individually, see the document.
 
+use super::style;
 use crate::workspace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -156,10 +157,8 @@ const ROOTS: [&str; 4] = ["crates", "guests", "hypervisor", "tlbcheck"];
 /// Name and text of each Rust source there except modules that are compiled only for tests and
 /// models, by name. A name is the path below the workspace's root. Read once for all tests.
 static NOT_FOR_TESTS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
-    let mut files = Vec::new();
-    ROOTS.iter().for_each(|root| list(&workspace::root().join(root), &mut files));
-    let mut texts: Vec<_> =
-        files.into_iter().map(|file| (fs::read_to_string(&file).unwrap(), file)).collect();
+    let files = ROOTS.iter().flat_map(|root| style::sources(&workspace::root().join(root)));
+    let mut texts: Vec<_> = files.map(|file| (fs::read_to_string(&file).unwrap(), file)).collect();
     let of_tests: Vec<_> = texts.iter().flat_map(|(text, file)| test_modules(file, text)).collect();
     texts.retain(|(_, file)| {
         !of_tests.iter().any(|module| file.starts_with(module) || file.with_extension("") == *module)
@@ -172,17 +171,6 @@ static NOT_FOR_TESTS: LazyLock<Vec<(String, String)>> = LazyLock::new(|| {
 
 pub(super) fn not_for_tests(directory: &str) -> impl Iterator<Item = &'static (String, String)> {
     NOT_FOR_TESTS.iter().filter(move |(name, _)| Path::new(name).starts_with(directory))
-}
-
-fn list(directory: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            list(&path, files);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            files.push(path);
-        }
-    }
 }
 
 /// The modules of tests that a file declares and that have their own files, without extension.

@@ -39,10 +39,7 @@ pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
         None => git(&["log", "-1", "--format=%B"])?,
     };
     let mut found: Vec<String> = wrong_message(&message).into_iter().collect();
-    found.extend(too_long(&sources()?)?);
-    found.extend(too_wide(&sources()?, wide_comments)?);
-    found.extend(too_wide(&documents()?, wide_prose)?);
-    found.extend(not_short()?);
+    found.extend(faults()?);
     found.iter().for_each(|line| eprintln!("{line}"));
     let is_formatted =
         workspace::cargo().args(FORMAT.split_whitespace()).stdout(Stdio::inherit()).status()?.success();
@@ -92,21 +89,19 @@ fn wrong_message(message: &str) -> Option<String> {
     (!is_separate).then(|| format!("no empty line after the subject: {subject}"))
 }
 
-fn sources() -> Result<Vec<PathBuf>> {
+/// All sources below a directory, without what is built.
+pub(super) fn sources(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    let mut directories = Vec::from([workspace::root().to_owned()]);
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory)? {
-            let (name, path) = entry.map(|entry| (entry.file_name(), entry.path()))?;
-            let name = name.to_string_lossy();
-            if path.is_dir() && !name.starts_with('.') && !name.starts_with("target") {
-                directories.push(path);
-            } else if name.ends_with(".rs") {
-                found.push(path);
-            }
+    for entry in fs::read_dir(directory).unwrap().flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        if path.is_dir() && !name.starts_with('.') && !name.starts_with("target") {
+            found.extend(sources(&path));
+        } else if name.ends_with(".rs") {
+            found.push(path);
         }
     }
-    Ok(found)
+    found
 }
 
 pub(super) fn documents() -> Result<Vec<PathBuf>> {
@@ -128,29 +123,22 @@ fn line_count(path: &Path) -> Result<usize> {
     Ok(fs::read_to_string(path)?.lines().count())
 }
 
-/// Sources of more lines than they may have.
-fn too_long(sources: &[PathBuf]) -> Result<Vec<String>> {
+/// Files that are longer, or have wider lines, than they may.
+fn faults() -> Result<Vec<String>> {
+    let sources = sources(workspace::root());
+    let is_table = |path: &Path| TABLES.iter().any(|table| path.ends_with(table));
+    let files = sources.iter().filter(|path| !is_table(path)).map(|path| (path.clone(), LINES_MAX));
+    let short = SHORT.map(|(document, lines_max)| (workspace::root().join(document), lines_max));
     let mut found = Vec::new();
-    for path in sources.iter().filter(|path| !TABLES.iter().any(|table| path.ends_with(table))) {
-        let count = line_count(path)?;
-        if count > LINES_MAX {
-            found.push(format!("{}: {count} lines, at most {LINES_MAX}", place(path)));
-        }
-    }
-    Ok(found)
-}
-
-/// What makes the [short](SHORT) documents longer or wider than they may be.
-fn not_short() -> Result<Vec<String>> {
-    let mut found = Vec::new();
-    for (document, lines_max) in SHORT {
-        let path = workspace::root().join(document);
+    for (path, lines_max) in files.chain(short.clone()) {
         let count = line_count(&path)?;
         if count > lines_max {
-            found.push(format!("{document}: {count} lines, at most {lines_max}"));
+            found.push(format!("{}: {count} lines, at most {lines_max}", place(&path)));
         }
-        found.extend(too_wide(&[path], wide_lines)?);
     }
+    found.extend(too_wide(&sources, wide_comments)?);
+    found.extend(too_wide(&documents()?, wide_prose)?);
+    found.extend(too_wide(&short.map(|(path, _)| path), wide_lines)?);
     Ok(found)
 }
 
@@ -214,35 +202,19 @@ mod tests {
 
     #[test]
     fn sources_have_at_most_400_lines() {
-        let sources = sources().unwrap();
+        let sources = sources(workspace::root());
         assert!(sources.len() > 500, "{} sources", sources.len());
-        assert_eq!(too_long(&sources).unwrap(), [""; 0]);
+        assert_eq!(faults().unwrap(), [""; 0]);
         for table in TABLES {
             let count = line_count(&workspace::root().join(table)).unwrap();
             assert!(count > LINES_MAX, "{table} needs no exception");
         }
-    }
-
-    #[test]
-    fn comments_are_as_wide_as_a_terminal() {
-        assert_eq!(too_wide(&sources().unwrap(), wide_comments).unwrap(), [""; 0]);
-        let wide = format!("    // {}", "a ".repeat(50));
+        let (wide, row) = (format!("    // {}", "a ".repeat(50)), "| ".repeat(51));
         let text = format!("{wide}\n/// ```\n{wide}\n/// ```\n// | {wide}\n// a    b{wide}\nlet b;");
         assert_eq!(wide_comments(&text), [wide.as_str()]);
-    }
-
-    #[test]
-    fn documents_are_as_wide_as_a_terminal() {
-        assert_eq!(too_wide(&documents().unwrap(), wide_prose).unwrap(), [""; 0]);
-        let (wide, text) = ("a ".repeat(51), "| ".repeat(51));
-        assert_eq!(wide_prose(&format!("{wide}\n{text}\n```\n{wide}\n```\nb")), [wide.as_str()]);
-    }
-
-    #[test]
-    fn documents_for_people_with_little_time_are_short() {
-        assert_eq!(not_short().unwrap(), [""; 0]);
-        let wide = "| ".repeat(51);
-        assert_eq!(wide_lines(&format!("a\n{wide}")), [wide.as_str()]);
+        let wide = "a ".repeat(51);
+        assert_eq!(wide_prose(&format!("{wide}\n{row}\n```\n{wide}\n```\nb")), [wide.as_str()]);
+        assert_eq!(wide_lines(&format!("a\n{row}")), [row.as_str()]);
     }
 
     #[test]
