@@ -21,8 +21,7 @@ pub(crate) fn make() -> Result<PathBuf> {
     let sources = directory.join("src");
     // Leftovers of a former run must not look like a chapter.
     let _ = fs::remove_dir_all(&sources);
-    let summary =
-        fs::read_to_string(workspace::root().join(SUMMARY)).context("cannot read the list of chapters")?;
+    let summary = fs::read_to_string(workspace::root().join(SUMMARY)).context("cannot read the chapters")?;
     for chapter in chapters(&summary) {
         let copy = sources.join(&chapter);
         fs::create_dir_all(copy.parent().unwrap_or(&sources))?;
@@ -119,8 +118,7 @@ mod tests {
             .filter_map(|line| line.strip_prefix('#'))
             .map(|line| line.trim_start_matches('#'));
         let kept = |letter: &char| letter.is_alphanumeric() || matches!(letter, '-' | '_');
-        let slug =
-            |heading: &str| heading.trim().to_lowercase().replace(' ', "-").chars().filter(kept).collect();
+        let slug = |text: &str| text.trim().to_lowercase().replace(' ', "-").chars().filter(kept).collect();
         headings.map(slug).collect()
     }
 

@@ -26,43 +26,41 @@ mod running;
 mod shootdown;
 mod unmap;
 
-use crate::cli::{BenchCommand, Output};
+use crate::cli::{BenchCommand as Bench, Output};
 use crate::prelude::*;
 pub(crate) use all::record;
 use lab::Lab;
 use limits::Limit;
 
-pub(crate) fn run(command: &BenchCommand, signals: &Signals) -> Result<u8> {
+pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     let status = match command {
-        BenchCommand::All(args) => all::all(args, signals),
-        BenchCommand::Devices(args) => {
+        Bench::All(args) => all::all(args, signals),
+        Bench::Devices(args) => {
             measure(signals, "devices", &args.output, |lab, all| devices::devices(lab, args, all))
         }
-        BenchCommand::Exits(args) => measure(signals, "exits", &args.output, |lab, all| {
+        Bench::Exits(args) => measure(signals, "exits", &args.output, |lab, all| {
             counts::count_exits(lab, args.platform.platform()?, all)
         }),
-        BenchCommand::Flush(args) => measure(signals, "flush", &args.output, |lab, all| {
+        Bench::Flush(args) => measure(signals, "flush", &args.output, |lab, all| {
             Ok([counts::count_flushes(lab, all)?, running::count(lab, all)?].concat())
         }),
-        BenchCommand::Isolation(args) => {
+        Bench::Isolation(args) => {
             measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
         }
-        BenchCommand::Memslot(args) => {
+        Bench::Memslot(args) => {
             measure(signals, "memslot", &args.output, |lab, all| memslot::memslot(lab, args, all))
         }
-        BenchCommand::Migrate(args) => {
+        Bench::Migrate(args) => {
             measure(signals, "migrate", &args.output, |lab, all| migrate::migrate(lab, args, all))
         }
-        BenchCommand::Paging(args) => paging::paging(args),
-        BenchCommand::Shootdown(args) => {
+        Bench::Paging(args) => paging::paging(args),
+        Bench::Shootdown(args) => {
             measure(signals, "shootdown", &args.output, |lab, all| shootdown::shootdown(lab, args, all))
         }
-        BenchCommand::Unmap(args) => {
+        Bench::Unmap(args) => {
             measure(signals, "unmap", &args.output, |lab, all| unmap::unmap(lab, args, all))
         }
-        BenchCommand::Boot(args) => {
-            measure(signals, "boot", &args.output, |lab, all| boot::boot(lab, args, all))
-        }
+        Bench::Boot(args) => measure(signals, "boot", &args.output, |lab, all| boot::boot(lab, args, all)),
     };
     match (status, signals.caught()) {
         (Err(_), Some(signal)) => Ok(u8::try_from(128 + signal).unwrap_or(128)),

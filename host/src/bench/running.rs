@@ -121,8 +121,7 @@ impl Calls {
         // Each part of a long list is a flush of its own.
         let parts = 1.0 + self.sum(Counter::FlushContinued);
         let (asked, others) = (1..bystander, bystander..bystander + 1);
-        let of_each =
-            |counter| self.per_call(self.counters.of(asked.clone()).get(counter)) / f64::from(targets);
+        let of_each = |it| self.per_call(self.counters.of(asked.clone()).get(it)) / f64::from(targets);
         let exits = |vcpus| self.largest(vcpus, Snapshot::exits);
         vec![
             self.instructions(),

@@ -183,8 +183,7 @@ impl Shown {
     }
 
     fn text(self) -> String {
-        let mut text: String =
-            self.cells.into_iter().map(|(colours, char)| format!("{colours}{char}")).collect();
+        let mut text: String = self.cells.into_iter().map(|(set, char)| format!("{set}{char}")).collect();
         if self.has_colours && !text.is_empty() {
             text += "\x1b[0m";
         }

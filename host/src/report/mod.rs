@@ -39,8 +39,7 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8> {
 
 /// Writes the report; returns its size.
 pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
-    let results =
-        args.results.as_deref().map(read).transpose()?.map(|value| Results::of(&value)).transpose()?;
+    let results = args.results.as_deref().map(read).transpose()?.map(|it| Results::of(&it)).transpose()?;
     ensure!(results.is_some() || !args.trace.is_empty(), "nothing to report: name results or a trace");
     let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
     if let (Some(file), Some(results)) = (&args.markdown, &results) {

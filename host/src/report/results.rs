@@ -55,8 +55,7 @@ impl Results {
         }
         let (unmeasured, measured): (Vec<_>, Vec<_>) =
             ratios.iter().partition(|ratio| ratio["verdict"] == "unmeasured");
-        let ratio =
-            |value: &&Value| Ratio::deserialize(*value).with_context(|| format!("this is no ratio: {value}"));
+        let ratio = |it: &&Value| Ratio::deserialize(*it).with_context(|| format!("this is no ratio: {it}"));
         let ratios = measured.iter().map(ratio).collect::<Result<_>>()?;
         let runs = Runs::deserialize(value).context("these are no runs")?;
         let date = runs.runs.iter().map(|run| &*run.at).min().and_then(|time| time.split('T').next());
@@ -181,8 +180,7 @@ pub(super) fn markdown(results: &Results) -> String {
         let (_, version) = results.facts.iter().find(|(fact, _)| fact == key)?;
         Some(format!("{name} {}", cell(version)))
     });
-    let measured: Vec<_> =
-        results.date.iter().map(|date| format!("measured {date}")).chain(versions).collect();
+    let measured: Vec<_> = results.date.iter().map(|day| format!("measured {day}")).chain(versions).collect();
     let _ = writeln!(out, "\n{}.", sentence(&measured.join("; ")));
     out
 }

@@ -86,8 +86,7 @@ impl Runs {
     }
 
     fn vcpus(&self, run: &Run) -> Option<u32> {
-        let is_its =
-            |setup: &&Setup| (&setup.case, setup.subject, &setup.way) == (&run.case, run.subject, &run.way);
+        let is_its = |it: &&Setup| (&it.case, it.subject, &it.way) == (&run.case, run.subject, &run.way);
         self.setups.iter().find(is_its)?.guest.split_once(" vCPUs")?.0.parse().ok()
     }
 

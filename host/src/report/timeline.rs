@@ -109,8 +109,7 @@ fn busiest(slices: &[&Value], ipis: &[[&Value; 2]], window_ns: u64) -> Window {
     };
     // The first of the best ones.
     let best = (0..starts.len()).rev().max_by_key(|&index| count(index));
-    let first =
-        best.map_or_else(|| slices.iter().map(|slice| ns(slice, "ts")).min().unwrap_or(0), |at| starts[at]);
+    let first = best.map_or_else(|| slices.iter().map(|it| ns(it, "ts")).min().unwrap_or(0), |at| starts[at]);
     let start = first.saturating_sub(window_ns / 20);
     start..start.saturating_add(window_ns)
 }
@@ -118,9 +117,7 @@ fn busiest(slices: &[&Value], ipis: &[[&Value; 2]], window_ns: u64) -> Window {
 /// Both ends of the arrow of each interrupt from one vCPU to another. A vCPU that has halted is
 /// sent one to wake it, not to flush: Linux does not wait for idle CPUs. So those are left out.
 fn ipis(events: &[Value]) -> Vec<[&Value; 2]> {
-    let of = |ph: &'static str| {
-        events.iter().filter(move |event| event["ph"] == ph && event["name"] == "interrupt")
-    };
+    let of = |ph: &'static str| events.iter().filter(move |it| it["ph"] == ph && it["name"] == "interrupt");
     let ends: BTreeMap<_, _> = of("f").map(|event| (event["id"].as_u64(), event)).collect();
     let awaited = of("s").filter(|sent| sent["args"]["receiver"] != "halted");
     awaited.filter_map(|sent| Some([sent, ends.get(&sent["id"].as_u64())?])).collect()
@@ -212,8 +209,7 @@ mod tests {
         assert_eq!((&from["start"], &from["flushes"][0]["id"]), (&3_000.into(), &1.into()));
         assert_eq!(shown["start"], 995_000);
         assert_eq!(shown["length"], 100_000);
-        let ids: Vec<_> =
-            shown["flushes"].as_array().unwrap().iter().map(|flush| flush["id"].as_u64()).collect();
+        let ids: Vec<_> = shown["flushes"].as_array().unwrap().iter().map(|it| it["id"].as_u64()).collect();
         assert_eq!(ids, [Some(2), Some(3)]);
         assert_eq!(shown["flushes"][0]["arrows"], json!([{"kind": "kick", "cpu": 1, "at": 8000}]));
         assert_eq!(shown["cpus"], json!([{"cpu": 1, "spans": [[0, 100_000, 0, 0]]}]), "cut to the window");

@@ -109,8 +109,7 @@ fn samples(rates: &Rates) -> Samples {
     const ALL: &str = "top";
     let mut samples = Samples::default();
     let mut add = |case: &str, name, rate| {
-        let unit =
-            if name == hostlink::counters::Counter::SchedSteal.name() { "ratio" } else { "per second" };
+        let unit = if name == Counter::SchedSteal.name() { "ratio" } else { "per second" };
         samples.add(case, Subject::Quell, name, unit, rate);
     };
     for (name, rate) in rates.by_name(None) {

@@ -258,8 +258,7 @@ pub(super) mod tests {
 
     #[test]
     fn every_exit_is_in_one_column() {
-        let exits: Vec<_> =
-            Counter::ALL.into_iter().filter(|counter| counter.name().starts_with("exit.")).collect();
+        let exits: Vec<_> = Counter::ALL.into_iter().filter(|it| it.name().starts_with("exit.")).collect();
         for exit in exits {
             let rates = rates(&[&[(exit, 2)]]);
             let counts =

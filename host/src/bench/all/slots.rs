@@ -129,12 +129,11 @@ pub(super) const LOG: Case = case(
 /// write to its register until the next instruction. On KVM it is from before the call that deletes
 /// the slot until the guest's next exit, without the exit by which a guest would ask for that.
 const fn beside(name: &'static str, about: &'static str, mib: u64) -> Case {
-    let slots = Slots { probe: "memslot-1", monitor: "delete", beside: Some(mib), metrics: BESIDE_METRICS };
+    let slots = Slots { probe: "memslot-1", monitor: "delete", beside: Some(mib), metrics: BESIDE_STEPS };
     case(name, about, slots, BESIDE_RATIOS)
 }
 
-const BESIDE_METRICS: &[Metric] =
-    &[step("deletion", "/delete.until_on"), step("touch again", "/delete.again")];
+const BESIDE_STEPS: &[Metric] = &[step("deletion", "/delete.until_on"), step("touch again", "/delete.again")];
 const BESIDE_RATIOS: &[Comparison] = &[relative("deletion", None), relative("touch again", None)];
 
 /// The cost of a removal against the memory in use.

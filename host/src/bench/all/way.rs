@@ -78,9 +78,7 @@ impl Way {
     /// must say that it flushes by KVM's interface.
     pub(crate) const fn logged(self) -> Logged {
         match self {
-            Self::Quell(FlushMode::Hypercall) | Self::Kvm(Flushes::HyperV) => {
-                Logged { hyperv: true, kvm: false }
-            }
+            HYPERCALL | KVM_HYPERV => Logged { hyperv: true, kvm: false },
             Self::Quell(FlushMode::Ipi)
             | Self::Kvm(Flushes::Ipi | Flushes::Own)
             | Self::QuellOnArm

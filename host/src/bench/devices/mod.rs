@@ -73,8 +73,8 @@ impl Bench<'_> {
     }
 
     fn spec(&self, subject: Subject) -> Result<Spec> {
-        let (lab, stock) = (self.lab, self.lab.stock(ARCH)?);
-        let data = lab.directory().join("data.img");
+        let (lab, stock, directory) = (self.lab, self.lab.stock(ARCH)?, self.lab.directory());
+        let data = directory.join("data.img");
         let made = File::create(&data).and_then(|file| file.set_len(run::DATA_BYTES));
         made.with_context(|| format!("cannot make {}", data.display()))?;
         let disks = vec![self.programs.clone(), data];
@@ -87,9 +87,7 @@ impl Bench<'_> {
         match subject {
             Subject::Bare => lab.on_bare_machine(&guest, 1, CLOCK),
             Subject::Quell => lab.on_quell(&guest, 1, CLOCK),
-            Subject::Kvm => {
-                stock.with_kvm_and_devices(&self.kernel, &guest, self.polls, CLOCK, lab.directory())
-            }
+            Subject::Kvm => stock.with_kvm_and_devices(&self.kernel, &guest, self.polls, CLOCK, directory),
         }
     }
 }

@@ -187,8 +187,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates) {
     let order = rates.order(app.column(), app.is_falling);
     let first = app.first.min(order.len().saturating_sub(page));
     let vcpus = order.into_iter().skip(first).take(page).map(vcpu);
-    let widths =
-        columns().map(|index| Constraint::Length(if index == 0 { first_width } else { COLUMN_WIDTH }));
+    let widths = columns().map(|at| Constraint::Length(if at == 0 { first_width } else { COLUMN_WIDTH }));
     let rows = std::iter::once(Row::new(sums).bold()).chain(vcpus);
     let table = Table::new(rows, widths).header(Row::new(columns().map(heading))).column_spacing(GAP);
     frame.render_widget(table, area);

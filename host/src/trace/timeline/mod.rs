@@ -119,8 +119,7 @@ pub(crate) struct Timeline {
 
 impl Timeline {
     pub(crate) fn new(collected: &Collected) -> Self {
-        let first =
-            collected.cpus.iter().filter_map(|cpu| cpu.records.first()).map(|record| record.time).min();
+        let first = collected.cpus.iter().filter_map(|cpu| cpu.records.first()).map(|it| it.time).min();
         let clock = Clock { first: first.unwrap_or(0), hz: collected.hz };
         let mut timeline = Self::default();
         for (cpu, records) in (0..).zip(&collected.cpus) {
