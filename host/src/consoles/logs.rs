@@ -1,6 +1,6 @@
 //! The files that get the bytes of consoles, unchanged.
 
-use crate::machine::log_file::LogFile;
+use crate::machine::log_file::{LogFile, Sink};
 use crate::prelude::*;
 use hostlink::guests::CONSOLES;
 
@@ -51,7 +51,7 @@ impl Logs {
         let complain = |error: &_| eprintln!("quell: {error:#}; this console is not logged");
         let begin = || LogFile::create(&path).inspect_err(complain);
         if let Ok(log) = self.open.entry((name, port)).or_insert_with(begin) {
-            log.append(bytes);
+            log.put(bytes);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Rows of several consoles, one below the other, each after its guest's name.
 
 use super::lines::{Row, fold};
-use crate::machine::log_file::Output;
+use crate::machine::log_file::{Output, Sink};
 use crate::prelude::*;
 use console::{Color, Style};
 use std::io::Write;
@@ -50,7 +50,7 @@ impl Screen {
 
     /// Shows bytes as they are.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
-        self.output.put(bytes);
+        self.output.show(bytes);
     }
 
     pub(super) fn flush(&mut self) {

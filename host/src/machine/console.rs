@@ -8,11 +8,9 @@
 //! report, so a candidate is held back until then; every other byte is passed on immediately,
 //! because a user may be typing at a prompt.
 
-use super::log_file::Output;
-use super::reports::Ring;
 use super::reports::{LINE_MAX, Reports, report};
 use crate::prelude::*;
-use std::io::{Read, Stdout};
+use std::io::Read;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Piece {
@@ -81,23 +79,6 @@ fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
     }
 }
 
-/// The destination of the guest's output.
-pub(super) struct Kept {
-    pub(super) console: Arc<Mutex<Ring>>,
-    pub(super) echo: Option<Arc<Mutex<Output<Stdout>>>>,
-}
-
-impl Kept {
-    pub(super) fn take(&self, bytes: &[u8]) {
-        self.console.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
-        if let Some(echo) = &self.echo {
-            let mut echo = echo.lock().unwrap_or_else(PoisonError::into_inner);
-            echo.put(bytes);
-            echo.flush();
-        }
-    }
-}
-
 /// Passes on input until QEMU closes it.
 pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
     let mut buffer = [0; 4096];
@@ -111,13 +92,13 @@ pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
     }
 }
 
-pub(super) fn read_split(source: impl Read, kept: &Kept, reports: &Reports) {
+pub(super) fn read_split(source: impl Read, mut take: impl FnMut(&[u8]), reports: &Reports) {
     let mut splitter = Splitter::default();
-    let pass = |piece| match piece {
-        Piece::Console(bytes) => kept.take(&bytes),
+    let mut pass = |piece| match piece {
+        Piece::Console(bytes) => take(&bytes),
         Piece::Report(report, bytes) => reports.add(report, bytes),
     };
-    read(source, |bytes| splitter.feed(bytes).into_iter().for_each(pass));
+    read(source, |bytes| splitter.feed(bytes).into_iter().for_each(&mut pass));
     splitter.finish().into_iter().for_each(pass);
 }
 

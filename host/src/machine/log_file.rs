@@ -16,6 +16,13 @@ pub(crate) fn older(path: &Path) -> PathBuf {
     path.with_added_extension("old")
 }
 
+/// Where bytes are written. The machine goes on whether they can be or not.
+pub(crate) trait Sink: Send {
+    fn put(&mut self, bytes: &[u8]);
+    /// Why some of them are lost, if so.
+    fn failure(&self) -> Option<String>;
+}
+
 #[derive(Debug)]
 pub(crate) struct LogFile {
     /// Its path: as it was given, for messages, and without links.
@@ -51,23 +58,6 @@ impl LogFile {
             })
         };
         make().with_context(|| format!("cannot write {}", path.display()))
-    }
-
-    /// Appends bytes. If they are lost, the log says so as soon as it can be written again.
-    pub(crate) fn append(&mut self, bytes: &[u8]) {
-        let mut rest = bytes;
-        if let Err(error) = self.write(&mut rest) {
-            self.lost += rest.len() as u64;
-            if self.failure.is_none() {
-                eprintln!("quell: cannot write {}: {error}", self.path.display());
-                self.failure = Some(error);
-            }
-        }
-    }
-
-    /// Why some bytes are lost, if any are.
-    pub(crate) fn failure(&self) -> Option<String> {
-        Some(format!("{}: {}", self.path.display(), self.failure.as_ref()?))
     }
 
     /// Writes bytes; `rest` are those that have not been written.
@@ -116,13 +106,31 @@ impl LogFile {
     }
 }
 
+impl Sink for LogFile {
+    /// If bytes are lost, the log says so as soon as it can be written again.
+    fn put(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        if let Err(error) = self.write(&mut rest) {
+            self.lost += rest.len() as u64;
+            if self.failure.is_none() {
+                eprintln!("quell: cannot write {}: {error}", self.path.display());
+                self.failure = Some(error);
+            }
+        }
+    }
+
+    fn failure(&self) -> Option<String> {
+        Some(format!("{}: {}", self.path.display(), self.failure.as_ref()?))
+    }
+}
+
 /// Opens a file so that nobody ever waits for it: a pipe that is full takes no more.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(path)
 }
 
-/// A stream to the user. The machine goes on whether it can be written or not.
+/// A stream to the user.
 pub(crate) struct Output<W> {
     sink: W,
     /// Why it could not be written, the first time.
@@ -134,7 +142,8 @@ impl<W: Write> Output<W> {
         Self { sink, failure: None }
     }
 
-    pub(crate) fn put(&mut self, bytes: &[u8]) {
+    /// Writes bytes, which may not be seen before they are flushed.
+    pub(crate) fn show(&mut self, bytes: &[u8]) {
         let written = self.sink.write_all(bytes);
         self.note(written);
     }
@@ -152,9 +161,15 @@ impl<W: Write> Output<W> {
             self.failure.get_or_insert(error);
         }
     }
+}
 
-    /// Why some of it was not shown, if so.
-    pub(crate) fn failure(&self) -> Option<String> {
+impl<W: Write + Send> Sink for Output<W> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.show(bytes);
+        self.flush();
+    }
+
+    fn failure(&self) -> Option<String> {
         Some(format!("standard output: {}", self.failure.as_ref()?))
     }
 }
@@ -177,7 +192,7 @@ mod tests {
         let mut all = String::new();
         for number in 0..60_usize {
             let text = format!("{number:0>width$} ", width = 1 + number * 4);
-            log.append(text.as_bytes());
+            log.put(text.as_bytes());
             all += &text;
             let kept = fs::read_to_string(older(&path)).unwrap_or_default() + &read(&path);
             assert!(kept.len() <= 200 && all.ends_with(&kept), "{kept}");
@@ -194,11 +209,11 @@ mod tests {
         std::os::unix::fs::symlink(&path, &link).expect("makes");
         let mut log = LogFile::create(&link).expect("creates");
         log.bytes_max = 4;
-        log.append(b"abcdef");
+        log.put(b"abcdef");
         assert_eq!((read(&link), read(&older(&path))), ("ef".to_owned(), "abcd".to_owned()));
         assert!(fs::symlink_metadata(&link).expect("is there").is_symlink());
         fs::remove_file(&path).expect("removes");
-        log.append(b"ghijk");
+        log.put(b"ghijk");
         assert_eq!(read(&path), "ijk");
     }
 
@@ -207,15 +222,15 @@ mod tests {
         let directory = tempfile::tempdir().expect("makes");
         let path = directory.path().join("guest.log");
         let mut log = LogFile::create(&path).expect("creates");
-        log.append(b"before");
+        log.put(b"before");
         let full = open(Path::new("/dev/full")).expect("opens");
         let file = std::mem::replace(&mut log.file, full);
-        log.append(b"12345");
-        log.append(b"678");
+        log.put(b"12345");
+        log.put(b"678");
         assert!(log.failure().expect("has one").contains("No space left"));
         log.file = file;
-        log.append(b"after");
-        log.append(b" that");
+        log.put(b"after");
+        log.put(b" that");
         assert_eq!(read(&path), "before\n(8 bytes before this could not be written)\nafter that");
         assert!(log.failure().is_some(), "the log has a gap");
     }
@@ -225,7 +240,7 @@ mod tests {
         let (source, sink) = io::pipe().expect("makes");
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&sink));
         let mut log = LogFile::create(Path::new(&path)).expect("opens");
-        log.append(&vec![b'x'; 1 << 20]);
+        log.put(&vec![b'x'; 1 << 20]);
         assert!(log.lost > 0 && log.failure().is_some());
         drop(source);
     }
@@ -241,7 +256,6 @@ mod tests {
         drop(source);
         let mut output = Output::new(sink);
         output.put(b"text");
-        output.flush();
         assert!(output.failure().is_none());
     }
 }

@@ -6,6 +6,7 @@
 use crate::prelude::*;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, MutexGuard};
 
@@ -23,6 +24,12 @@ pub(super) struct Reports {
 impl Reports {
     pub(super) const fn new() -> Self {
         Self { kept: Mutex::new(Ends::new()), comes: Condvar::new(), too_long: AtomicUsize::new(0) }
+    }
+
+    /// Waits for the report channel, and reads it.
+    pub(super) fn listen(reports: &Arc<Self>, listener: UnixListener) -> JoinHandle<()> {
+        let reports = Arc::clone(reports);
+        thread::spawn(move || listener.accept().into_iter().for_each(|(stream, _)| reports.read(stream)))
     }
 
     fn kept(&self) -> MutexGuard<'_, Ends<Value>> {

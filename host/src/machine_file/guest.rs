@@ -1,7 +1,6 @@
 //! One `[[guest]]` of a machine file.
 
-use super::fields::Fields;
-use super::fields::{At, Source};
+use super::fields::{At, Fields, Source};
 use super::keys::KEYS;
 use super::machine::{self, Machine};
 use crate::cli::Program;

@@ -1,7 +1,6 @@
 //! The `[machine]` of a machine file.
 
-use super::fields::{At, Source};
-use super::fields::{Fields, Key};
+use super::fields::{At, Fields, Key, Source};
 use super::keys;
 use crate::cli::Overrides;
 use crate::prelude::*;

@@ -1,7 +1,6 @@
 //! One `[[shared]]` of a machine file: memory that guests share.
 
-use super::fields::{At, Source};
-use super::fields::{Fields, Key};
+use super::fields::{At, Fields, Key, Source};
 use super::guest::GuestPlan;
 use crate::prelude::*;
 use hostlink::config::{MAX_REGIONS, REGION_BYTES, Share};

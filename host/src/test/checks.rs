@@ -2,8 +2,7 @@
 //! is named for it, for each defect that can be injected into the hypervisor.
 
 use super::cases::{Body, case};
-use crate::check::vcpus;
-use crate::check::{Omission, On};
+use crate::check::{Omission, On, vcpus};
 use crate::image::Entry;
 use crate::test::prelude::*;
 use hostlink::defect::Defect;

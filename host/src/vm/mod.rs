@@ -5,8 +5,7 @@ mod quell;
 
 use crate::guest::cache::{self, GuestFiles};
 use crate::guest::{initramfs, kernel, peer, vmm};
-use crate::machine::bundle::memory_around;
-use crate::machine::bundle::{self, Symbols};
+use crate::machine::bundle::{self, Symbols, memory_around};
 use crate::machine::devices::{self, Devices};
 use crate::machine::spec::Payload;
 use crate::prelude::*;

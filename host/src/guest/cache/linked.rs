@@ -5,9 +5,8 @@
 use super::super::cpio::Archive;
 use super::{Apt, VERSION, find, kept, unpack_to, version};
 use crate::prelude::*;
-use object::Endianness;
-use object::elf;
 use object::read::elf::ElfFile64;
+use object::{Endianness, elf};
 use std::collections::VecDeque;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

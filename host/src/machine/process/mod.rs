@@ -2,27 +2,23 @@
 
 mod shown;
 
-use super::console::{Kept, read, read_split};
 use super::control::{Control, Found, Notice, Registration, Relay};
 use super::counters::{Snapshot, clock_hz, exit_code};
-use super::emulator;
-use super::emulator::{command, path_in_child};
-use super::log_file::LogFile;
-use super::log_file::Output;
+use super::emulator::{self, command, path_in_child};
+use super::log_file::{LogFile, Output, Sink};
 use super::outcome::Outcome;
 use super::own_time::OwnTime;
 use super::ram::Ram;
 use super::reports::Reports;
-use super::reports::Ring;
 use super::signals::Signals;
 use super::spec::{Channels, Console, Payload, Spec};
 use super::terminal::SavedTerminal;
 use crate::prelude::*;
 use shown::Stream;
-use std::io::Stdout;
+use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
-use std::process::{Child, ChildStdin, ChildStdout, ExitStatus};
+use std::process::{Child, ChildStdin, ExitStatus};
 
 /// How often the process, its time and the signals are checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -67,11 +63,11 @@ pub(crate) struct Machine {
     ram: Arc<Ram>,
     beacon: Option<u64>,
     reports: Arc<Reports>,
-    console: Arc<Mutex<Ring>>,
+    /// Waits for the channel of the reports, and reads it.
+    listens: Option<JoinHandle<()>>,
     stdin: Option<ChildStdin>,
-    readers: Vec<JoinHandle<()>>,
-    echo: Arc<Mutex<Output<Stdout>>>,
-    /// The hypervisor's log, QEMU's own log, and QEMU's messages.
+    /// The guest's console, the hypervisor's log, QEMU's own log, and QEMU's messages.
+    console: Stream,
     log: Stream,
     qemu_log: Stream,
     messages: Stream,
@@ -139,14 +135,11 @@ impl Machine {
             stdin.take().into_iter().for_each(|stdin| terminal.pass_keys(stdin));
         }
 
-        let console = Arc::new(Mutex::new(Ring::new(CONSOLE_BYTES)));
-        let echo = Arc::new(Mutex::new(Output::new(io::stdout())));
         let reports = Arc::new(Reports::new());
-        let kept = Kept {
-            console: Arc::clone(&console),
-            echo: (spec.console == Console::Echo).then(|| Arc::clone(&echo)),
-        };
-        let readers = read_guest(arch, child.stdout.take(), kept, listener, &reports);
+        let splits = arch.reports_on_console().then(|| Arc::clone(&reports));
+        let stdout = child.stdout.take();
+        let stdout = stdout.map_or_else(|| Box::new(io::empty()) as Box<dyn Read + Send>, |it| Box::new(it));
+        let echo = (spec.console == Console::Echo).then(|| shared(Output::new(io::stdout())));
         Ok(Self {
             stdin,
             time: OwnTime::new(child.id()),
@@ -157,13 +150,12 @@ impl Machine {
             arch,
             ram: Arc::new(ram),
             beacon,
+            listens: Some(Reports::listen(&reports, listener)),
             reports,
-            console,
-            readers,
-            echo,
-            log: Stream::keep(log.0, LOG_BYTES, log_file),
-            qemu_log: Stream::keep(qemu_log.0, QEMU_LOG_BYTES, None),
-            messages: Stream::keep(messages.0, LOG_BYTES, None),
+            console: Stream::keep(stdout, CONSOLE_BYTES, echo, splits),
+            log: Stream::keep(log.0, LOG_BYTES, log_file.map(shared), None),
+            qemu_log: Stream::keep(qemu_log.0, QEMU_LOG_BYTES, None, None),
+            messages: Stream::keep(messages.0, LOG_BYTES, None, None),
             terminal,
             watch: None,
             ends: None,
@@ -250,9 +242,9 @@ impl Machine {
         // QEMU has ended, so its ends of the channels are closed, and the readers reach end of
         // file. The report channel's reader still waits if QEMU never connected.
         drop(std::os::unix::net::UnixStream::connect(self.files.path().join("report")));
-        for reader in self.readers.drain(..) {
-            reader.join().map_err(|_| anyhow!("a reader of the machine's output panicked"))?;
-        }
+        let listened = self.listens.take().map_or(Ok(()), JoinHandle::join);
+        listened.map_err(|_| anyhow!("the reader of the reports panicked"))?;
+        self.console.whole()?;
         while let Some((report, behind)) = self.reports.await_one(next, Duration::ZERO) {
             observe(&report, &mut self)?;
             next = behind;
@@ -303,8 +295,7 @@ impl Machine {
     }
 
     fn unwritten(&self) -> Vec<String> {
-        let echo = self.echo.lock().unwrap_or_else(PoisonError::into_inner).failure();
-        echo.into_iter().chain(self.log.failure()).collect()
+        [self.console.failure(), self.log.failure()].into_iter().flatten().collect()
     }
 
     fn kill(&mut self, end: End) -> Result<End> {
@@ -336,28 +327,8 @@ impl Machine {
     }
 }
 
-/// Reads the guest's console and its reports, on threads.
-fn read_guest(
-    arch: Arch,
-    stdout: Option<ChildStdout>,
-    kept: Kept,
-    listener: UnixListener,
-    reports: &Arc<Reports>,
-) -> Vec<JoinHandle<()>> {
-    let splits = arch.reports_on_console().then(|| Arc::clone(reports));
-    let console = stdout.map(|stdout| {
-        thread::spawn(move || match splits {
-            Some(reports) => read_split(stdout, &kept, &reports),
-            None => read(stdout, |bytes| kept.take(bytes)),
-        })
-    });
-    let channel = Arc::clone(reports);
-    let reports = thread::spawn(move || {
-        if let Ok((stream, _)) = listener.accept() {
-            channel.read(stream);
-        }
-    });
-    console.into_iter().chain([reports]).collect()
+fn shared(sink: impl Sink + 'static) -> Arc<Mutex<dyn Sink>> {
+    Arc::new(Mutex::new(sink))
 }
 
 impl Drop for Machine {

@@ -1,12 +1,12 @@
 //! The console of a machine's only guest: what it has shown, and what is typed on it. And what QEMU
 //! writes into a pipe, kept on a thread of its own.
 
-use super::super::console::{lines_with, read};
-use super::super::log_file::LogFile;
-use super::super::reports::{Dropped, Ring};
+use super::super::console::{lines_with, read, read_split};
+use super::super::log_file::Sink;
+use super::super::reports::{Dropped, Reports, Ring};
 use super::{Machine, POLL_PERIOD};
 use crate::prelude::*;
-use std::io::{PipeReader, Write};
+use std::io::{Read, Write};
 use std::sync::MutexGuard;
 
 impl Machine {
@@ -16,16 +16,12 @@ impl Machine {
         stdin.write_all(text.as_bytes()).context("cannot type on the guest's console")
     }
 
-    fn kept(&self) -> MutexGuard<'_, Ring> {
-        self.console.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits until the console, of `Console::Capture`, shows `text` after its first `from` bytes,
     /// for `timeout` of the machine's own time; where it ends. Fails if bytes are not kept.
     pub(crate) fn await_console(&self, text: &str, from: usize, timeout: Duration) -> Result<usize> {
         let mut time = self.own_time();
         while time.passed() < timeout && self.signals.caught().is_none() {
-            let console = self.kept();
+            let console = self.console.kept();
             let shown = console.behind(from).map_err(not_kept)?;
             let found = shown.windows(text.len()).position(|window| window == text.as_bytes());
             if let Some(at) = found {
@@ -47,13 +43,13 @@ impl Machine {
 
     /// All whole lines with `text` after the first `from` bytes, and where each ends.
     pub(crate) fn lines(&self, text: &str, from: usize) -> Result<Vec<(String, usize)>> {
-        let console = self.kept();
+        let console = self.console.kept();
         Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))
     }
 
     /// The end of the guest's console output so far.
     pub(crate) fn shown(&self) -> String {
-        self.kept().shown().replace('\r', "")
+        self.console.kept().shown().replace('\r', "")
     }
 }
 
@@ -64,26 +60,40 @@ fn not_kept(dropped: Dropped) -> anyhow::Error {
     )
 }
 
-/// The end of the text in memory, and all of it in a file if there is one.
+/// The end of a text in memory, and all of it somewhere else as well if that is wanted.
 pub(super) struct Stream {
     ring: Arc<Mutex<Ring>>,
-    file: Option<Arc<Mutex<LogFile>>>,
+    also: Option<Arc<Mutex<dyn Sink>>>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl Stream {
-    /// Begins to keep at least the last `least` bytes, and at most twice as many.
-    pub(super) fn keep(source: PipeReader, least: usize, file: Option<LogFile>) -> Self {
+    /// Begins to keep at least the last `least` bytes, and at most twice as many. `reports` are
+    /// taken out if there are any.
+    pub(super) fn keep(
+        source: impl Read + Send + 'static,
+        least: usize,
+        also: Option<Arc<Mutex<dyn Sink>>>,
+        reports: Option<Arc<Reports>>,
+    ) -> Self {
         let ring = Arc::new(Mutex::new(Ring::new(least)));
-        let file = file.map(|file| Arc::new(Mutex::new(file)));
-        let (kept, written) = (Arc::clone(&ring), file.clone());
+        let (kept, written) = (Arc::clone(&ring), also.clone());
         let take = move |bytes: &[u8]| {
             kept.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
-            if let Some(file) = &written {
-                file.lock().unwrap_or_else(PoisonError::into_inner).append(bytes);
+            if let Some(also) = &written {
+                also.lock().unwrap_or_else(PoisonError::into_inner).put(bytes);
             }
         };
-        Self { ring, file, reader: Some(thread::spawn(move || read(source, take))) }
+        let reader = thread::spawn(move || match reports {
+            Some(reports) => read_split(source, take, &reports),
+            None => read(source, take),
+        });
+        Self { ring, also, reader: Some(reader) }
+    }
+
+    /// What is kept so far.
+    fn kept(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The end of the text. Call it when QEMU has ended.
@@ -91,18 +101,19 @@ impl Stream {
         if let Some(reader) = self.reader.take() {
             reader.join().map_err(|_| anyhow!("a reader of QEMU's output panicked"))?;
         }
-        Ok(self.ring.lock().unwrap_or_else(PoisonError::into_inner).shown())
+        Ok(self.kept().shown())
     }
 
-    /// Why the file lacks some of it, if it does.
+    /// Why some of it is missing elsewhere, if it is.
     pub(super) fn failure(&self) -> Option<String> {
-        self.file.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).failure()
+        self.also.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).failure()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::log_file::LogFile;
     use std::io::Write;
 
     #[test]
@@ -111,7 +122,7 @@ mod tests {
         let path = directory.path().join("log");
         let (source, mut sink) = io::pipe().expect("makes");
         let file = LogFile::create(&path).expect("creates");
-        let mut stream = Stream::keep(source, 1000, Some(file));
+        let mut stream = Stream::keep(source, 1000, Some(Arc::new(Mutex::new(file))), None);
         for number in 0..100_000 {
             writeln!(sink, "qemu: virtio: bogus descriptor {number}").expect("writes");
         }

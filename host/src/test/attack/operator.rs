@@ -9,8 +9,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
-use std::process;
-use std::thread;
+use std::{process, thread};
 
 /// How often a process that is waited for is checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);

@@ -1,8 +1,7 @@
 //! tlbcheck, bootable images, and the host tool itself.
 
-use super::BOOT_TIMEOUT;
-use super::Lab;
 use super::expect::with_console;
+use super::{BOOT_TIMEOUT, Lab};
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::image::{self, Entry};

@@ -4,8 +4,7 @@
 use super::*;
 use crate::machine::control::Refused;
 use baremetal::random::Random;
-use std::env;
-use std::thread;
+use std::{env, thread};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const SEED: u64 = 0x5eed;
