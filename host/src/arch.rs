@@ -18,72 +18,53 @@ pub(crate) enum Arch {
 impl Arch {
     pub(crate) const ALL: [Self; 2] = [Self::X86_64, Self::Aarch64];
 
+    /// One of two values.
+    pub(crate) const fn pick<T: Copy>(self, amd64: T, arm64: T) -> T {
+        match self {
+            Self::X86_64 => amd64,
+            Self::Aarch64 => arm64,
+        }
+    }
+
     /// Its platform unless another one is asked for.
     pub(crate) const fn usual(self) -> Platform {
-        match self {
-            Self::X86_64 => Platform::X86_64,
-            Self::Aarch64 => Platform::Aarch64(ArmCpu::Max),
-        }
+        self.pick(Platform::X86_64, Platform::Aarch64(ArmCpu::Max))
     }
 
     pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::X86_64 => "x86_64",
-            Self::Aarch64 => "aarch64",
-        }
+        self.pick("x86_64", "aarch64")
     }
 
     pub(crate) const fn architecture(self) -> Architecture {
-        match self {
-            Self::X86_64 => Architecture::Amd64,
-            Self::Aarch64 => Architecture::Arm64,
-        }
+        self.pick(Architecture::Amd64, Architecture::Arm64)
     }
 
     pub(crate) const fn debian(self) -> &'static str {
-        match self {
-            Self::X86_64 => "amd64",
-            Self::Aarch64 => "arm64",
-        }
+        self.pick("amd64", "arm64")
     }
 
     pub(crate) const fn qemu(self) -> &'static str {
-        match self {
-            Self::X86_64 => "qemu-system-x86_64",
-            Self::Aarch64 => "qemu-system-aarch64",
-        }
+        self.pick("qemu-system-x86_64", "qemu-system-aarch64")
     }
 
     /// The compiler's target for programs without an operating system.
     pub(crate) const fn bare_target(self) -> &'static str {
-        match self {
-            Self::X86_64 => "x86_64-unknown-none",
-            Self::Aarch64 => "aarch64-unknown-none-softfloat",
-        }
+        self.pick("x86_64-unknown-none", "aarch64-unknown-none-softfloat")
     }
 
     /// The compiler's target for programs inside Linux guests.
     pub(crate) const fn linux_target(self) -> &'static str {
-        match self {
-            Self::X86_64 => "x86_64-unknown-linux-musl",
-            Self::Aarch64 => "aarch64-unknown-linux-musl",
-        }
+        self.pick("x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl")
     }
 
     /// Physical address of the first byte of a machine's memory: offset 0 of the file behind it.
     pub(crate) const fn ram_base(self) -> u64 {
-        match self {
-            Self::X86_64 => 0,
-            Self::Aarch64 => 1 << 30,
-        }
+        self.pick(0, 1 << 30)
     }
 
     /// The beginning of every Linux guest's command line: its console.
     pub(crate) const fn console(self) -> &'static str {
-        match self {
-            Self::X86_64 => "console=ttyS0",
-            Self::Aarch64 => "console=ttyAMA0",
-        }
+        self.pick("console=ttyS0", "console=ttyAMA0")
     }
 
     /// Whether the guest's reports are on its console, because there is no second serial port.

@@ -54,10 +54,7 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
 
 /// On AMD64 some have VP indices of a second bank; Arm's rows need several to share a CPU.
 pub(crate) const fn vcpus(arch: Arch) -> u32 {
-    match arch {
-        Arch::X86_64 => 66,
-        Arch::Aarch64 => 8,
-    }
+    arch.pick(66, 8)
 }
 
 pub(crate) struct Run<'a> {

@@ -12,7 +12,7 @@ use crate::cli::ImageDebianArgs;
 use crate::guest::cache;
 use crate::prelude::*;
 use crate::steps::Steps;
-use stamp::{Stamp, State};
+use stamp::Stamp;
 use std::os::unix::fs::MetadataExt;
 use tree::Tree;
 
@@ -34,12 +34,11 @@ struct Made<'a> {
 pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
     let started = Instant::now();
     let path = args.output.clone().unwrap_or_else(|| usual(args.arch));
-    let files = cache::guest_files(args.arch, false)?;
-    let stamp = Stamp::new(args.arch, args.size, &files.versions.kernel, &args.password);
-    let made = args.force || stamp::state(&path, &stamp)? == State::Missing;
+    let disk = Disk::of(args, &path)?;
+    let made = args.force || !disk.stamp.is_of(&path)?;
     if made {
         let steps = Steps::new(4, args.json);
-        let result = make(&Disk { args, path: &path, kernel: &files.kernel, stamp: &stamp }, &steps, signals);
+        let result = disk.make(&steps, signals);
         steps.finish();
         if let (Err(error), Some(signal)) = (&result, signals.caught()) {
             eprintln!("quell: {error:#}");
@@ -51,13 +50,13 @@ pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
     let (bytes, bytes_used) = (metadata.len(), metadata.blocks() * 512);
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
-        let kernel = &stamp.kernel;
-        let made = Made { path: &path, bytes, bytes_used, kernel, made, seconds };
+        let made = Made { path: &path, bytes, bytes_used, kernel: &disk.stamp.kernel, made, seconds };
         println!("{}", serde_json::to_string_pretty(&made)?);
     } else {
         let state = if made { format!("made in {seconds:.0} s") } else { "current".to_owned() };
         println!("{}", path.display());
-        println!("{}, {} used; {}; {state}", size::display(bytes), size::display(bytes_used), stamp.kernel);
+        let [bytes, used] = [bytes, bytes_used].map(size::display);
+        println!("{bytes}, {used} used; {}; {state}", disk.stamp.kernel);
     }
     Ok(0)
 }
@@ -75,14 +74,10 @@ pub(crate) fn usual_disk(arch: Arch) -> Result<PathBuf> {
     Ok(path)
 }
 
-const TEST_SIZE: u64 = 2 * size::GIB;
-
 /// A copy of a disk that is kept for tests, which is made if there is none, or not a current one.
 pub(crate) fn copy_for_tests(arch: Arch, path: &Path) -> Result<()> {
     let kept = workspace::target_dir(&format!("debian-{}-tests.img", arch.debian()));
-    let files = cache::guest_files(arch, false)?;
-    let stamp = Stamp::new(arch, TEST_SIZE, &files.versions.kernel, "");
-    if !matches!(stamp::state(&kept, &stamp), Ok(State::Current)) {
+    if !matches!(Disk::of(&args_for_tests(arch), &kept)?.stamp.is_of(&kept), Ok(true)) {
         disk_for_tests(arch, &kept)?;
     }
     // With its holes, which a copy by the standard library may fill.
@@ -91,37 +86,54 @@ pub(crate) fn copy_for_tests(arch: Arch, path: &Path) -> Result<()> {
     Ok(())
 }
 
+fn args_for_tests(arch: Arch) -> ImageDebianArgs {
+    let (size, password) = (2 * GIB, String::new());
+    ImageDebianArgs { arch, output: None, size, password, force: true, json: true }
+}
+
+/// The disk that tests boot.
+pub(crate) fn disk_for_tests(arch: Arch, path: &Path) -> Result<()> {
+    Disk::of(&args_for_tests(arch), path)?.make(&Steps::new(4, true), &Signals::default())
+}
+
 struct Disk<'a> {
     args: &'a ImageDebianArgs,
     path: &'a Path,
-    kernel: &'a Path,
-    stamp: &'a Stamp,
+    kernel: PathBuf,
+    stamp: Stamp,
 }
 
-/// Makes the disk, beside its place; it is moved there when it is complete.
-fn make(disk: &Disk<'_>, steps: &Steps, signals: &Signals) -> Result<()> {
-    let arch = disk.args.arch;
-    let place = directory_of(disk.path)?;
-    let work = tempfile::Builder::new().prefix(".debian-").tempdir_in(&place);
-    let work = work.with_context(|| format!("cannot write into {}", place.display()))?;
-    let (package, version) = disk.stamp.kernel.split_once(' ').context("the kernel has no version")?;
+impl<'a> Disk<'a> {
+    fn of(args: &'a ImageDebianArgs, path: &'a Path) -> Result<Self> {
+        let cache::GuestFiles { kernel, versions, .. } = cache::guest_files(args.arch, false)?;
+        let stamp = Stamp::new(args.arch, args.size, &versions.kernel, &args.password);
+        Ok(Self { args, path, kernel, stamp })
+    }
 
-    steps.begin(&format!("fetching Debian's packages for {}", arch.debian()));
-    let kernel = format!("{package}={version}");
-    let wanted = [&[kernel.as_str()], &tree::PACKAGES[..]].concat();
-    let packages = cache::debian_packages(arch, &wanted)?;
+    /// Makes the disk, beside its place; it is moved there when it is complete.
+    fn make(&self, steps: &Steps, signals: &Signals) -> Result<()> {
+        let arch = self.args.arch;
+        let place = directory_of(self.path)?;
+        let work = tempfile::Builder::new().prefix(".debian-").tempdir_in(&place);
+        let work = work.with_context(|| format!("cannot write into {}", place.display()))?;
+        let (package, version) = self.stamp.kernel.split_once(' ').context("the kernel has no version")?;
 
-    steps.begin("unpacking packages");
-    let tree = Tree::unpack(&packages, work.path(), steps)?;
-    tree.write_settings(&packages.sources, package, &disk.args.password)?;
+        steps.begin(&format!("fetching Debian's packages for {}", arch.debian()));
+        let kernel = format!("{package}={version}");
+        let packages = cache::debian_packages(arch, &[&[&*kernel], &tree::PACKAGES[..]].concat())?;
 
-    steps.begin("making the filesystem");
-    let file = work.path().join("disk.img");
-    tree.make_disk(&file, disk.args.size)?;
+        steps.begin("unpacking packages");
+        let tree = Tree::unpack(&packages, work.path(), steps)?;
+        tree.write_settings(&packages.sources, package, &self.args.password)?;
 
-    steps.begin("first boot, in which the packages configure themselves");
-    boot::first(arch, disk.kernel, &file, packages.archives.len(), steps, signals)?;
-    disk.stamp.publish(&file, disk.path)
+        steps.begin("making the filesystem");
+        let file = work.path().join("disk.img");
+        tree.make_disk(&file, self.args.size)?;
+
+        steps.begin("first boot, in which the packages configure themselves");
+        boot::first(arch, &self.kernel, &file, packages.archives.len(), steps, signals)?;
+        self.stamp.publish(&file, self.path)
+    }
 }
 
 /// The directory of the output, which is made if there is none.
@@ -131,20 +143,4 @@ fn directory_of(path: &Path) -> Result<PathBuf> {
     fs::create_dir_all(&directory).with_context(|| format!("cannot make {}", directory.display()))?;
     // Absolute: programs are started elsewhere.
     directory.canonicalize().with_context(|| format!("cannot use {}", directory.display()))
-}
-
-/// The disk that tests boot: made if there is none that is current.
-pub(crate) fn disk_for_tests(arch: Arch, path: &Path) -> Result<()> {
-    let files = cache::guest_files(arch, false)?;
-    let args = ImageDebianArgs {
-        arch,
-        output: Some(path.to_owned()),
-        size: TEST_SIZE,
-        password: String::new(),
-        force: true,
-        json: true,
-    };
-    let stamp = Stamp::new(arch, args.size, &files.versions.kernel, &args.password);
-    let disk = Disk { args: &args, path, kernel: &files.kernel, stamp: &stamp };
-    make(&disk, &Steps::new(4, true), &Signals::default())
 }

@@ -17,12 +17,6 @@ pub(super) struct Stamp {
     recipe: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Missing,
-    Current,
-}
-
 impl Stamp {
     /// Of a disk that is made now.
     pub(super) fn new(arch: Arch, bytes: u64, kernel: &str, password: &str) -> Self {
@@ -57,6 +51,26 @@ impl Stamp {
         is_other.then(|| "was made with another password, or by another version of this tool".to_owned())
     }
 
+    /// Whether the disk at a place has this stamp, if there is one. An error if it has not.
+    pub(super) fn is_of(&self, disk: &Path) -> Result<bool> {
+        if !disk.exists() {
+            return Ok(false);
+        }
+        let text = fs::read_to_string(beside(disk)).ok();
+        let found = text.and_then(|text| serde_json::from_str::<Self>(&text).ok());
+        let problem = match found {
+            None => Some("is not a disk that this command made".to_owned()),
+            Some(found) => found.difference(self),
+        };
+        match problem {
+            None => Ok(true),
+            Some(problem) => bail!(
+                "{} exists and {problem}; --force replaces it with all that is on it, and -o FILE makes another",
+                disk.display()
+            ),
+        }
+    }
+
     /// Moves a new disk to its place, with this stamp beside it.
     pub(super) fn publish(&self, disk: &Path, place: &Path) -> Result<()> {
         let stamp = beside(place);
@@ -74,26 +88,6 @@ fn beside(disk: &Path) -> PathBuf {
     disk.with_added_extension("json")
 }
 
-/// What is at a disk's place; an error if it is something else than a disk with this stamp.
-pub(super) fn state(disk: &Path, wanted: &Stamp) -> Result<State> {
-    if !disk.exists() {
-        return Ok(State::Missing);
-    }
-    let text = fs::read_to_string(beside(disk)).ok();
-    let found = text.and_then(|text| serde_json::from_str::<Stamp>(&text).ok());
-    let problem = match found {
-        None => Some("is not a disk that this command made".to_owned()),
-        Some(found) => found.difference(wanted),
-    };
-    match problem {
-        None => Ok(State::Current),
-        Some(problem) => bail!(
-            "{} exists and {problem}; --force replaces it with all that is on it, and -o FILE makes another",
-            disk.display()
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,11 +100,11 @@ mod tests {
     fn a_disk_is_current_if_it_would_be_made_the_same_way() {
         let directory = tempfile::tempdir().expect("makes");
         let (new, disk) = (directory.path().join("new"), directory.path().join("disk.img"));
-        assert_eq!(state(&disk, &stamp()).expect("none"), State::Missing);
+        assert!(!stamp().is_of(&disk).expect("none"));
         fs::write(&new, "disk").expect("writes");
         stamp().publish(&new, &disk).expect("moves");
         assert!(!new.exists() && directory.path().join("disk.img.json").is_file());
-        assert_eq!(state(&disk, &stamp()).expect("is good"), State::Current);
+        assert!(stamp().is_of(&disk).expect("is good"));
     }
 
     #[test]
@@ -118,7 +112,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("makes");
         let (new, disk) = (directory.path().join("new"), directory.path().join("disk.img"));
         fs::write(&disk, "somebody's").expect("writes");
-        let refused = |wanted: &Stamp| state(&disk, wanted).expect_err("is refused").to_string();
+        let refused = |wanted: &Stamp| wanted.is_of(&disk).expect_err("is refused").to_string();
         let text = refused(&stamp());
         assert!(text.contains("not a disk that this command made") && text.contains("--force"), "{text}");
         fs::write(&new, "disk").expect("writes");

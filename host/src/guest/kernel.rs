@@ -99,11 +99,11 @@ fn inspect_elf_of<H: FileHeader<Endian = Endianness>>(image: &[u8], machine: Mac
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::machine::flat::tests::arm_image;
 
-    fn bzimage() -> Vec<u8> {
+    pub(crate) fn bzimage() -> Vec<u8> {
         let mut image = vec![0; 0x300];
         let header = SetupHeader::of_mut(&mut image).unwrap();
         header.boot_flag = SetupHeader::BOOT_FLAG.into();

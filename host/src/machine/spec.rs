@@ -283,18 +283,11 @@ mod tests {
 
     fn spec(platform: Platform, payload: Payload, clock: Clock, console: Console) -> Spec {
         Spec {
-            platform,
-            payload,
-            cpus: 2,
-            memory: 768 * MIB,
             clock,
-            has_el2: false,
             console,
-            timeout: None,
-            log: None,
             counting: Some(Counting { plugin: "/p".into(), output: "/o,1".into() }),
-            devices: Vec::new(),
             qemu_args: vec!["-s".into()],
+            ..Spec::new(platform, payload, 2, 768 * MIB)
         }
     }
 

@@ -72,10 +72,7 @@ impl MachineFile {
     }
 
     pub(super) fn flush(&self, guest: &GuestPlan) -> &'static str {
-        match self.machine.platform.arch() {
-            Arch::X86_64 => guest.config.flush.name(),
-            Arch::Aarch64 => "hardware",
-        }
+        self.machine.platform.arch().pick(guest.config.flush.name(), "hardware")
     }
 
     fn headline(&self) -> String {

@@ -289,30 +289,13 @@ impl StockGuest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hostlink::bzimage::SetupHeader;
+    use crate::guest::kernel::tests::bzimage;
 
     fn guest(directory: &Path) -> Guest {
-        let mut image = vec![0; 0x300];
-        let header = SetupHeader::of_mut(&mut image).expect("is whole");
-        header.boot_flag = SetupHeader::BOOT_FLAG.into();
-        header.magic = SetupHeader::MAGIC;
-        header.version = 0x20f.into();
-        header.xloadflags = SetupHeader::XLF_KERNEL_64.into();
-        header.init_size = 0x0200_0000.into();
         let kernel = directory.join("kernel");
-        fs::write(&kernel, image).expect("writes");
-        Guest {
-            platform: Platform::X86_64,
-            kernel,
-            initrd: Some(vec![0; 1 << 20]),
-            cmdline: "console=ttyS0".into(),
-            vcpus: 2,
-            memory: 64 * MIB,
-            flush: FlushMode::Hypercall,
-            reset: ResetPolicy::Reboot,
-            switches: Switches::default(),
-            devices: Devices::default(),
-        }
+        fs::write(&kernel, bzimage()).expect("writes");
+        let initrd = Some(vec![0; 1 << 20]);
+        Guest { memory: 64 * MIB, ..Guest::new(Platform::X86_64, kernel, initrd, "console=ttyS0".into()) }
     }
 
     #[test]

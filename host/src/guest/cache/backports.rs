@@ -19,10 +19,7 @@ fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String
 
 /// A kernel newer than the distribution's own, from its backports.
 pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
-    let name = match arch {
-        Arch::X86_64 => "guest-backports",
-        Arch::Aarch64 => "guest-backports-aarch64",
-    };
+    let name = arch.pick("guest-backports", "guest-backports-aarch64");
     kept_kernel(name, &[], |new| fetch(&at_backports(arch, new)?.0, kernel_packages(arch)[0], &[], new))
 }
 

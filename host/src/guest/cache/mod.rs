@@ -18,10 +18,8 @@ use std::io::ErrorKind;
 /// Packages that depend on the newest kernel of a flavour, best first. Debian has only the first
 /// one; Ubuntu has no cloud flavour of that name, and its virtual flavour is the nearest.
 const fn kernel_packages(arch: Arch) -> [&'static str; 3] {
-    match arch {
-        Arch::X86_64 => ["linux-image-cloud-amd64", "linux-image-virtual", "linux-image-generic"],
-        Arch::Aarch64 => ["linux-image-cloud-arm64", "linux-image-virtual", "linux-image-generic"],
-    }
+    let own = arch.pick("linux-image-cloud-amd64", "linux-image-cloud-arm64");
+    [own, "linux-image-virtual", "linux-image-generic"]
 }
 /// Debian's keys, in the package debian-archive-keyring, and its mirror.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
@@ -77,10 +75,7 @@ static FETCHING: Mutex<()> = Mutex::new(());
 
 /// The guest's files; fetches missing packages. With `refresh` fetches them again.
 pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
-    let name = match arch {
-        Arch::X86_64 => "guest",
-        Arch::Aarch64 => "guest-aarch64",
-    };
+    let name = arch.pick("guest", "guest-aarch64");
     let place = kept(name, &["vmlinuz", "busybox", "modules", VERSIONS], refresh, |new| {
         let versions = fetch(arch, new).context(
             "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
