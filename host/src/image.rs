@@ -14,7 +14,6 @@ use time::OffsetDateTime;
 pub(crate) const MKRESCUE: &str = "grub-mkrescue";
 const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
 
-/// Debian's path of UEFI firmware for QEMU.
 const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
 const MACHINE_MEMORY: u64 = 1280 * MIB;
 
@@ -33,7 +32,6 @@ pub(crate) enum Entry {
 }
 
 impl Entry {
-    /// Its id in the menu, title, and lines.
     const fn menu(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Check => (
@@ -65,7 +63,6 @@ impl Entry {
     }
 }
 
-/// Makes the image, or the bzImage if requested.
 pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
     let made = match &args.bzimage {
         Some(path) => {
@@ -115,7 +112,6 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     mkrescue(directory.path(), &args.output, epoch)
 }
 
-/// GRUB's menu, on the screen and on the first serial port.
 fn menu(args: &ImageArgs) -> String {
     let (default, ..) = args.default.menu();
     let mut text = format!(
@@ -168,7 +164,6 @@ fn at_time(epoch: u64) -> Result<Command> {
     Ok(command)
 }
 
-/// A machine that starts a CD, by UEFI or by BIOS.
 pub(crate) fn spec(disc: &Path, uefi: bool) -> Result<Spec> {
     let firmware = uefi.then(|| PathBuf::from(OVMF));
     ensure!(firmware.as_ref().is_none_or(|path| path.is_file()), "there is no UEFI firmware at {OVMF}");

@@ -12,16 +12,12 @@ use std::io::IsTerminal;
 use std::process;
 use std::sync::{LazyLock, OnceLock};
 
-/// The environment that a program runs in.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Ground {
-    /// A machine without an operating system.
     Bare,
-    /// A Linux guest.
     Linux,
 }
 
-/// One program that is built for a target other than the host.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Image {
     package: &'static str,
@@ -54,46 +50,21 @@ pub(crate) const HYPERVISOR_FOR_TESTS: Image =
 pub(crate) const HYPERVISOR_WITH_TRACE: Image =
     Image { features: &["image", "trace"], variant: Some("trace"), ..HYPERVISOR };
 
-/// The image that checks and measures TLB flushing.
 pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
-
-/// The bare guest that counts instructions and makes invalid requests.
 pub(crate) const PROBE: Image = Image::bare("quell-probe");
-
-/// The bare guest that tries everything.
 pub(crate) const HOSTILE: Image = Image::bare("quell-hostile");
-
-/// The bare guest that uses memory as instructed.
 pub(crate) const LOAD: Image = Image::bare("quell-load");
 
-/// The workload that does nothing but provoke TLB flushes.
+// Each workload says in its own file what it is for.
 pub(crate) const THRASH: Image = Image::workload("thrash");
-
-/// The workload that looks for stale translations.
 pub(crate) const STALE: Image = Image::workload("stale");
-
-/// The workload that turns a PCI device's ROM on and off under memory load.
 pub(crate) const MMTEST: Image = Image::workload("mmtest");
-
-/// The workload that repeats one small operation: one loop of several.
 pub(crate) const LOOPS: Image = Image::workload("loops");
-
-/// The workload that resembles a build: many processes.
 pub(crate) const MIXED: Image = Image::workload("mixed");
-
-/// The workload that has the kernel merge, split, patch and switch off, and checks the data.
 pub(crate) const BATTERY: Image = Image::workload("battery");
-
-/// The workload that uses memory that is added and removed.
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
-
-/// The monitor that measures what KVM pays to remove memory and to log stores.
 pub(crate) const KVMSLOTS: Image = Image::workload("kvmslots");
-
-/// Signals by a hint that userspace is reached, and switches the machine off.
 pub(crate) const MARK: Image = Image::workload("mark");
-
-/// The program that signals by an instruction which phase begins.
 pub(crate) const PHASE: Image = Image::workload("phase");
 
 impl Program {

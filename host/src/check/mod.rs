@@ -28,7 +28,6 @@ pub(crate) struct Row {
     pub(crate) why: String,
 }
 
-/// Runs tlbcheck and prints its rows; the status is 1 if one fails.
 pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
     let run = Run {
@@ -71,7 +70,6 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it to its end; `each` sees each row when it arrives.
     pub(crate) fn start(&self, signals: &Signals, mut each: impl FnMut(&Row)) -> Result<(Vec<Row>, Outcome)> {
         let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
         let report = if self.platform.arch().reports_on_console() { "" } else { " report=com2" };

@@ -10,7 +10,6 @@ use serde::Serializer;
 /// A round that copies each page of a large slot reports nothing before its end.
 const SILENCE_MAX: Duration = Duration::from_secs(300);
 
-/// The hypervisor's report of a cancelled migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Migrated {
     /// Of each round; the first copies all pages.
@@ -60,7 +59,6 @@ impl Migrated {
         self.seconds(self.undone.ticks, self.undone.longest)
     }
 
-    /// The number of copied pages, including the first round's.
     pub(crate) fn pages(&self) -> u64 {
         self.rounds.iter().map(|round| round.pages).sum()
     }
@@ -86,7 +84,6 @@ impl Migrated {
     }
 }
 
-/// Writes a record as its fields.
 fn write<S: Serializer>(record: &Undone, serializer: S) -> Result<S::Ok, S::Error> {
     fields(record).serialize(serializer)
 }

@@ -142,7 +142,6 @@ fn joined<'a>(found: impl Iterator<Item = &'a (u64, u64)>) -> Vec<Range<u64>> {
 }
 
 fn dirty_text(pages: u64, runs: &[Range<u64>]) -> String {
-    /// Runs that are shown individually.
     const SHOWN_MAX: usize = 16;
     let mut text = format!("{pages} pages ({}) in {} runs", size::display(pages * PAGE_SIZE), runs.len());
     for run in runs.iter().take(SHOWN_MAX) {
@@ -168,7 +167,6 @@ impl Fields {
         record.split_ascii_whitespace().map(pair).collect::<Result<_>>().map(Self)
     }
 
-    /// The same with one more field, in front.
     pub(crate) fn with(mut self, key: &str, value: &str) -> Self {
         self.0.insert(0, (key.to_owned(), value.to_owned()));
         self

@@ -15,14 +15,12 @@ const MEMORY: u64 = GIB;
 const CPUS: u32 = 2;
 /// The limit of the first boot, in the machine's own time. It takes two to four minutes.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(1800);
-/// How often the console is read for progress.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
 /// What the console shows for each package, and at the end.
 const PACKAGE: &str = "Setting up ";
 const END: &str = "quell-setup: ";
 const DONE: &str = "quell-setup: done";
 
-/// How the machine writes to the disk's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writes {
     /// When the system wants them on the disk, they are there.
@@ -31,7 +29,6 @@ pub(crate) enum Writes {
     Late,
 }
 
-/// A machine that boots from the disk, with a network card.
 pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, writes: Writes) -> Result<Spec> {
     let cmdline = format!("{} {ROOT} {words}", arch.console());
     let payload = Payload::Bare { kernel: kernel.to_owned(), initrd: None, cmdline };
@@ -48,7 +45,6 @@ pub(crate) fn machine(arch: Arch, kernel: &Path, disk: &Path, words: &str, write
     Ok(spec)
 }
 
-/// Boots the disk for the first time, until its packages are configured.
 pub(super) fn first(
     arch: Arch,
     kernel: &Path,
@@ -73,7 +69,6 @@ pub(super) fn first(
     judge(&machine.run(|_, _| Ok(Flow::Continue))?)
 }
 
-/// Fails unless the first boot has ended as it should.
 fn judge(outcome: &Outcome) -> Result<()> {
     let console = || tail(&outcome.console);
     match outcome.end {

@@ -30,7 +30,6 @@ struct Made<'a> {
     seconds: f64,
 }
 
-/// Makes the disk, unless there is a current one; the result is the exit status.
 pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
     let started = Instant::now();
     let path = args.output.clone().unwrap_or_else(|| usual(args.arch));
@@ -91,7 +90,6 @@ fn args_for_tests(arch: Arch) -> ImageDebianArgs {
     ImageDebianArgs { arch, output: None, size, password, force: true, json: true }
 }
 
-/// The disk that tests boot.
 pub(crate) fn disk_for_tests(arch: Arch, path: &Path) -> Result<()> {
     Disk::of(&args_for_tests(arch), path)?.make(&Steps::new(4, true), &Signals::default())
 }
@@ -136,7 +134,6 @@ impl<'a> Disk<'a> {
     }
 }
 
-/// The directory of the output, which is made if there is none.
 fn directory_of(path: &Path) -> Result<PathBuf> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let directory = parent.unwrap_or(Path::new(".")).to_owned();

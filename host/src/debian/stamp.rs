@@ -71,7 +71,6 @@ impl Stamp {
         }
     }
 
-    /// Moves a new disk to its place, with this stamp beside it.
     pub(super) fn publish(&self, disk: &Path, place: &Path) -> Result<()> {
         let stamp = beside(place);
         // An old stamp must not vouch for the new disk, should this be interrupted.

@@ -20,7 +20,6 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Unpacks the packages in the directory `work`.
     pub(super) fn unpack(packages: &DebianPackages, work: &'a Path, steps: &Steps) -> Result<Self> {
         let script = work.join("unpack.sh");
         fs::write(&script, UNPACK).with_context(|| format!("cannot write {}", script.display()))?;
@@ -53,7 +52,6 @@ impl<'a> Tree<'a> {
         command
     }
 
-    /// Writes the system's settings, and what the first boot needs.
     pub(super) fn write_settings(&self, sources: &str, kernel: &str, password: &str) -> Result<()> {
         let root = self.root();
         for (path, text) in SETTINGS {
@@ -79,7 +77,6 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Runs a command to its end; `heard` is told each line that it prints.
 fn run(mut command: Command, work: &Path, mut heard: impl FnMut(&str)) -> Result<()> {
     let errors = work.join("errors");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&errors)?);
@@ -101,7 +98,6 @@ fn run(mut command: Command, work: &Path, mut heard: impl FnMut(&str)) -> Result
     Ok(())
 }
 
-/// The packages of the system besides the kernel and Debian's essential ones.
 pub(super) const PACKAGES: [&str; 17] = [
     "apt",
     "dbus",
@@ -135,7 +131,6 @@ pub(super) const SETTINGS: [(&str, &str); 4] = [
     ),
 ];
 
-/// Apt's list of sources.
 pub(super) const SOURCES: &str = "etc/apt/sources.list";
 /// The link to the name servers, and its target: those that DHCP has named.
 pub(super) const RESOLVER: (&str, &str) = ("etc/resolv.conf", "../run/systemd/resolve/stub-resolv.conf");

@@ -8,7 +8,6 @@ use std::io::Write;
 /// Archives start at multiples of this many bytes, by convention.
 const BLOCK_BYTES: usize = 512;
 
-/// An archive under construction, and the directories that it has.
 #[derive(Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
@@ -16,7 +15,6 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Adds a regular file with permissions `mode`.
     pub(crate) fn file(&mut self, name: &str, mode: u32, data: &[u8]) {
         self.member(Builder::new(name).mode(mode).set_mode_file_type(ModeFileType::Regular), data);
     }
@@ -34,7 +32,6 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a directory that everyone may read.
     pub(crate) fn directory(&mut self, name: &str) {
         self.directories.insert(name.into());
         self.member(Builder::new(name).mode(0o755).set_mode_file_type(ModeFileType::Directory), &[]);
@@ -45,7 +42,6 @@ impl Archive {
         self.member(link, target.as_bytes());
     }
 
-    /// Adds a character device with its major and minor number.
     pub(crate) fn character_device(&mut self, name: &str, (major, minor): (u32, u32)) {
         let device = Builder::new(name).mode(0o600).set_mode_file_type(ModeFileType::Char);
         self.member(device.rdev_major(major).rdev_minor(minor), &[]);

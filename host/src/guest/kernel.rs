@@ -13,7 +13,6 @@ pub(crate) struct KernelInfo {
     pub(crate) memory_end: u64,
 }
 
-/// Default load address of a bzImage if its header does not define one.
 const DEFAULT_LOAD_ADDRESS: u64 = 16 << 20;
 
 pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
@@ -65,7 +64,6 @@ fn inspect_bzimage(image: &[u8]) -> Result<KernelInfo> {
 }
 
 fn inspect_elf(image: &[u8]) -> Result<KernelInfo> {
-    /// The byte that says whether fields are of 32 bits.
     const CLASS: usize = 4;
     match image.get(CLASS) {
         Some(&class) if class == elf::ELFCLASS32.0 => {
@@ -138,7 +136,6 @@ pub(crate) mod tests {
         assert!(reason(&this).contains("PVH"), "{}", reason(&this));
     }
 
-    /// An ELF file of 32 bits with one segment and a PVH note.
     fn elf32(machine: u8) -> Vec<u8> {
         let mut file = b"\x7fELF\x01\x01\x01".to_vec();
         file.resize(16, 0);

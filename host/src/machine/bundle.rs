@@ -92,7 +92,6 @@ pub(crate) fn memory_around(guest_bytes: u64, bundle_bytes: u64) -> u64 {
 pub(crate) fn memory_for_guests(guest_bytes: u64, guests: u64, vcpus: u32, bundle_bytes: u64) -> u64 {
     /// Consoles' rings, tables' roots and the like of a guest.
     const GUEST_BYTES: u64 = 4 * MIB;
-    /// The state of a vCPU.
     const VCPU_BYTES: u64 = 128 << 10;
     let states = guests * GUEST_BYTES + u64::from(vcpus) * VCPU_BYTES;
     memory_around(guest_bytes, bundle_bytes) + states.next_multiple_of(MIB)

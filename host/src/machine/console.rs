@@ -23,7 +23,6 @@ pub(crate) enum Piece {
 pub(crate) struct Splitter {
     /// The beginning of the line, while it may become a report.
     held: Vec<u8>,
-    /// Whether the line's beginning has been passed on already.
     is_console: bool,
 }
 
@@ -53,13 +52,11 @@ impl Splitter {
         pieces
     }
 
-    /// The held-back bytes when the console has ended.
     pub(crate) fn finish(self) -> Option<Piece> {
         (!self.held.is_empty()).then_some(Piece::Console(self.held))
     }
 }
 
-/// Whether a line with this beginning can become a report.
 fn may_be_report(begun: &[u8]) -> bool {
     begun.first().is_none_or(|byte| *byte == b'{')
 }

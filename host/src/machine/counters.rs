@@ -22,13 +22,11 @@ impl RowVcpu {
         )
     }
 
-    /// The same, short.
     pub(crate) fn label(&self) -> String {
         self.guest.map_or_else(|| self.vcpu.to_string(), |guest| format!("{}.{}", guest.name, self.vcpu))
     }
 }
 
-/// Counters of the guests' vCPUs, or of some of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     rows: Vec<[u64; Counter::COUNT]>,
@@ -111,7 +109,6 @@ impl Snapshot {
         Self { rows, owners: indices.filter_map(|index| self.owners.get(index).copied()).collect() }
     }
 
-    /// The counters of each vCPU separately.
     pub(crate) fn each(&self) -> impl Iterator<Item = Self> {
         (0..self.rows.len()).map(|index| self.some(std::iter::once(index)))
     }
@@ -170,7 +167,6 @@ pub(crate) fn clock_hz(ram: &Ram, beacon: u64) -> Result<Option<u64>> {
     Ok(Some(hz))
 }
 
-/// The number of CPUs that run vCPUs, from the beacon at physical address `beacon`.
 pub(crate) fn cpu_count(ram: &Ram, beacon: u64) -> Result<u64> {
     let word = ram.load(beacon.saturating_add(offset_of!(Beacon, cpu_count) as u64))?;
     Ok(word & u64::from(u32::MAX))

@@ -17,7 +17,6 @@ pub(crate) enum Network {
     Sink,
 }
 
-/// The address of the peer in [`Network::Sink`].
 pub(crate) const SINK: &str = "10.0.2.100";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,7 +65,6 @@ pub(crate) struct Built {
     pub(crate) names: Vec<String>,
 }
 
-/// A virtio disk that an IOMMU translates for.
 const VIRTIO_DISK: &str = "virtio-blk-pci,disable-legacy=on,iommu_platform=on";
 
 /// Places on the root bus for devices of guests: QEMU's own are below and above.
@@ -135,7 +133,6 @@ struct Places {
     free: Vec<u32>,
     /// The interrupt lines of each guest; none where devices send messages.
     lines: Option<Vec<Vec<u32>>>,
-    /// The guest that gets the next ones.
     guest: usize,
 }
 

@@ -18,7 +18,6 @@ static WANTED: OnceLock<Wanted> = OnceLock::new();
 /// Its version for each architecture, once it was queried.
 static VERSIONS: [OnceLock<Version>; 2] = [const { OnceLock::new() }; 2];
 
-/// The version of QEMU that is fetched if the system has another one.
 const FETCHED: u32 = 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +53,7 @@ impl Wanted {
 pub(crate) struct Emulator {
     /// The directory of its programs; `None` if they are on the path.
     programs: Option<PathBuf>,
-    /// The directories of its firmware, if not the default.
     firmware: Vec<PathBuf>,
-    /// The directory of its modules, if not the default.
     modules: Option<PathBuf>,
 }
 
@@ -117,7 +114,6 @@ pub(crate) fn wanted() -> &'static Wanted {
     WANTED.get().unwrap_or(&Wanted::System)
 }
 
-/// The chosen emulator: the system's, if none was chosen.
 pub(crate) fn chosen() -> &'static Emulator {
     CHOSEN.get_or_init(Emulator::default)
 }
@@ -159,7 +155,6 @@ fn ten() -> Result<Emulator> {
 }
 
 impl Emulator {
-    /// The emulator of packages that are unpacked into `root`.
     fn unpacked(root: &Path) -> Result<Self> {
         // Modules are in the architecture's directory, the only one there.
         let libraries = fs::read_dir(root.join("usr/lib")).context("the packages have no modules")?;
@@ -255,7 +250,6 @@ pub(super) fn command(
     command
 }
 
-/// A one-line description of an exit status.
 pub(crate) fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("status {code}"),

@@ -105,7 +105,6 @@ pub(crate) mod tests {
         image
     }
 
-    /// An ELF file for Arm64 with these segments by physical address. Virtual addresses differ.
     fn elf(segments: &[(u64, &[u8])]) -> Vec<u8> {
         let mut file = vec![0; 64 + 56 * segments.len()];
         file[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");

@@ -19,7 +19,6 @@ pub(crate) fn older(path: &Path) -> PathBuf {
 /// Where bytes are written. The machine goes on whether they can be or not.
 pub(crate) trait Sink: Send {
     fn put(&mut self, bytes: &[u8]);
-    /// Why some of them are lost, if so.
     fn failure(&self) -> Option<String>;
 }
 
@@ -34,12 +33,10 @@ pub(crate) struct LogFile {
     bytes_max: u64,
     /// Bytes that could not be written since the last that could.
     lost: u64,
-    /// Why bytes could not be written, the first time.
     failure: Option<io::Error>,
 }
 
 impl LogFile {
-    /// Creates an empty log, and its directory.
     pub(crate) fn create(path: &Path) -> Result<Self> {
         let make = || -> io::Result<Self> {
             if let Some(directory) = path.parent() {
@@ -60,7 +57,6 @@ impl LogFile {
         make().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Writes bytes; `rest` are those that have not been written.
     fn write(&mut self, rest: &mut &[u8]) -> io::Result<()> {
         while !rest.is_empty() {
             if self.bytes.is_some_and(|bytes| bytes >= self.bytes_max) {
@@ -93,7 +89,6 @@ impl LogFile {
         self.bytes = self.bytes.map(|bytes| (bytes + count as u64).min(self.bytes_max));
     }
 
-    /// Makes the log the older part, and begins a new one.
     fn turn_over(&mut self) -> io::Result<()> {
         match fs::rename(&self.plain, older(&self.plain)) {
             // Its user has taken it away.
@@ -133,7 +128,6 @@ fn open(path: &Path) -> io::Result<File> {
 /// A stream to the user.
 pub(crate) struct Output<W> {
     sink: W,
-    /// Why it could not be written, the first time.
     failure: Option<io::Error>,
 }
 

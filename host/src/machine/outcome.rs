@@ -9,7 +9,6 @@ pub(crate) struct Outcome {
     pub(crate) wall: Duration,
     /// The end of the guest's console, unless it was the terminal.
     pub(crate) console: String,
-    /// The end of the hypervisor's log.
     pub(crate) log: String,
     pub(crate) qemu_messages: String,
     /// What could not be written of what was to be shown and logged, and why.
@@ -29,7 +28,6 @@ impl Outcome {
         Ok(self)
     }
 
-    /// Adds the ends of console and log to an error.
     pub(crate) fn explain(&self, error: Error) -> Error {
         let (console, log) = (tail(&self.console), tail(&self.log));
         anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")

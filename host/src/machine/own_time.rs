@@ -40,12 +40,10 @@ pub(crate) struct OwnTime {
 }
 
 impl OwnTime {
-    /// The time of the process with this id, from now on.
     pub(crate) fn new(process: u32) -> Self {
         Self::of(PathBuf::from(format!("/proc/{process}/task")))
     }
 
-    /// The clock's time, from now on.
     pub(crate) fn of_the_clock() -> Self {
         Self::of(PathBuf::new())
     }
@@ -87,7 +85,6 @@ fn between(before: &Stats, now: &Stats) -> Stat {
     })
 }
 
-/// The part of `wall` that the process had.
 fn share(wall: Duration, did: Stat) -> Duration {
     let wanted = did.ran + did.waited;
     if wanted == 0 {

@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{Ordering, fence};
 
-/// Name of the memory, and the link by which the kernel shows it.
 const NAME: &str = "quell-ram";
 const LINK: &str = "/memfd:quell-ram (deleted)";
 
@@ -26,7 +25,6 @@ struct Gap {
 /// The information by which another process of the same user finds a machine's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Whereabouts {
-    /// Its descriptor in the process that runs the machine.
     fd: RawFd,
     /// Its inode number, which shows whether the descriptor is another file's by now.
     inode: u64,
@@ -36,7 +34,6 @@ pub(crate) struct Whereabouts {
 }
 
 pub(crate) struct Ram {
-    /// Physical address of its first byte.
     base: u64,
     gap: Option<Gap>,
     file: File,
@@ -119,7 +116,6 @@ impl Ram {
         address.checked_sub(self.base + before)
     }
 
-    /// The descriptor, for the child to inherit.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -169,7 +165,6 @@ impl Ram {
     }
 }
 
-/// Checks that a link of the kernel's leads to a machine's memory.
 fn is_ram(link: &Path) -> Result<()> {
     let leads = fs::read_link(link).with_context(|| format!("cannot look at {}", link.display()))?;
     if leads != Path::new(LINK) {

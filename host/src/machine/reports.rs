@@ -12,7 +12,6 @@ use std::sync::{Condvar, MutexGuard};
 
 pub(super) const LINE_MAX: usize = 1 << 16;
 
-/// The reports so far, or the first and the last of them.
 #[derive(Debug)]
 pub(super) struct Reports {
     kept: Mutex<Ends<Value>>,
@@ -111,7 +110,6 @@ impl Stream {
 #[derive(Debug)]
 pub(super) struct Ring {
     bytes: Vec<u8>,
-    /// Number of the first byte that is kept.
     first: usize,
     least: usize,
 }
@@ -164,7 +162,6 @@ impl Ring {
 pub(super) struct Ends<T> {
     first: Side<T>,
     last: Side<T>,
-    /// Number of the first of `last`.
     last_from: usize,
 }
 

@@ -27,7 +27,6 @@ impl Signals {
         Self { caught: Arc::new(AtomicUsize::new(signal)) }
     }
 
-    /// The number of the last signal that arrived.
     pub(crate) fn caught(&self) -> Option<i32> {
         match self.caught.load(Ordering::Relaxed) {
             0 => None,

@@ -7,7 +7,6 @@ use crate::prelude::*;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Payload {
-    /// The hypervisor with a guest in a bundle.
     Quell {
         /// Its file for `-kernel`: ELF, or a flat boot image on Arm.
         hypervisor: PathBuf,
@@ -15,14 +14,12 @@ pub(crate) enum Payload {
         /// Physical address of the beacon in the ELF file.
         beacon: Option<u64>,
     },
-    /// A Linux kernel directly on the machine.
     Bare {
         /// A bzImage, or an arm64 `Image`.
         kernel: PathBuf,
         initrd: Option<PathBuf>,
         cmdline: String,
     },
-    /// The contents of a CD.
     Disc {
         disc: PathBuf,
         /// UEFI firmware; BIOS if there is none.
@@ -39,7 +36,6 @@ impl Payload {
     }
 }
 
-/// The destination of the guest's console, the first serial port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Console {
     /// To this process's terminal, keyboard included; Ctrl-A x ends the machine.
@@ -60,7 +56,6 @@ pub(crate) enum Clock {
     InstructionsAndWaits,
 }
 
-/// Counts of executed instructions by kind, by `host/plugin`.
 #[derive(Clone, Debug)]
 pub(crate) struct Counting {
     pub(crate) plugin: PathBuf,
@@ -83,15 +78,11 @@ pub(crate) struct Spec {
     pub(crate) timeout: Option<Duration>,
     /// The file that receives the hypervisor's log; if there is none, a temporary file.
     pub(crate) log: Option<PathBuf>,
-    /// Whether QEMU counts executed instructions, with the plugin and the output file.
     pub(crate) counting: Option<Counting>,
-    /// QEMU's arguments for the devices that guests own.
     pub(crate) devices: Vec<OsString>,
-    /// More arguments for QEMU, for hypervisor development.
     pub(crate) qemu_args: Vec<String>,
 }
 
-/// The files and sockets that one run of QEMU uses.
 pub(crate) struct Channels<'a> {
     /// UNIX socket of the second serial port, unless reports are on the console.
     pub(crate) report: &'a Path,
@@ -257,7 +248,6 @@ impl Arguments {
         self.0.extend([name.into(), value.into()]);
     }
 
-    /// An option whose value ends with a path.
     fn option(&mut self, name: &str, prefix: &str, path: &Path) {
         let mut value = OsString::from(prefix);
         if prefix.is_empty() {

@@ -30,11 +30,9 @@ const PATIENCE_MAX: Duration = Duration::from_secs(3);
 /// that the guest has set, and takes answers to its questions, which are not for the shell.
 pub(crate) struct SavedTerminal {
     settings: Termios,
-    /// Passes on what is typed until it is to stop.
     keys: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
-/// The time after which a reader of keys looks whether it is to stop.
 const POLL_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Keys that are never waited for without end: nobody else can read a terminal meanwhile.
@@ -77,7 +75,6 @@ impl SavedTerminal {
     }
 }
 
-/// The settings by which keys are read one by one and not echoed, which the guest does.
 fn each_key(settings: &Termios) -> Termios {
     let mut each = settings.clone();
     each.make_raw();
@@ -86,7 +83,6 @@ fn each_key(settings: &Termios) -> Termios {
     each
 }
 
-/// Passes on what is typed, until it is to stop or nobody takes it.
 fn pass(input: impl AsFd, to: &mut impl Write, stops: &AtomicBool) {
     let (mut input, mut buffer) = (Polled(input), [0; 256]);
     // Relaxed: the flag says nothing about other memory. Partner: the store in drop.
@@ -115,7 +111,6 @@ impl Drop for SavedTerminal {
     }
 }
 
-/// Ends the modes of a terminal, and takes what it answers.
 fn settle(input: &impl AsFd, output: &impl AsFd, settings: &Termios) {
     let mut raw = settings.clone();
     raw.make_raw();
@@ -139,7 +134,6 @@ fn settle(input: &impl AsFd, output: &impl AsFd, settings: &Termios) {
     }
 }
 
-/// Whether the question is answered: `CSI ? … c`.
 fn has_answer(bytes: &[u8]) -> bool {
     let mut beginnings = bytes.windows(3).enumerate().filter(|(_, window)| window == b"\x1b[?");
     beginnings.any(|(at, _)| {
@@ -165,7 +159,6 @@ mod tests {
         (own, other)
     }
 
-    /// Answers two kinds of questions as terminals do; returns all output.
     fn answer(own: OwnedFd) -> Vec<u8> {
         let (mut seen, mut buffer, mut done) = (Vec::new(), [0; 1024], 0);
         while let Ok(count @ 1..) = rustix::io::read(&own, &mut buffer) {

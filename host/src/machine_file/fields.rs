@@ -5,7 +5,6 @@ use crate::prelude::*;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A key: its name, and a line to write.
 pub(super) type Key = (&'static str, &'static str);
 
 pub(super) struct Fields<'f> {
@@ -24,7 +23,6 @@ pub(super) fn nearest<'w>(wrong: &str, words: impl Iterator<Item = &'w str>) -> 
     likely.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, word)| word)
 }
 
-/// The first key of a table, in the order of the text, that is none of the allowed ones.
 pub(super) fn first_unknown<'f>(
     table: &'f DeTable<'_>,
     is_known: impl Fn(&str) -> bool,
@@ -79,7 +77,6 @@ impl<'f> Fields<'f> {
         self.source.error(line, format!("{key} {what}; write for example {}", self.example(key)))
     }
 
-    /// A line with this key that would be right.
     pub(super) fn example(&self, key: &str) -> &'static str {
         self.keys.iter().find(|(name, _)| *name == key).map_or("", |(_, example)| example)
     }
@@ -268,7 +265,6 @@ impl Source {
         Self { path: path.to_owned(), text: text.to_owned() }
     }
 
-    /// Its path, as it was given.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -282,7 +278,6 @@ impl Source {
         self.path.parent().unwrap_or(Path::new("")).join(path)
     }
 
-    /// The line with this part of the text.
     pub(super) fn line(&self, span: &Range<usize>) -> usize {
         let before = self.text.as_bytes().get(..span.start).unwrap_or(self.text.as_bytes());
         1 + before.iter().filter(|byte| **byte == b'\n').count()

@@ -40,7 +40,6 @@ impl From<Program> for Software {
     }
 }
 
-/// A guest as the file describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GuestPlan {
     /// The line of its `[[guest]]`.
@@ -52,9 +51,7 @@ pub(crate) struct GuestPlan {
     pub(crate) initrd: Option<PathBuf>,
     /// The shell command that it runs instead of a shell.
     pub(crate) exec: Option<String>,
-    /// Words for the end of its command line.
     pub(crate) cmdline: Option<String>,
-    /// The file for what its console shows.
     pub(crate) console: At<PathBuf>,
     pub(crate) devices: Devices,
 }
@@ -97,7 +94,6 @@ impl GuestPlan {
         self.software == Software::Stock && self.devices.boot(self.initrd.is_some(), self.exec.is_some())
     }
 
-    /// Its command line: its console, and after it the file's words.
     pub(crate) fn command_line(&self, machine: &Machine) -> String {
         let arch = machine.platform.arch();
         // The reports of a guest in a machine of its own are read: its command's status.

@@ -17,13 +17,10 @@ use hostlink::cpus::CpuSet;
 
 pub(crate) struct Key {
     pub(crate) name: &'static str,
-    /// A line to write.
     pub(super) example: &'static str,
     pub(super) read: Read,
     pub(super) shown: &'static [Shown],
-    /// Keys that must not be there as well, and why.
     pub(crate) excludes: (&'static [&'static str], &'static str),
-    /// The option of `run`; its name is empty if there is none.
     pub(crate) option: Opt,
 }
 
@@ -33,7 +30,6 @@ type Read = fn(&mut GuestPlan, &Fields<'_>, &'static str, &Machine) -> Result<()
 pub(super) type Shown =
     (&'static str, &'static str, fn(&MachineFile, &GuestPlan) -> Value, fn(&Value) -> String);
 
-/// An option of `run` that is a guest's key.
 pub(crate) struct Opt {
     pub(crate) long: &'static str,
     pub(crate) value_name: &'static str,
@@ -71,7 +67,6 @@ impl Key {
         self
     }
 
-    /// The option's values, and how they are written in a machine file.
     const fn values(mut self, parser: fn() -> ValueParser, write: fn(&str) -> String) -> Self {
         (self.option.parser, self.option.write) = (parser, write);
         self

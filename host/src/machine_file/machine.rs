@@ -19,23 +19,19 @@ pub(super) const KEYS: &[Key] = &[
     ("logs", r#"logs = "logs""#),
 ];
 
-/// CPUs of a machine for which the file names none.
 const CPUS: u32 = 2;
 /// Most CPUs of a machine, with the one that this tool may add.
 const CPUS_MAX: u32 = 255;
 
-/// The machine as the file and the options describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     pub(crate) platform: Platform,
-    /// Its CPUs, as the file counts them.
     pub(crate) cpus: u32,
     /// `None` if this tool decides, and may add a CPU before those that the file counts.
     pub(crate) boot_cpu: Option<BootCpu>,
     /// Its memory; `None` for as much as the guests need.
     pub(crate) memory: Option<At<u64>>,
     pub(crate) slice_us: Option<u32>,
-    /// The directory for logs that have no path of their own.
     pub(crate) logs: PathBuf,
     /// Where the guests' consoles are: the guest that options describe has the machine's.
     pub(crate) console: Console,

@@ -29,7 +29,6 @@ pub(crate) struct MachineFile {
     pub(crate) source: Source,
     pub(crate) machine: Machine,
     pub(crate) guests: Vec<GuestPlan>,
-    /// The memory that guests share.
     pub(crate) shared: Vec<SharedPlan>,
 }
 
@@ -76,7 +75,6 @@ impl MachineFile {
     }
 }
 
-/// Refuses what is none of `[machine]`, `[[guest]]` and `[[shared]]`.
 fn refuse_unknown(source: &Source, root: &DeTable<'_>) -> Result<()> {
     const TABLES: [&str; 3] = ["machine", "guest", "shared"];
     let Some((key, span)) = first_unknown(root, |key| TABLES.contains(&key)) else { return Ok(()) };

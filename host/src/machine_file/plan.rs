@@ -18,7 +18,6 @@ impl MachineFile {
         self.machine.boot_cpu.unwrap_or(usual)
     }
 
-    /// The path of the hypervisor's log, if no option names another.
     pub(crate) fn hypervisor_log(&self) -> PathBuf {
         self.machine.logs.join(super::checks::HYPERVISOR_LOG)
     }
@@ -127,7 +126,6 @@ pub(super) fn shown(path: &Path) -> &Path {
     here.and_then(|here| path.strip_prefix(here).ok()).unwrap_or(path)
 }
 
-/// What two columns mean.
 const NOTES: &str = "share: of the CPUs, by its weight, if every guest wants more than it gets. What a \
 guest leaves, others get.\nCPUs at most: by its vCPUs, its CPUs and its cap. Nothing was started.";
 

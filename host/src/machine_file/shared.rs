@@ -91,7 +91,6 @@ pub(super) fn read(
     Ok(regions)
 }
 
-/// What a guest shares, in the form of its configuration.
 pub(crate) fn config(regions: &[SharedPlan], guest: Name) -> String {
     let shares = regions.iter().filter_map(|region| region.of(guest));
     shares.map(|share| share.to_string()).collect::<Vec<_>>().join(" ")

@@ -23,7 +23,6 @@ const PROGRAMS: [(&str, &[&str], Arch); 3] = [
     ("quell-tlbcheck", &[], Arch::X86_64),
     ("quell-tlbcheck", &[], Arch::Aarch64),
 ];
-/// The programs of the CD's Linux guest.
 const WORKLOADS: &str = "quell-workloads";
 
 /// Debian's packages in the CD, by name prefix, and their licences.
@@ -73,7 +72,6 @@ fn metadata(package: &str, features: &[&str], target: &str) -> Result<Metadata> 
 }
 
 impl Inventory {
-    /// Adds the crates that are linked into a package's programs.
     fn add_crates(&mut self, metadata: &Metadata, package: &str) -> Result<()> {
         let root = metadata.packages.iter().find(|found| found.name.as_str() == package);
         let root = root.with_context(|| format!("there is no package {package}"))?;
@@ -188,7 +186,6 @@ impl Component {
     }
 }
 
-/// Checks that a licence has an allowed alternative.
 fn allow(licence: &str) -> Result<()> {
     let expression = Expression::parse(licence).with_context(|| format!("no licence is called {licence}"))?;
     let is_allowed = |requirement: &LicenseReq| {

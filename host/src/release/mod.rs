@@ -33,7 +33,6 @@ struct File {
     sha256: String,
 }
 
-/// The output of `--json`.
 #[derive(Serialize)]
 struct Release<'a> {
     version: &'static str,
@@ -41,7 +40,6 @@ struct Release<'a> {
     files: &'a [File],
     /// Whether a second build gave the same bits; null if there was none.
     reproducible: Option<bool>,
-    /// Files that differed.
     differ: &'a [String],
 }
 
@@ -99,7 +97,6 @@ fn epoch() -> Result<u64> {
     time.with_context(|| format!("the sources are in no repository that says of when they are: set {NAME}"))
 }
 
-/// Makes all files in a directory, which must not have others.
 fn make(directory: &Path, epoch: u64, steps: &Steps) -> Result<Vec<File>> {
     fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
     let version = env!("CARGO_PKG_VERSION");
@@ -184,7 +181,6 @@ impl File {
 const LEFT_OUT: [&str; 2] = ["target", ".git"];
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Builds again, and returns the files that differ from the first time.
 fn differing(first: &Path, files: &[File], epoch: u64, signals: &Signals) -> Result<Vec<String>> {
     let place = tempfile::Builder::new().prefix("quell-again-").tempdir()?;
     let (tree, second) = (place.path().join("another tree"), place.path().join("release"));
@@ -212,14 +208,12 @@ fn differing(first: &Path, files: &[File], epoch: u64, signals: &Signals) -> Res
     Ok(others(first, &second, files))
 }
 
-/// Files that have other contents in the second directory, or are missing there.
 fn others(first: &Path, second: &Path, files: &[File]) -> Vec<String> {
     let is_other =
         |file: &&File| fs::read(first.join(&file.name)).ok() != fs::read(second.join(&file.name)).ok();
     files.iter().filter(is_other).map(|file| file.name.clone()).collect()
 }
 
-/// Copies the sources, without build output and the release itself.
 fn copy_tree(from: &Path, to: &Path, release: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     let release = release.canonicalize().ok();

@@ -99,12 +99,10 @@ impl<'a> Recorder<'a> {
     }
 }
 
-/// The hypervisor's image: with a trace if one is wanted.
 fn hypervisor(args: &RunArgs, arch: Arch) -> Result<Hypervisor> {
     if args.trace.is_some() { Hypervisor::with_trace(arch) } else { Hypervisor::build(arch) }
 }
 
-/// The counters of the machine, and those of each vCPU that are not 0.
 fn samples(counters: &Snapshot) -> Samples {
     let mut samples = Samples::default();
     for (name, value) in counters.iter() {
@@ -149,7 +147,6 @@ fn refuse_foreign(args: &RunArgs, arch: Arch) -> Result<()> {
     Ok(())
 }
 
-/// The switches that `settings` of the form `key=value` set.
 pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
     let mut switches = Switches::default();
     for setting in settings {
@@ -235,7 +232,6 @@ fn tool_status(code: ExitCode) -> u8 {
     u8::try_from(code.tool_status()).unwrap_or(u8::MAX)
 }
 
-/// The last lines of a log.
 pub(crate) fn tail(log: &str) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")

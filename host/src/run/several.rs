@@ -9,7 +9,6 @@ use crate::prelude::*;
 use std::io::IsTerminal;
 use std::rc::Rc;
 
-/// Runs the guests; returns the exit status.
 pub(super) fn run(file: &MachineFile, mut spec: Spec, args: &RunArgs, signals: &Signals) -> Result<u8> {
     let consoles = file.guests.iter().map(|guest| (guest.name(), guest.console.value.clone()));
     let logs = Logs::create(&file.machine.logs, consoles)?;
@@ -44,7 +43,6 @@ fn can_type(names: &[Name]) -> bool {
     names.len() == 1 && io::stdin().is_terminal() && io::stdout().is_terminal()
 }
 
-/// What the user can do.
 fn first_line(names: &[Name], logs: &Path, can_type: bool) -> String {
     let logs = logs.display();
     match names {
@@ -70,7 +68,6 @@ fn status_of(names: &[Name], last: &BTreeMap<Name, Last>) -> u8 {
     u8::try_from(first).unwrap_or(u8::MAX)
 }
 
-/// Shows what would be built.
 pub(super) fn show(file: &MachineFile, json: Option<&Path>) -> Result<()> {
     let text = || format!("{:#}\n", file.json());
     match json {

@@ -20,7 +20,6 @@ const LOW_MEMORY_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Guest {
-    /// The machine that it is for.
     pub(crate) platform: Platform,
     pub(crate) kernel: PathBuf,
     pub(crate) initrd: Option<Vec<u8>>,
@@ -68,12 +67,10 @@ impl Guest {
         Ok(guest)
     }
 
-    /// The bare guest that uses memory on command.
     pub(crate) fn load(platform: Platform, vcpus: u32, memory: u64, switches: Switches) -> Result<Self> {
         Ok(Self { switches, ..Self::bare(workspace::LOAD, platform, "", vcpus, memory)? })
     }
 
-    /// Checks that are possible before the machine starts.
     pub(crate) fn check(&self) -> Result<()> {
         let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
         check_fit(self.platform.arch(), &self.kernel, initrd_bytes, self.memory)?;
@@ -99,7 +96,6 @@ impl Guest {
         Ok(Spec { clock, ..spec })
     }
 
-    /// This guest as the only one, with the machine's console.
     fn alone(&self, boot_cpu: BootCpu) -> Result<OnQuell> {
         let (console, switches) = (Console::Machine, self.switches);
         let machine = Config { boot_cpu, console, switches, ..Config::default() };
@@ -121,7 +117,6 @@ impl Guest {
         }
     }
 
-    /// Writes the bundle that passes this guest to the hypervisor.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
         self.alone(boot_cpu)?.write(hypervisor, path).map(drop)
     }
@@ -165,7 +160,6 @@ fn check_fit(arch: Arch, kernel: &Path, initrd_bytes: u64, guest_bytes: u64) -> 
     Ok(())
 }
 
-/// The hypervisor, built, with its symbols.
 pub(crate) struct Hypervisor {
     arch: Arch,
     image: PathBuf,
@@ -190,7 +184,6 @@ impl Hypervisor {
         Ok(Self { extra_memory: RING_BYTES_MAX, ..hypervisor })
     }
 
-    /// The file that machines start.
     pub(crate) fn image(&self) -> &Path {
         &self.image
     }
@@ -211,7 +204,6 @@ pub(crate) struct StockGuest {
 }
 
 impl StockGuest {
-    /// Fetches and builds missing parts.
     pub(crate) fn prepare(arch: Arch) -> Result<Self> {
         let files = cache::guest_files(arch, false)?;
         let mut workloads = vec![
@@ -271,7 +263,6 @@ impl StockGuest {
         Ok(Spec { clock: Clock::Instructions, ..host.on_bare_machine(1, directory)? })
     }
 
-    /// The software of a bare machine with KVM.
     fn host(&self, initrd: Vec<u8>) -> Guest {
         Guest::new(Platform::X86_64, self.kernel(), Some(initrd), peer::CMDLINE.into())
     }

@@ -53,7 +53,6 @@ impl OnQuell {
         Ok(())
     }
 
-    /// The member with these contents.
     fn member(&mut self, contents: &[u8]) -> String {
         let index = self.files.iter().position(|known| known == contents).unwrap_or_else(|| {
             self.files.push(contents.to_owned());
@@ -100,7 +99,6 @@ pub(crate) struct Guests<'f> {
 }
 
 impl<'f> Guests<'f> {
-    /// Fetches and builds what the guests run, and checks that it fits into their memory.
     pub(crate) fn prepare(file: &'f MachineFile, switches: Switches) -> Result<Self> {
         let needs_stock = file.guests.iter().any(|guest| guest.software == Software::Stock);
         let arch = file.machine.platform.arch();
@@ -121,7 +119,6 @@ impl<'f> Guests<'f> {
         shifted
     }
 
-    /// The machine. Its bundle is written to `directory`.
     pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, directory: &Path) -> Result<Spec> {
         let Self { file, guests, switches } = self;
         let usual = Config::default();
@@ -148,7 +145,6 @@ impl<'f> Guests<'f> {
         quell.spec(hypervisor, cpus, memory, directory)
     }
 
-    /// A machine that runs the only guest directly.
     pub(crate) fn on_bare_machine(&self, directory: &Path) -> Result<Spec> {
         let [guest] = &self.guests[..] else { bail!("a bare machine runs one guest") };
         guest.on_bare_machine(self.file.machine.cpus, directory)

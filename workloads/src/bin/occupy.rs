@@ -83,7 +83,6 @@ fn run(options: &Options, report: &mut Report) -> io::Result<()> {
     }
 }
 
-/// Whether a line, or the end of input, ends the program.
 fn is_end(line: Option<String>) -> bool {
     line.is_none_or(|line| line.trim() == "end")
 }
@@ -93,7 +92,6 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Writes to each page of the memory at a physical address; returns the duration.
 fn touch(memory: &File, at: u64, bytes: usize) -> io::Result<Duration> {
     let page = page_bytes();
     let mut map = Mapping::shared(memory, at / page as u64, bytes / page)?;

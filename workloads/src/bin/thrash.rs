@@ -99,7 +99,6 @@ fn round(file: &File, page_bytes: usize, pages: u64, first: u64) -> io::Result<u
     Ok(word)
 }
 
-/// Progress of all threads, and whether one of them failed.
 #[derive(Default)]
 struct Shared {
     rounds_done: AtomicU64,
@@ -121,7 +120,6 @@ fn worker(options: &Options, file: &File, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs the threads and reports progress until the last one has finished.
 fn thrash(options: &Options, file: &File, report: &mut Report) -> io::Result<()> {
     let shared = Shared::default();
     thread::scope(|scope| {

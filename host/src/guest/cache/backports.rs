@@ -9,7 +9,6 @@ use super::{
 };
 use crate::prelude::*;
 
-/// Fetches the kernel behind `package`, and these of its modules.
 fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String> {
     let image = apt.kernel_behind(package, new.work.path());
     let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
@@ -17,7 +16,6 @@ fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String
     apt.kernel(&image, modules, new)
 }
 
-/// A kernel newer than the distribution's own, from its backports.
 pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
     let name = arch.pick("guest-backports", "guest-backports-aarch64");
     kept_kernel(name, &[], |new| fetch(&at_backports(arch, new)?.0, kernel_packages(arch)[0], &[], new))
@@ -97,7 +95,6 @@ pub(super) fn backports(release: &str) -> Option<(String, String)> {
     Some((suite, sources))
 }
 
-/// The codename of the Debian that `/etc/os-release` describes.
 pub(super) fn codename(release: &str) -> Option<&str> {
     let value = |key: &str| {
         let line = release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
@@ -114,7 +111,6 @@ pub(crate) struct DebianPackages {
     pub(crate) sources: String,
 }
 
-/// All packages that Debian calls essential.
 const ESSENTIAL: &str = "?essential";
 
 /// Fetches `packages` (`name` or `name=version`), the essential ones, and what they depend on.
@@ -174,7 +170,6 @@ fn archives(plan: &str) -> BTreeSet<String> {
     plan.lines().filter_map(file).collect()
 }
 
-/// Removes packages of former systems.
 fn keep_only(archive: &Path, names: &BTreeSet<String>) -> Result<()> {
     for entry in fs::read_dir(archive).with_context(|| format!("cannot read {}", archive.display()))? {
         let entry = entry?;

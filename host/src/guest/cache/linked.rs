@@ -19,7 +19,6 @@ pub(crate) struct LinkedProgram {
 }
 
 impl LinkedProgram {
-    /// Adds the libraries to an archive, in `lib`.
     pub(crate) fn add_libraries(&self, archive: &mut Archive) -> Result<()> {
         self.libraries.iter().try_for_each(|library| {
             let name = library.file_name().context("a library has no name")?.to_string_lossy();
@@ -104,7 +103,6 @@ fn shared_objects(root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     Ok(found)
 }
 
-/// All objects that a program is linked with, directly or through others.
 fn linked_with(program: &Path, objects: &BTreeMap<String, PathBuf>) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     let mut left = vec![program.to_owned()];

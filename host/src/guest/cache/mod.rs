@@ -48,7 +48,6 @@ impl Error for NotToBeHad {}
 pub(crate) struct GuestFiles {
     /// The kernel: a bzImage, or an arm64 `Image`.
     pub(crate) kernel: PathBuf,
-    /// A statically linked busybox.
     pub(crate) busybox: PathBuf,
     /// Directory with those of [`KVM_MODULES`] that the kernel's package contains.
     pub(crate) modules: PathBuf,
@@ -89,7 +88,6 @@ pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
 }
 
 impl GuestFiles {
-    /// The file of a module, which has to be there.
     pub(crate) fn module(&self, name: &str) -> Result<PathBuf> {
         let path = self.modules.join(name);
         ensure!(path.is_file(), "the kernel's package ({}) has no {name}", self.versions.kernel);
@@ -124,7 +122,6 @@ fn kept_kernel(
     })
 }
 
-/// Where something new for the cache is made.
 struct New {
     cache: PathBuf,
     /// For what is not kept.
@@ -178,7 +175,6 @@ fn replace(new: &Path, old: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Fetches and unpacks `vmlinuz`, `modules/`, `busybox`.
 fn fetch(arch: Arch, new: &New) -> Result<Versions> {
     if arch == Arch::Aarch64 {
         // The system's lists are for its own architecture.
@@ -219,7 +215,6 @@ fn fetch_with(apt: &Apt, arch: Arch, new: &New) -> Result<Versions> {
     Ok(Versions { kernel, busybox: format!("{BUSYBOX_PACKAGE} {}", busybox.version) })
 }
 
-/// The first file in `directory` whose name starts with `prefix`.
 fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(directory).with_context(|| format!("no {}", directory.display()))?;
     let mut names: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -257,7 +252,6 @@ fn version(archive: &Path) -> Result<String> {
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_owned())
 }
 
-/// Unpacks an archive into `root`, which may contain others.
 fn unpack_to(archive: &Path, root: &Path) -> Result<()> {
     let status = Command::new("dpkg-deb").arg("-x").arg(archive).arg(root).status();
     let status = status.context("cannot start dpkg-deb")?;
@@ -268,7 +262,6 @@ fn unpack_to(archive: &Path, root: &Path) -> Result<()> {
 /// How to call apt: with the system's package lists or with private ones.
 struct Apt {
     options: Vec<OsString>,
-    /// Of private lists.
     directory: PathBuf,
 }
 
@@ -334,7 +327,6 @@ impl Apt {
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
-    /// The versioned kernel package that `flavour` depends on.
     fn kernel_behind(&self, flavour: &str, directory: &Path) -> Option<String> {
         kernel_dependency(&self.run("apt-cache", &["depends", flavour], directory).ok()?)
     }

@@ -11,11 +11,9 @@ use crate::prelude::*;
 /// It is at the same addresses each time, so that instructions can be counted.
 pub(crate) const CMDLINE: &str = "console=ttyAMA0 quiet panic=-1 quell.report nokaslr";
 
-/// The kernel whose KVM is the hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Stock,
-    /// That of the distribution's backports.
     Newer,
 }
 
@@ -60,7 +58,6 @@ pub(crate) struct Outer<'a> {
 }
 
 impl Outer<'_> {
-    /// The machine, with more files in its initial RAM disk, which is written to `directory`.
     pub(crate) fn spec(&self, files: &[u8], directory: &Path) -> Result<Spec> {
         ensure!(
             self.clock == Clock::Wall || self.cpus == 1,
@@ -77,7 +74,6 @@ impl Outer<'_> {
     }
 }
 
-/// The part of the initial RAM disk that starts a machine under KVM.
 pub(crate) fn archive(qemu: &LinkedProgram, inner: &Inner<'_>, cpus: u32) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.add("bin/qemu", &qemu.program)?;

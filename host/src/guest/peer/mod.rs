@@ -22,7 +22,6 @@ const VCPU_MEMORY: u64 = 4 * MIB;
 /// The outer kernel's report that its QEMU is started. Earlier ones are about its own boot.
 pub(crate) const STARTS: &str = "peer-starts";
 
-/// How a guest on KVM flushes the TLBs of its other vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Flushes {
     /// By Hyper-V's hypercalls.
@@ -36,7 +35,6 @@ pub(crate) enum Flushes {
 }
 
 impl Flushes {
-    /// Its name in results.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::HyperV => "hyperv",
@@ -75,10 +73,8 @@ pub(crate) struct Inner<'a> {
     pub(crate) has_rom: bool,
 }
 
-/// CPUs of the outer machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Around {
-    /// The number of CPUs that run vCPUs.
     pub(crate) cpus: u32,
     /// Whether there is one more, the first, which runs none: KVM occasionally dies if vCPUs run on
     /// the first of several CPUs that QEMU emulates in threads (`docs/qemu.md`).
@@ -90,7 +86,6 @@ impl Around {
         self.cpus + self.has_first as u32
     }
 
-    /// The CPUs that run vCPUs, as a mask for taskset.
     fn mask(self) -> String {
         format!("{:#x}", ((1_u64 << self.cpus) - 1) << u32::from(self.has_first))
     }
@@ -153,7 +148,6 @@ fn command(inner: &Inner<'_>, around: Around) -> String {
     )
 }
 
-/// Adds this system's QEMU with its libraries and its firmware.
 fn add_qemu(archive: &mut Archive) -> Result<()> {
     let qemu = program(Arch::X86_64.qemu())?;
     archive.add("bin/qemu", &qemu)?;
@@ -168,7 +162,6 @@ fn add_qemu(archive: &mut Archive) -> Result<()> {
     Ok(())
 }
 
-/// Adds the guest and the command that starts it; returns the whole archive.
 fn finish_with(mut archive: Archive, inner: &Inner<'_>, command: &str) -> Result<Vec<u8>> {
     archive.add("kernel", inner.kernel)?;
     if let Some(initrd) = inner.initrd {
@@ -179,14 +172,12 @@ fn finish_with(mut archive: Archive, inner: &Inner<'_>, command: &str) -> Result
     Ok(archive.finish())
 }
 
-/// The path of a program in `PATH`.
 fn program(name: &str) -> Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file());
     found.with_context(|| format!("there is no {name}"))
 }
 
-/// The shared libraries that a program is linked with, including its loader.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let found: Vec<_> = output(Command::new("ldd").arg(program))?.lines().filter_map(library).collect();
     ensure!(!found.is_empty(), "ldd found no libraries of {}", program.display());

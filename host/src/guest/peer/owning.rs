@@ -32,7 +32,6 @@ pub(crate) fn archive(kernel: &OtherKernel, inner: &Inner<'_>, given: &Given<'_>
     super::finish_with(archive, inner, &command(&names, inner, given))
 }
 
-/// The shell command that starts the machine: QEMU's command line, with the functions.
 pub(crate) fn qemu_with(inner: &Inner<'_>, functions: &[String]) -> String {
     let devices = functions.iter().map(|function| format!(" -device vfio-pci,host={function},rombar=0"));
     qemu(inner) + &devices.collect::<String>()

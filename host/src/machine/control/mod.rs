@@ -30,7 +30,6 @@ const NOTICE_SUFFIX: &str = "json";
 const PART_SUFFIX: &str = "part";
 /// Longest silence of the hypervisor in the middle of an answer, by default.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// How often signals are checked while nothing arrives.
 const POLL_PERIOD: Duration = Duration::from_millis(100);
 
 /// The directory of the sockets. The session's own is used if it belongs to the user: one inherited
@@ -78,13 +77,11 @@ impl Registration {
         Ok(Self(path))
     }
 
-    /// One that a test has made up.
     #[cfg(test)]
     pub(crate) fn made_up(machine: &Found) -> Self {
         Self(machine.socket.clone())
     }
 
-    /// The machine, as others find it.
     pub(crate) fn machine(&self) -> Found {
         let name = self.0.file_stem().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         Found { name, socket: self.0.clone() }
@@ -94,7 +91,6 @@ impl Registration {
         &self.0
     }
 
-    /// Lets others know where the machine's counters are.
     pub(crate) fn publish(&self, notice: &Notice) -> Result<()> {
         notice.write(&self.0.with_extension(NOTICE_SUFFIX))
     }
@@ -137,7 +133,6 @@ impl Found {
     }
 }
 
-/// The selected machine: the one with this name, or the only one.
 pub(crate) fn choose(name: Option<&str>, machines: &[Found]) -> Result<Found> {
     let names = || machines.iter().map(|machine| machine.name.as_str()).collect::<Vec<_>>().join(", ");
     match (name, machines) {
@@ -179,7 +174,6 @@ fn running_in(directory: &Path, uid: u32) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Whether the process in a machine's name exists.
 fn is_alive(name: &str) -> bool {
     let pid = name.split('-').next().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
     pid.is_some_and(|pid| test_kill_process(pid).is_ok())
@@ -197,7 +191,6 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// A conversation with a machine's hypervisor.
 pub(crate) struct Control {
     stream: BufReader<UnixStream>,
     asked: u64,

@@ -14,10 +14,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const BYTES_MAX: u64 = 64 << 10;
 const TITLE_CHARS_MAX: usize = 200;
 
-/// The location of a machine's counters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Notice {
-    /// The process that holds its memory.
     pid: u32,
     /// The command line that started it.
     pub(crate) title: String,
@@ -65,7 +63,6 @@ impl Notice {
         written().with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Reads the notice in a file of this user; `None` if there is no file.
     pub(super) fn read(path: &Path, uid: u32) -> Result<Option<Self>> {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {

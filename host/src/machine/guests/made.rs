@@ -26,7 +26,6 @@ impl Made {
         made
     }
 
-    /// Makes its guests' counters readable.
     pub(crate) fn count_columns(&self) {
         let columns = Counter::COUNT as u64;
         self.put(BEACON + offset_of!(Beacon, vcpu_count) as u64, columns << 32);
@@ -49,7 +48,6 @@ impl Made {
         ENTRIES + u64::from(entry) * size_of::<GuestEntry>() as u64 + offset as u64
     }
 
-    /// Puts a guest into an entry, with empty rings.
     pub(crate) fn fill(&self, entry: u32, name: &str, state: GuestState) {
         let generation = Self::field(entry, offset_of!(GuestEntry, state));
         let before = high(self.ram.load(generation).expect("reads"));
@@ -71,7 +69,6 @@ impl Made {
         self.copy(entry, &filled);
     }
 
-    /// Copies an entry as the hypervisor would have it in its memory.
     pub(crate) fn copy(&self, entry: u32, from: &GuestEntry) {
         let byte = |byte: &AtomicU8| byte.load(Ordering::Relaxed);
         let load = |word: &std::sync::atomic::AtomicU32| u64::from(word.load(Ordering::Relaxed));

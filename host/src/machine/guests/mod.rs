@@ -29,7 +29,6 @@ pub(crate) struct GuestSeen {
     pub(crate) generation: u32,
     pub(crate) name: Name,
     pub(crate) state: GuestState,
-    /// How it ended, if it did.
     pub(crate) exit: Option<ExitCode>,
     pub(crate) vcpus: u32,
     /// Physical address of its counters.
@@ -79,7 +78,6 @@ impl Entries {
         self.count == 0
     }
 
-    /// The guests now. Entries that are being changed at this moment are left out.
     pub(crate) fn guests(&self, ram: &Ram) -> Result<Vec<GuestSeen>> {
         let mut guests = Vec::new();
         for index in 0..self.count {
@@ -99,14 +97,12 @@ impl Entries {
         Ok(state == GuestState::Empty as u32 && generation.is_multiple_of(2))
     }
 
-    /// The state of an entry, and its stamp.
     fn state(&self, ram: &Ram, index: u32) -> Result<(u32, u32)> {
         let at = self.first.saturating_add(u64::from(index) * size_of::<GuestEntry>() as u64);
         let word = ram.load(at.saturating_add(offset_of!(GuestEntry, state) as u64))?;
         Ok((low(word), high(word)))
     }
 
-    /// The guest in an entry; `None` if the entry is free, or being changed.
     fn guest(&self, ram: &Ram, index: u32) -> Result<Option<GuestSeen>> {
         let at = self.first.saturating_add(u64::from(index) * size_of::<GuestEntry>() as u64);
         let stamp = || Ok(self.state(ram, index)?.1);
@@ -168,7 +164,6 @@ const fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// A console that is read: its ring, and the position of this reader.
 #[derive(Clone, Debug)]
 pub(crate) struct Follower {
     place: RingPlace,

@@ -31,13 +31,11 @@ const LOG_BYTES: usize = 512 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// The hypervisor reported it.
     Hypervisor(ExitCode),
     /// The guest, running directly on the machine, switched it off; or the user quit.
     PowerOff,
     /// The machine's own CPU shut down: the hypervisor could not report it.
     TripleFault,
-    /// The observer stopped it.
     Stopped,
     /// Its time was up: its own time, which excludes that of other processes.
     TimedOut,
@@ -73,9 +71,7 @@ pub(crate) struct Machine {
     messages: Stream,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
-    /// Whether the user wants it to end.
     ends: Option<Box<dyn Fn() -> bool>>,
-    /// Passes on what is said to the hypervisor.
     _relay: Option<Relay>,
     /// While this exists the machine can be found.
     control: Option<Registration>,
@@ -198,7 +194,6 @@ impl Machine {
         self.control.as_ref().map(Registration::machine)
     }
 
-    /// Makes the machine end when this becomes true. It is asked often.
     pub(crate) fn end_when(&mut self, ends: impl Fn() -> bool + 'static) {
         self.ends = Some(Box::new(ends));
     }

@@ -47,7 +47,6 @@ impl Machine {
         Ok(lines_with(text, console.behind(from).map_err(not_kept)?, from))
     }
 
-    /// The end of the guest's console output so far.
     pub(crate) fn shown(&self) -> String {
         self.console.kept().shown().replace('\r', "")
     }
@@ -91,7 +90,6 @@ impl Stream {
         Self { ring, also, reader: Some(reader) }
     }
 
-    /// What is kept so far.
     fn kept(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -104,7 +102,6 @@ impl Stream {
         Ok(self.kept().shown())
     }
 
-    /// Why some of it is missing elsewhere, if it is.
     pub(super) fn failure(&self) -> Option<String> {
         self.also.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner).failure()
     }

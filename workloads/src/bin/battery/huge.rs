@@ -79,7 +79,6 @@ fn one(area: &mut Mapping, pages: Range<usize>, huge: usize, seed: u64) -> Resul
     Ok(2 * all)
 }
 
-/// The huge pages of this process between two addresses.
 fn huge_pages(at: &Range<usize>, huge: usize) -> Result<u64, Failure> {
     let kib = kib_between(&read("/proc/self/smaps")?, at);
     Ok(kib * 1024 / (huge * page_size()) as u64)

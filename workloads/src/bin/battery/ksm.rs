@@ -26,7 +26,6 @@ pub(crate) fn merges(rounds: u64) -> Found {
     Ok(json!({"merged": result?}))
 }
 
-/// Merges pages of several areas; returns how many.
 fn round(round: u64) -> Result<u64, Failure> {
     let seed = round << 32;
     let mut areas = (0..AREAS).map(|_| Mapping::anonymous(PAGES)).collect::<Result<Vec<_>, _>>()?;

@@ -31,7 +31,6 @@ usage: battery [--only NAME] [--rounds N] [--report F] [--settle MS]
 
 The status is 1 if a check failed.";
 
-/// A failed check: the reason.
 type Failure = Box<dyn error::Error + Send + Sync>;
 /// What a check has found, as fields of its report.
 type Found = Result<Value, Failure>;
@@ -75,7 +74,6 @@ impl Options {
     }
 }
 
-/// Runs the checks; whether all have passed.
 fn run(options: &Options, report: &mut Report) -> io::Result<bool> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     report.settle(&json!({
@@ -115,7 +113,6 @@ fn read(path: &str) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| named(path, &error))
 }
 
-/// A number that is alone in its file.
 fn number(path: &str) -> Result<u64, Failure> {
     let text = read(path)?;
     text.trim().parse().map_err(|_| format!("{path}: '{}' is no number", text.trim()).into())

@@ -8,7 +8,6 @@ use std::ops::Range;
 use workloads::mapping::{Mapping, memory_file};
 
 const PAGES: usize = 24;
-/// Those that are changed.
 const SOME: Range<usize> = 8..16;
 const CHILDREN: u64 = 4;
 

@@ -84,7 +84,6 @@ impl Turns {
         }
     }
 
-    /// Passes the turn on.
     fn pass(&self) -> Result<(), Trouble> {
         // Never carries into the bit of who has left, and keeps it: the partner passes no turn on
         // meanwhile. Release: B, with C.
@@ -94,7 +93,6 @@ impl Turns {
     }
 }
 
-/// One end of a pair.
 struct End(Arc<Turns>);
 
 impl Drop for End {
@@ -106,7 +104,6 @@ impl Drop for End {
     }
 }
 
-/// Pairs of threads that wake each other.
 pub(crate) fn wake_ups(size: Size) -> io::Result<Vec<Worker>> {
     let mut workers = Vec::new();
     for _ in 0..size.threads / 2 {
@@ -168,7 +165,6 @@ struct Locked {
     counted: AtomicU64,
 }
 
-/// All threads take one lock.
 pub(crate) fn lock(size: Size) -> io::Result<Vec<Worker>> {
     let locked = Arc::new(Locked::default());
     each(size, |_| {

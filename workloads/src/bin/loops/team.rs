@@ -8,7 +8,6 @@ use std::thread::{self, Builder};
 /// Stack size of a thread: a round needs little.
 const STACK_BYTES: usize = 64 << 10;
 
-/// The reason that a thread ends before its last round.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     Refused(io::Error),
@@ -33,7 +32,6 @@ pub(crate) struct Damage {
     pub(crate) what: String,
 }
 
-/// Compares a value that was read with the expected one.
 #[inline]
 pub(crate) fn expect(what: &str, found: u64, expected: u64) -> Result<(), Trouble> {
     if found == expected {

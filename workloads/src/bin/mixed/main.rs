@@ -65,7 +65,6 @@ impl Options {
     }
 }
 
-/// Runs all tasks; returns whether all objects were right.
 fn run(options: &Options, report: &mut Report) -> io::Result<bool> {
     let directory = stage::Directory::create(&options.directory, process::id())?;
     let header = Header::create(directory.path())?;

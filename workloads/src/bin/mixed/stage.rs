@@ -27,7 +27,6 @@ pub(crate) enum Stage {
 impl Stage {
     pub(crate) const ALL: [Self; 3] = [Self::Drive, Self::Compile, Self::Assemble];
 
-    /// Its name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Drive => "--drive",
@@ -41,7 +40,6 @@ impl Stage {
     }
 }
 
-/// Runs a stage of a task whose files are in `directory`.
 pub(crate) fn run(stage: Stage, directory: &Path, task: u64) -> io::Result<()> {
     match stage {
         Stage::Drive => drive(directory, task),
@@ -83,7 +81,6 @@ fn drive(directory: &Path, task: u64) -> io::Result<()> {
     }
 }
 
-/// The file that all compilers read.
 pub(crate) struct Header(Mapping);
 
 impl Header {
@@ -160,7 +157,6 @@ const fn mix(a: u64, b: u64) -> u64 {
 pub(crate) struct Directory(PathBuf);
 
 impl Directory {
-    /// Makes it, named after a process.
     pub(crate) fn create(parent: &Path, process: u32) -> io::Result<Self> {
         let path = parent.join(format!("mixed-{process}"));
         let made = fs::create_dir(&path);

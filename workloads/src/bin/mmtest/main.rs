@@ -151,7 +151,6 @@ fn microseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6
 }
 
-/// Lets the threads run while the ROM is toggled.
 fn run_threads(options: &Options, rom: &Rom, report: &mut Report) -> io::Result<(Toggles, Touched)> {
     let (stop, done, rounds) = (&AtomicBool::new(false), &AtomicU64::new(0), &Rounds::default());
     let pages = (options.memory_mib as usize) * ((1 << 20) / page_bytes());
@@ -204,7 +203,6 @@ fn summary(numbers: &[f64]) -> Value {
     })
 }
 
-/// Runs everything; returns whether there was no error.
 fn run(options: &Options, rom: &Rom, report: &mut Report) -> Result<bool, Box<dyn error::Error>> {
     report.settle(&json!({
         "event": "begin", "workload": "mmtest", "threads": options.threads, "memory_mib": options.memory_mib,

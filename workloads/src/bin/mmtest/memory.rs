@@ -3,7 +3,6 @@
 use std::io;
 use workloads::mapping::{Mapping, page_words};
 
-/// A canary that differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Damage {
     pub(crate) thread: u16,
@@ -60,12 +59,10 @@ impl Memory {
         self.passes
     }
 
-    /// Pages touched so far, counted each time.
     pub(crate) fn touches(&self) -> u64 {
         self.passes * self.memory.pages() as u64 + self.next as u64
     }
 
-    /// Number of wrong canaries, and the first of them.
     pub(crate) fn damages(&self) -> (u64, Option<Damage>) {
         (self.damages, self.first)
     }

@@ -27,7 +27,6 @@ pub(crate) struct Toggle {
 }
 
 impl Rom {
-    /// The ROM at `path`. Its size is the file's.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let contents = File::open(path)?;
         let control = OpenOptions::new().write(true).open(path)?;

@@ -28,7 +28,6 @@ impl Rounds {
         self.changed.notify_all();
     }
 
-    /// Waits until `threads` threads have finished the round.
     pub(crate) fn wait_for_all(&self, threads: u64) {
         let through = self.changed.wait_while(self.lock(), |state| state.through < threads);
         drop(through.unwrap_or_else(PoisonError::into_inner));

@@ -2,7 +2,6 @@ use super::*;
 use crate::rom::tests::fake;
 use workloads::report::reported;
 
-/// Runs with these arguments, and returns whether there was no error, and the lines of the report.
 fn report_of(args: &[&str], rom: &Rom) -> (bool, Vec<Value>) {
     let options = Options::program().parse(args.iter().copied()).expect("parses");
     let (is_right, lines) = reported(|report| run(&options, rom, report));

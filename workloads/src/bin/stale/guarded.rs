@@ -82,7 +82,6 @@ type Register = i64;
 #[cfg(target_arch = "aarch64")]
 type Register = u64;
 
-/// Where the interrupted program continues.
 fn program_counter(machine: &mut libc::mcontext_t) -> &mut Register {
     #[cfg(target_arch = "x86_64")]
     return &mut machine.gregs[libc::REG_RIP as usize];

@@ -167,7 +167,6 @@ fn describe(sighting: &Sighting, duration: Duration) -> (Value, String) {
     (line, format!("stale read: page {page} showed {what} instead of generation {published}{when}"))
 }
 
-/// Whether no read was stale.
 fn run(options: &Options, report: &mut Report) -> Result<bool, Box<dyn error::Error>> {
     report.settle(&json!({
         "event": "begin", "workload": "stale", "threads": options.threads,

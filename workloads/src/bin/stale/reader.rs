@@ -16,7 +16,6 @@ pub(crate) struct Sighting {
     pub(crate) page: u16,
     /// The generation published before the read.
     pub(crate) published: u64,
-    /// The contents that the read returned.
     pub(crate) seen: Canary,
     /// How it was created, and how many nanoseconds before, unless the page has changed again.
     pub(crate) origin: Option<(PageChange, u64)>,
@@ -81,7 +80,6 @@ impl Reader<'_> {
     }
 }
 
-/// The canary that a page returns, if it is mapped.
 fn look(region: &Region, page: u16) -> Option<Canary> {
     // SAFETY: the window has pages of the region or nothing, and main has installed the handler.
     let word = unsafe { guarded::load(region.address(page).cast()) };

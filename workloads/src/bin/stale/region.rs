@@ -208,7 +208,6 @@ impl Region {
         self.page_bytes
     }
 
-    /// The address at which the page is mapped, or will be.
     pub(crate) fn address(&self, page: u16) -> *mut libc::c_void {
         (self.window + usize::from(page) * self.page_bytes) as *mut libc::c_void
     }
@@ -217,7 +216,6 @@ impl Region {
         &self.frames
     }
 
-    /// The offset of a page's frame in the file.
     pub(crate) fn offset(&self, page: u16, frame: usize) -> u64 {
         self.index(page, frame) as u64 * self.page_bytes as u64
     }

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 /// Pulses until a reader has begun and finished a check of all pages: several readers pulse.
 const PULSES: u64 = 3;
 
-/// The remapper's state of one page: the mapped frame, and its generation.
 struct Page {
     index: u16,
     frame: usize,
@@ -28,7 +27,6 @@ struct Page {
 pub(crate) struct Remapper<'a> {
     pub(crate) region: &'a Region,
     pub(crate) begin: Instant,
-    /// Maximum time to wait for readers between two remappings.
     pub(crate) pause: Duration,
 }
 
@@ -63,7 +61,6 @@ impl Remapper<'_> {
         Ok(())
     }
 
-    /// Maps another frame over the present one.
     fn replace(&self, page: &mut Page) -> io::Result<&'static [PageChange]> {
         let old = self.fill_next(page);
         self.map(page, ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE)?;
@@ -145,7 +142,6 @@ impl Remapper<'_> {
         self.region.write(page.index, frame, Canary::poison(page.index));
     }
 
-    /// Maps the page's frame over any present mapping.
     fn map(&self, page: &Page, rights: ProtFlags, flags: MapFlags) -> io::Result<()> {
         let Page { index, frame, .. } = *page;
         let (at, offset) = (self.region.address(index), self.region.offset(index, frame));

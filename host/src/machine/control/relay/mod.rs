@@ -74,7 +74,6 @@ impl Line {
         Ok(Self { stream, arriving: Vec::new(), to: Vec::new() })
     }
 
-    /// What has arrived; `None` at the end of the connection.
     fn receive(&mut self) -> Option<Vec<u8>> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
@@ -85,7 +84,6 @@ impl Line {
         }
     }
 
-    /// Puts the bytes of a line together; returns it, without its end, when it is complete.
     fn complete(&mut self, byte: u8) -> Option<Vec<u8>> {
         if byte == b'\n' {
             return Some(std::mem::take(&mut self.arriving));
@@ -127,12 +125,9 @@ struct Talker {
     shown: VecDeque<u64>,
 }
 
-/// A request that is not answered yet.
 struct Asked {
-    /// The relay's number.
     number: u64,
     talker: u64,
-    /// The talker's number.
     theirs: u64,
 }
 
@@ -146,7 +141,6 @@ struct Book {
 }
 
 impl Book {
-    /// A talker's line: what is sent to the hypervisor, or what is answered at once.
     fn ask(&mut self, talker: u64, line: &[u8]) -> Result<Vec<u8>, String> {
         let text = String::from_utf8_lossy(line);
         let text = text.trim();
@@ -184,7 +178,6 @@ impl Book {
         Some((talker, format!("{theirs} {rest}\n"), is_record.then_some(number)))
     }
 
-    /// A talker has gone: what the hypervisor is told.
     fn forget(&mut self, talker: u64) -> Vec<u8> {
         let gone = self.asked.extract_if(.., |asked| asked.talker == talker);
         gone.flat_map(|asked| format!("{}\n", Reply::Gone(asked.number)).into_bytes()).collect()
@@ -193,9 +186,7 @@ impl Book {
 
 struct Switchboard {
     ended: UnixStream,
-    /// Where conversations begin.
     public: (UnixListener, PathBuf),
-    /// Where QEMU connects.
     private: UnixListener,
     /// The hypervisor's serial port, when QEMU has connected it.
     line: Option<Line>,

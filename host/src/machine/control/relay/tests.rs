@@ -23,7 +23,6 @@ impl Played {
         BufReader::new(UnixStream::connect(&self.public).expect("connects"))
     }
 
-    /// What the hypervisor is told next: the relay's number, and the rest.
     fn told(&mut self) -> (String, String) {
         let line = line(&mut self.hypervisor);
         let (number, rest) = line.split_once(' ').unwrap_or((&line, ""));
