@@ -38,6 +38,8 @@ pub mod watch;
 #[cfg(all(target_os = "none", target_arch = "aarch64"))]
 pub mod aarch64;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod clock;
+#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod fixups;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod handlers;

@@ -6,6 +6,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, write_cntv_ctl_el0, write_cntv_cval_el0};
 use arm_sysregs::el0::registers::{CntvCtlEl0, CntvCvalEl0};
 
+pub use crate::clock::{delay, ticks, wait_until};
+
 /// Written before there are interrupts.
 static VIRTUAL_TIMER: AtomicU32 = AtomicU32::new(crate::devicetree::VIRTUAL_TIMER);
 
@@ -33,11 +35,6 @@ pub fn hz() -> u64 {
     (read_cntfrq_el0().bits() & 0xffff_ffff).max(1_000_000)
 }
 
-/// Ticks in `us` microseconds.
-pub fn ticks(us: u64) -> u64 {
-    (u128::from(hz()) * u128::from(us) / 1_000_000) as u64
-}
-
 /// Nanoseconds in `ticks` ticks.
 pub fn nanoseconds(ticks: u64) -> u64 {
     (u128::from(ticks) * 1_000_000_000 / u128::from(hz())) as u64
@@ -49,26 +46,6 @@ pub fn nanoseconds(ticks: u64) -> u64 {
 pub fn relax() {
     // SAFETY: a hint.
     unsafe { asm!("yield", options(nomem, nostack, preserves_flags)) };
-}
-
-/// Waits until the condition holds, for at most `ms` milliseconds; returns whether it does.
-pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
-    let end = now().wrapping_add(ticks(ms.saturating_mul(1000)));
-    while !condition() {
-        if now() > end {
-            return condition();
-        }
-        relax();
-    }
-    true
-}
-
-/// Waits for `us` microseconds.
-pub fn delay(us: u64) {
-    let end = now().wrapping_add(ticks(us));
-    while now() < end {
-        relax();
-    }
 }
 
 /// Makes the calling processor's virtual timer raise its interrupt in `us` microseconds, until it

@@ -5,6 +5,8 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
+pub use crate::clock::{delay, ticks, wait_until};
+
 /// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every
 /// such timer has.
 const PM_TIMER_HZ: u64 = 3_579_545;
@@ -66,33 +68,8 @@ pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
     None
 }
 
-/// Ticks in `us` microseconds.
-pub fn ticks(us: u64) -> u64 {
-    (u128::from(hz()) * u128::from(us) / 1_000_000) as u64
-}
-
 /// Hints that the processor waits for another one.
 #[inline(always)]
 pub fn relax() {
     core::hint::spin_loop();
-}
-
-/// Waits until the condition holds, for at most `ms` milliseconds; returns whether it does.
-pub fn wait_until(ms: u64, mut condition: impl FnMut() -> bool) -> bool {
-    let end = now() + ticks(ms * 1000);
-    while !condition() {
-        if now() > end {
-            return condition();
-        }
-        core::hint::spin_loop();
-    }
-    true
-}
-
-/// Waits for `us` microseconds.
-pub fn delay(us: u64) {
-    let end = now() + ticks(us);
-    while now() < end {
-        core::hint::spin_loop();
-    }
 }

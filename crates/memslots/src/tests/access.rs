@@ -1,14 +1,9 @@
-use super::{Backing, PAGE};
+use super::{Backing, PAGE, with};
 use crate::{AccessError, Gpa, Memslots, Pattern, Slot, SlotFlags};
 
 fn memslots(slots: &[Slot]) -> Memslots {
-    let mut memslots = Memslots::new(52);
-    for slot in slots {
-        // SAFETY: the callers' backings live as long as the slots and are accessed through them
-        // only.
-        unsafe { memslots.add(*slot) }.unwrap();
-    }
-    memslots
+    // SAFETY: the callers' backings live as long as the slots and are accessed through them only.
+    unsafe { with(52, slots) }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tables from the heap, and operations of tests on a guest's memory.
 
-use crate::space::{Fault, GuestSpace, Job, Steps};
-use crate::{Memslots, Retired, Slot, SlotFlags, SlotId};
+use crate::space::{Fault, GuestSpace, Job, LogWay, Steps};
+use crate::{DirtyLog, Retired, Slot, SlotFlags, SlotId};
 use paging::{
     Amd64Nested, ENTRY_COUNT, Entries, FlushReceipt, Format, Gpa, Level, PhysAddr, Progress, Stamp,
     TableMemory,
@@ -91,23 +91,37 @@ pub(super) fn space_of<F: Format>(
     slots: &[Slot],
     largest: Level,
 ) -> (GuestSpace<F, &'static Arena>, &'static Arena) {
-    let mut memslots = Memslots::new(46);
-    for &slot in slots {
-        // SAFETY: nothing in these tests accesses the memory.
-        unsafe { memslots.add(slot) }.unwrap();
-    }
+    // SAFETY: nothing in these tests accesses the memory.
+    let memslots = unsafe { super::with(46, slots) };
     let arena = Arena::new();
     (GuestSpace::new(memslots, arena, largest).unwrap(), arena)
 }
 
+/// Begins the log of slot 0, which has this many pages.
+pub(super) fn start_log<'s, F: Format>(
+    space: &'s GuestSpace<F, &'static Arena>,
+    pages: u64,
+    way: LogWay,
+) -> Job<'s, F, &'static Arena> {
+    let words: &'static [_] = Vec::leak((0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
+    // SAFETY: the words live forever.
+    unsafe { space.start_log(SlotId(0), DirtyLog::new(words), way) }.unwrap()
+}
+
 /// Steps the job to its end; returns what it retired.
-pub(super) fn run<F: Format>(
+pub(super) fn run<F: Format>(space: &GuestSpace<F, &'static Arena>, job: impl Steps) -> Vec<Retired> {
+    run_by(space, job, 3)
+}
+
+/// The same in steps of so many entries.
+pub(super) fn run_by<F: Format>(
     space: &GuestSpace<F, &'static Arena>,
-    mut job: Job<'_, F, &'static Arena>,
+    mut job: impl Steps,
+    entries_max: u32,
 ) -> Vec<Retired> {
     let mut retired = Vec::new();
     loop {
-        match job.step(3, |what| retired.push(what)) {
+        match job.step(entries_max, |what| retired.push(what)) {
             Progress::More => {}
             Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
             Progress::Done => return retired,
@@ -119,17 +133,7 @@ pub(super) fn run<F: Format>(
 
 pub(super) fn fetch<F: Format>(space: &GuestSpace<F, &'static Arena>, id: u16, words: usize) -> Vec<u64> {
     let mut bits = vec![0; words];
-    let mut job = space.fetch_log(SlotId(id), &mut bits).unwrap();
-    loop {
-        match job.step(3, |_| ()) {
-            Progress::More => {}
-            Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
-            Progress::Done => break,
-            Progress::Waiting => panic!("nobody is in the way"),
-            Progress::OutOfTables => unreachable!("a fetch splits nothing"),
-        }
-    }
-    drop(job);
+    run(space, space.fetch_log(SlotId(id), &mut bits).unwrap());
     bits
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{Backing, PAGE, finish, receipt, slot, stamp, untouched};
+use super::{Backing, PAGE, Stale, edit, finish, receipt, slot, stamp, untouched, with};
 use crate::sync::AtomicU64;
 use crate::{DirtyLog, Gpa, Memslots, Resolution, Slot, SlotError, SlotFlags, SlotId};
 
@@ -13,12 +13,12 @@ fn log(word_count: usize) -> DirtyLog {
 
 /// Gives the slots logs.
 fn start(memslots: &Memslots, logs: &[(u16, DirtyLog)]) {
-    let mut update = memslots.begin_update().unwrap();
-    for &(id, log) in logs {
-        // SAFETY: the words live as long as the process.
-        unsafe { update.set_log(SlotId(id), Some(log)) }.unwrap();
-    }
-    finish(update);
+    edit(memslots, |update| {
+        for &(id, log) in logs {
+            // SAFETY: the words live as long as the process.
+            unsafe { update.set_log(SlotId(id), Some(log)) }.unwrap();
+        }
+    });
 }
 
 /// Fetches a slot's log of one word.
@@ -32,12 +32,8 @@ fn fetch(memslots: &Memslots, id: u16) -> u64 {
 
 /// Memory at pages 2 to 7, logged, and 8 to 9, not.
 fn logged(backings: &[Backing; 2]) -> Memslots {
-    let mut memslots = Memslots::new(48);
-    for slot in [backings[0].slot(1, 2), backings[1].slot(2, 8)] {
-        // SAFETY: the callers' backings live as long as the slots and are accessed through them
-        // only.
-        unsafe { memslots.add(slot) }.unwrap();
-    }
+    // SAFETY: the callers' backings live as long as the slots and are accessed through them only.
+    let memslots = unsafe { with(48, &[backings[0].slot(1, 2), backings[1].slot(2, 8)]) };
     start(&memslots, &[(1, log(1))]);
     memslots
 }
@@ -168,16 +164,6 @@ fn p14_a_fetch_that_is_given_up_loses_nothing() {
     assert_eq!(fetch(&memslots, 1), 0b111);
 }
 
-/// A flush that was issued too early.
-struct Stale;
-
-// SAFETY: it never claims anything.
-unsafe impl paging::FlushReceipt for Stale {
-    fn covers(&self, _: paging::Stamp) -> bool {
-        false
-    }
-}
-
 #[test]
 fn p14_what_is_marked_before_the_flush_is_in_the_result_and_stays_marked() {
     let memslots = untouched(&[slot(1, 0, 64, 0)]);
@@ -263,10 +249,9 @@ fn logged_memory_is_mapped_by_small_pages() {
 fn p14_the_mark_comes_after_the_store() {
     let backing = Backing::new(1);
     let slot = backing.slot(1, 0);
-    let mut memslots = Memslots::new(48);
     // SAFETY: the backing lives as long as the slots and is accessed through them only, or by
     // atomics.
-    unsafe { memslots.add(slot) }.unwrap();
+    let memslots = unsafe { with(48, &[slot]) };
     // SAFETY: aligned, in the backing, and accessed by atomics only.
     let word = unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(slot.host.0 as usize)) };
     start(&memslots, &[(1, DirtyLog::new(std::slice::from_ref(word)))]);

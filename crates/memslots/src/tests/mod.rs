@@ -23,13 +23,21 @@ use crate::{Generation, Memslots, Quiesced, Retired, Slot, SpaceId, Update};
 
 /// Slots whose memory is never touched.
 fn untouched(slots: &[Slot]) -> Memslots {
-    let memslots = Memslots::new(48);
-    let mut update = memslots.begin_update().unwrap();
+    // SAFETY: the test only looks slots up.
+    unsafe { with(48, slots) }
+}
+
+/// Slots of a guest of so many bits.
+///
+/// # Safety
+///
+/// As [`Memslots::add`].
+unsafe fn with(bits: u32, slots: &[Slot]) -> Memslots {
+    let mut memslots = Memslots::new(bits);
     for slot in slots {
-        // SAFETY: the test only looks slots up.
-        unsafe { update.add(*slot) }.unwrap();
+        // SAFETY: the caller's promise.
+        unsafe { memslots.add(*slot) }.unwrap();
     }
-    finish(update);
     memslots
 }
 
@@ -45,6 +53,26 @@ fn settle<const SPACES: usize>(update: Update<'_, SPACES>) -> Quiesced<'_, SPACE
 /// Finishes such an update.
 fn finish<const SPACES: usize>(update: Update<'_, SPACES>) -> Generation {
     settle(update).finish(|_| ()).unwrap()
+}
+
+/// A receipt of a flush that was issued too early.
+struct Stale;
+
+// SAFETY: it never claims anything.
+unsafe impl paging::FlushReceipt for Stale {
+    fn covers(&self, _: paging::Stamp) -> bool {
+        false
+    }
+}
+
+/// Carries out an update.
+fn edit<const SPACES: usize>(
+    memslots: &Memslots<SPACES>,
+    edit: impl FnOnce(&mut Update<'_, SPACES>),
+) -> Generation {
+    let mut update = memslots.begin_update().unwrap();
+    edit(&mut update);
+    finish(update)
 }
 
 /// The slots whose memory an update returns.

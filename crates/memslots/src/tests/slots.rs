@@ -1,6 +1,6 @@
 use paging::Level;
 
-use super::{PAGE, slot, untouched};
+use super::{PAGE, slot, untouched, with};
 use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};
 
 fn all(memslots: &Memslots) -> Vec<Slot> {
@@ -11,11 +11,8 @@ fn all(memslots: &Memslots) -> Vec<Slot> {
 
 /// Adds a slot to slots 1 and 2, at pages 16..32 and 48..64, of a guest of 40 bits.
 fn add(slot: Slot) -> Result<(), SlotError> {
-    let mut memslots = Memslots::new(40);
-    for (id, page) in [(1, 16), (2, 48)] {
-        // SAFETY: the test only looks slots up.
-        unsafe { memslots.add(self::slot(id, page, 16, 0)) }.unwrap();
-    }
+    // SAFETY: the test only looks slots up.
+    let mut memslots = unsafe { with(40, &[(1, 16), (2, 48)].map(|(id, page)| self::slot(id, page, 16, 0))) };
     let before = all(&memslots);
     // SAFETY: as above.
     let result = unsafe { memslots.add(slot) };

@@ -1,6 +1,5 @@
 //! The slots and the nested page table together.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
 
@@ -8,7 +7,7 @@ use paging::{Gpa, Level, PhysAddr, Progress};
 
 use super::arena::*;
 use crate::space::{Fault, Found, LogWay, Steps};
-use crate::{DirtyLog, Retired, SlotError, SlotId};
+use crate::{Retired, SlotError, SlotId};
 
 #[test]
 fn a_removed_slot_takes_its_own_translations_and_no_others() {
@@ -118,9 +117,7 @@ fn a_dirty_log_has_each_page_that_was_stored_to_once() {
         let (space, arena) = space(&[slot(0, 0, 8 * MIB)], Level::Page2M);
         touch(&space, 0..8 * MIB);
         assert_eq!(leaf_count(&space, 0..8 * MIB), 4, "large pages before");
-        let words: &'static [AtomicU64] = Vec::leak((0..32).map(|_| AtomicU64::new(0)).collect());
-        // SAFETY: the words live forever.
-        run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), way) }.unwrap());
+        run(&space, start_log(&space, 2048, way));
         assert_eq!(leaf_count(&space, 0..8 * MIB), 2048, "split");
         assert_eq!(fetch(&space, 0, 32), [0; 32], "{way:?}: clean at first");
         for page in [0, 3, 64, 2047] {
@@ -144,9 +141,7 @@ fn a_dirty_log_has_each_page_that_was_stored_to_once() {
 #[test]
 fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
     let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
-    let words: &'static [AtomicU64] = Vec::leak((0..8).map(|_| AtomicU64::new(0)).collect());
-    // SAFETY: the words live forever.
-    run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap());
+    run(&space, start_log(&space, 512, LogWay::DirtyBits));
     store(&space, arena, 5 * PAGE);
     run(&space, space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap());
     assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
@@ -157,10 +152,8 @@ fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
 fn splitting_without_tables_left_zaps_instead() {
     let (space, arena) = space(&[slot(0, 0, 8 * MIB)], Level::Page2M);
     touch(&space, 0..8 * MIB);
-    let words: &'static [AtomicU64] = Vec::leak((0..32).map(|_| AtomicU64::new(0)).collect());
     arena.limit.store(1, Relaxed);
-    // SAFETY: the words live forever.
-    run(&space, unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap());
+    run(&space, start_log(&space, 2048, LogWay::DirtyBits));
     assert_eq!(leaf_count(&space, 0..8 * MIB), 0);
     arena.limit.store(u64::MAX, Relaxed);
     store(&space, arena, 7 * PAGE);
@@ -234,9 +227,7 @@ fn a17_pieces_are_announced_before_there_are_any() {
     assert!(space.has_pieces(), "but its table makes small ones");
 
     let (space, _) = self::space(&[slot(0, 0, 2 * MIB)], Level::Page2M);
-    let words: &'static [AtomicU64] = Vec::leak((0..8).map(|_| AtomicU64::new(0)).collect());
-    // SAFETY: the words live forever.
-    let job = unsafe { space.start_log(SlotId(0), DirtyLog::new(words), LogWay::DirtyBits) }.unwrap();
+    let job = start_log(&space, 512, LogWay::DirtyBits);
     assert!(space.has_pieces(), "before the first page is split");
     run(&space, job);
 }

@@ -1,16 +1,15 @@
 //! Jobs that detach, collapse, and log, mainly with the tables of Arm's stage 2.
 
-use std::sync::atomic::AtomicU64;
 use std::vec::Vec;
 
 use paging::{Amd64Nested, Arm64Stage2, FlushRange, Gpa, Invalidation, Level, PhysAddr, Progress};
 
-use super::arena::{Arena, Flushed, fetch, leaf_count, run, slot, space_of, store, touch};
+use super::arena::{
+    Arena, Flushed, MIB, PAGE, fetch, leaf_count, run, run_by, slot, space_of, start_log, store, touch,
+};
 use crate::space::{Fault, GuestSpace, Job, LogWay, Steps, ZapWay};
-use crate::{DirtyLog, Retired, Slot, SlotError, SlotFlags, SlotId};
+use crate::{Slot, SlotError, SlotFlags, SlotId};
 
-const PAGE: u64 = 4096;
-const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 type Stage2 = Arm64Stage2<3>;
@@ -18,11 +17,6 @@ type TestMemory = GuestSpace<Stage2, &'static Arena>;
 
 fn space(slots: &[Slot], largest: Level) -> (TestMemory, &'static Arena) {
     space_of(slots, largest)
-}
-
-fn log(pages: u64) -> DirtyLog {
-    let words: &'static [AtomicU64] = Vec::leak((0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
-    DirtyLog::new(words)
 }
 
 /// A page in each of the tables of the gigabyte from 1 GiB on.
@@ -116,9 +110,7 @@ fn a_slot_page_by_page_takes_a_flush_for_each() {
 fn p14_a_log_that_is_cancelled_leaves_a_gigabyte_in_one_page() {
     let (space, arena) = space(&[slot(0, GIB, GIB)], Level::Page1G);
     assert_eq!(space.fault(Gpa(GIB), true), Fault::Installed(Level::Page1G));
-    // SAFETY: the words live forever.
-    let job = unsafe { space.start_log(SlotId(0), log(1 << 18), LogWay::DirtyBits) }.unwrap();
-    drop(run_wide(&space, job));
+    run_by(&space, start_log(&space, 1 << 18, LogWay::DirtyBits), 1 << 16);
     assert_eq!((leaf_count(&space, 0..4 * GIB), arena.count()), (1 << 18, 1 + 513));
     let mut job = space.stop_log(SlotId(0)).unwrap();
     assert_eq!(to_flush(&mut job, 512), 2, "one for each size");
@@ -129,17 +121,6 @@ fn p14_a_log_that_is_cancelled_leaves_a_gigabyte_in_one_page() {
     drop(job);
     let leaf = space.tables().query(GIB).unwrap();
     assert_eq!((leaf.level, leaf.is_dirty, arena.count()), (Level::Page1G, true, 1));
-}
-
-fn run_wide(space: &TestMemory, mut job: Job<'_, Stage2, &'static Arena>) -> Vec<Retired> {
-    let mut retired = Vec::new();
-    loop {
-        match job.step(1 << 16, |what| retired.push(what)) {
-            Progress::Flush => assert!(job.flushed(&Flushed(space.stamp()))),
-            Progress::Done => return retired,
-            _ => {}
-        }
-    }
 }
 
 #[test]
@@ -163,8 +144,7 @@ fn a_collapse_is_a_job_of_its_own_and_not_for_slots_with_a_log() {
     assert_eq!(space.tables().query(2 * GIB).unwrap().level, Level::Page2M);
     assert_eq!(space.audit().unwrap().wrong_count, 0);
     assert_eq!(arena.count(), 2);
-    // SAFETY: the words live forever.
-    run(&space, unsafe { space.start_log(SlotId(0), log(1024), LogWay::WriteFaults) }.unwrap());
+    run(&space, start_log(&space, 1024, LogWay::WriteFaults));
     assert_eq!(space.collapse(SlotId(0)).err(), Some(SlotError::HasLog));
     assert_eq!(space.collapse(SlotId(9)).err(), Some(SlotError::UnknownId));
 }
@@ -172,8 +152,7 @@ fn a_collapse_is_a_job_of_its_own_and_not_for_slots_with_a_log() {
 #[test]
 fn p14_leaves_of_a_log_by_faults_need_no_dirty_bits_of_the_processor() {
     let (space, _) = space(&[slot(0, GIB, 2 * MIB)], Level::Page4K);
-    // SAFETY: the words live forever.
-    run(&space, unsafe { space.start_log(SlotId(0), log(512), LogWay::WriteFaults) }.unwrap());
+    run(&space, start_log(&space, 512, LogWay::WriteFaults));
     assert_eq!(space.fault(Gpa(GIB), false), Fault::Installed(Level::Page4K));
     for (gpa, fault) in [(GIB, Fault::Upgraded), (GIB + PAGE, Fault::Installed(Level::Page4K))] {
         assert_eq!(space.fault(Gpa(gpa), true), fault);
@@ -205,8 +184,7 @@ fn p14_a_log_of_a_slot_that_begins_anywhere_names_the_right_pages() {
     for slot in &slots {
         touch(&space, slot.range());
     }
-    // SAFETY: the words live forever.
-    run(&space, unsafe { space.start_log(SlotId(0), log(200), LogWay::DirtyBits) }.unwrap());
+    run(&space, start_log(&space, 200, LogWay::DirtyBits));
     let dirty = [0, 1, 26, 27, 28, 63, 64, 90, 91, 92, 127, 128, 199];
     for page in dirty {
         store(&space, arena, gpa + page * PAGE);

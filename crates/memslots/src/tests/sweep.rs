@@ -1,16 +1,12 @@
 //! Memory is traversed in pieces, whatever slots are added or removed meanwhile.
 
-use super::{PAGE, slot};
+use super::{PAGE, slot, untouched};
 use crate::{Memslots, Piece, Sweep};
 
 /// Slots of 5 and 2 pages, adjacent, and 3 more further up.
 fn memslots() -> Memslots {
-    let mut memslots = Memslots::new(40);
-    for (id, page, count) in [(1, 4, 5), (2, 9, 2), (3, 100, 3)] {
-        // SAFETY: the test only looks slots up.
-        unsafe { memslots.add(slot(id, page, count, host(id, 0) * PAGE)) }.unwrap();
-    }
-    memslots
+    let slot = |(id, page, count)| slot(id, page, count, host(id, 0) * PAGE);
+    untouched(&[(1, 4, 5), (2, 9, 2), (3, 100, 3)].map(slot))
 }
 
 /// A page of the memory behind a slot.
@@ -49,7 +45,7 @@ fn u6_slots_may_come_between_two_pieces_of_a_sweep() {
     let mut next = |memslots: &Memslots| sweep.next(&memslots.memory()).map(|piece| pages(&piece).0);
     assert_eq!(next(&memslots), Some(4));
     for (id, page) in [(4, 0), (5, 50)] {
-        // SAFETY: as above.
+        // SAFETY: the test only looks slots up.
         unsafe { memslots.add(slot(id, page, 1, 0)) }.unwrap();
     }
     let rest: Vec<_> = core::iter::from_fn(|| next(&memslots)).collect();

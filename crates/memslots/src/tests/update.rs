@@ -1,23 +1,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use paging::{FlushReceipt, Stamp};
-
-use super::{Backing, PAGE, finish, receipt, slot, stamp, untouched};
+use super::{Backing, PAGE, Stale, edit, finish, receipt, slot, stamp, untouched, with};
 use crate::generation::Numbers;
 use crate::{
     AccessError, Generation, Gpa, Memslots, MmioCache, Pattern, Retired, SlotError, SlotFlags, SlotId,
     SpaceId, Treatment,
 };
-
-/// A flush that was issued too early.
-struct Stale;
-
-// SAFETY: it never claims anything.
-unsafe impl FlushReceipt for Stale {
-    fn covers(&self, _: Stamp) -> bool {
-        false
-    }
-}
 
 #[test]
 fn p10_the_generation_is_in_progress_from_the_beginning_to_the_end() {
@@ -81,9 +69,8 @@ fn one_update_at_a_time() {
 #[test]
 fn p12_a_reader_holds_the_old_slots_until_it_is_done() {
     let backing = Backing::new(1);
-    let mut memslots = Memslots::new(48);
     // SAFETY: the backing outlives the slots.
-    unsafe { memslots.add(backing.slot(1, 0)) }.unwrap();
+    let memslots = unsafe { with(48, &[backing.slot(1, 0)]) };
     let reader = memslots.memory();
     let mut update = memslots.begin_update().unwrap();
     update.remove(SlotId(1)).unwrap();
@@ -111,9 +98,7 @@ fn readers_that_are_gone_are_not_waited_for_when_their_copy_comes_back() {
         for _ in 0..reader_count {
             assert!(memslots.memory().find(Gpa(0)).is_some());
         }
-        let mut update = memslots.begin_update().unwrap();
-        update.set_flags(SlotId(1), SlotFlags::empty()).unwrap();
-        finish(update);
+        edit(&memslots, |update| update.set_flags(SlotId(1), SlotFlags::empty()).unwrap());
     }
 }
 
@@ -148,9 +133,8 @@ fn p2_removed_memory_is_given_back_only_for_a_receipt() {
 #[test]
 fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
     let backing = Backing::new(1);
-    let mut memslots = Memslots::new(48);
     // SAFETY: the backing outlives the slots.
-    unsafe { memslots.add(backing.slot(1, 4)) }.unwrap();
+    let memslots = unsafe { with(48, &[backing.slot(1, 4)]) };
     let (old, new) = (Gpa(4 * PAGE), Gpa(7 * PAGE));
     let memory = memslots.memory();
     memory.write_u64(old, 42).unwrap();
@@ -182,15 +166,12 @@ fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
 #[test]
 fn p13_what_was_located_in_a_copy_of_long_ago_stays_void() {
     let backing = Backing::new(1);
-    let mut memslots = Memslots::new(48);
     // SAFETY: the backing outlives the slots.
-    unsafe { memslots.add(backing.slot(1, 0)) }.unwrap();
+    let memslots = unsafe { with(48, &[backing.slot(1, 0)]) };
     let located = memslots.memory().locate(Gpa(0), 16).unwrap();
     let is_there = |memslots: &Memslots| memslots.memory().has_at(&located, 0, &Pattern::new(&[0]));
     assert!(is_there(&memslots));
-    let mut update = memslots.begin_update().unwrap();
-    update.remove(SlotId(1)).unwrap();
-    finish(update);
+    edit(&memslots, |update| update.remove(SlotId(1)).unwrap());
     assert!(!is_there(&memslots));
     let mut update = memslots.begin_update().unwrap();
     assert_eq!(update.remove(SlotId(1)), Err(SlotError::UnknownId));
@@ -220,12 +201,12 @@ fn p9_no_generation_comes_twice() {
     let memslots = Memslots::<1>::with_generation(48, first, Numbers::ALL);
     let mut seen = vec![memslots.generation()];
     for _ in 0..2 {
-        let next = finish(memslots.begin_update().unwrap());
+        let next = edit(&memslots, |_| ());
         assert!(!next.is_in_progress() && !seen.contains(&next));
         seen.push(next);
     }
     assert_eq!(seen.last(), Some(&last));
-    let stuck = finish(memslots.begin_update().unwrap());
+    let stuck = edit(&memslots, |_| ());
     assert!(stuck.is_in_progress(), "rather than to wrap, nothing is cached any more");
     assert_eq!(memslots.begin_update().unwrap_err(), SlotError::Busy);
 }
@@ -238,14 +219,10 @@ fn p12_readers_never_see_given_back_memory_or_half_an_update() {
     let rounds: u64 = if cfg!(miri) { 20 } else { 200 };
     let backings = [Backing::new(2), Backing::new(2)];
     // The writer accesses the memory through these.
-    let mut own = Memslots::new(48);
-    let mut memslots = Memslots::new(48);
-    for (index, backing) in backings.iter().enumerate() {
-        // SAFETY: the backings outlive the slots.
-        unsafe { own.add(backing.slot(index as u16, 2 * index as u64)) }.unwrap();
-    }
+    // SAFETY: the backings outlive the slots.
+    let own = unsafe { with(48, &[backings[0].slot(0, 0), backings[1].slot(1, 2)]) };
     // SAFETY: as above.
-    unsafe { memslots.add(backings[0].slot(0, 0)) }.unwrap();
+    let memslots = unsafe { with(48, &[backings[0].slot(0, 0)]) };
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for _ in 0..2 {

@@ -1,15 +1,12 @@
 //! The encodings of VMSAv8-64, bit by bit.
 
 use super::arena::Arena;
+use super::{R, RW, RWX, RX};
 use crate::{Arm64Stage1, Arm64Stage2, Format, Level, Mapping, PageTable, Permissions, PhysAddr};
 
 type Stage2 = Arm64Stage2<4>;
 
 const PA: PhysAddr = PhysAddr(0x4000_0000);
-const R: Permissions = Permissions::R;
-const RW: Permissions = Permissions::RW;
-const RX: Permissions = Permissions::RX;
-const RWX: Permissions = Permissions::RWX;
 
 #[test]
 fn stage_2_entries_have_the_bits_of_the_manual() {

@@ -4,15 +4,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
 use super::observer::Observer;
-use super::{last_entry, never_walked};
+use super::{G, M2, R, RWX, last_entry, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage1, Arm64Stage2, Format, Installed, Level, MapError, PageTable, Permissions,
-    PhysAddr, Tables,
+    Amd64Nested, Arm64Stage1, Arm64Stage2, Format, Installed, Level, MapError, PageTable, PhysAddr, Tables,
 };
-
-const G: u64 = 1 << 30;
-const M2: u64 = 2 << 20;
-const RWX: Permissions = Permissions::RWX;
 
 /// A table under observation, with memory mapped.
 fn observed<F: Format>(arena: &Arena, len: u64, level: Level) -> PageTable<F, &Arena> {
@@ -107,7 +102,7 @@ fn p3_installing_publishes_tables_and_the_leaf() {
     let arena = Arena::new(8);
     let table = PageTable::<Arm64Stage2<3>, _>::new(&arena).unwrap();
     arena.watch(Observer::new::<Arm64Stage2<3>>(table.root()));
-    table.install(0x1000, PhysAddr(0x1000), Level::Page4K, Permissions::R).unwrap();
+    table.install(0x1000, PhysAddr(0x1000), Level::Page4K, R).unwrap();
     look(&arena);
     assert_eq!(publish_count(&arena), 3, "two tables, one leaf");
     table.install(0x1000, PhysAddr(0x1000), Level::Page4K, RWX).unwrap();

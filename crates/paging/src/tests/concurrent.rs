@@ -5,13 +5,12 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
 
 use super::arena::Arena;
-use super::never_walked;
+use super::{RWX, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage2, Format, Gather, Installed, Level, MapError, PageTable, Permissions, PhysAddr,
-    Progress, Tables,
+    Amd64Nested, Arm64Stage2, Format, Gather, Installed, Level, MapError, PageTable, PhysAddr, Progress,
+    Tables,
 };
 
-const RWX: Permissions = Permissions::RWX;
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
 
 /// Faults on the same addresses from all threads: each page is installed once, every loser sees the

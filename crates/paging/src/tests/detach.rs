@@ -4,16 +4,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
 use super::observer::Observer;
-use super::{IssuedAt, never_walked};
+use super::{G, IssuedAt, M2, RWX, never_walked};
 use crate::format::{Entry, is_frozen};
 use crate::{
     Amd64Nested, Arm64Stage2, ENTRY_COUNT, FlushRange, Format, Gather, Installed, Invalidation, Level,
-    MapError, PageTable, Permissions, PhysAddr, TableMemory, Tables,
+    MapError, PageTable, PhysAddr, TableMemory, Tables,
 };
-
-const G: u64 = 1 << 30;
-const M2: u64 = 2 << 20;
-const RWX: Permissions = Permissions::RWX;
 
 type Stage2 = Arm64Stage2<3>;
 

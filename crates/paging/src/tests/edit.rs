@@ -1,13 +1,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
-use super::never_walked;
+use super::{G, M2, R, RW, RWX, RX, never_walked};
 use crate::{
     Amd64Host, Amd64Nested, Format, Level, MapError, PageTable, Permissions, PhysAddr, TableMemory, Tables,
 };
-
-const G: u64 = 1 << 30;
-const M2: u64 = 2 << 20;
 
 fn host(arena: &Arena) -> PageTable<Amd64Host, &Arena> {
     PageTable::new(arena).unwrap()
@@ -30,11 +27,11 @@ fn count(leaves: &[(u64, Level, Permissions)], level: Level) -> usize {
 fn map_over_a_mapping_changes_nothing() {
     let arena = Arena::new(16);
     let mut table = host(&arena);
-    table.map(M2..2 * M2, PhysAddr(M2), Permissions::RW, Level::Page2M).unwrap();
+    table.map(M2..2 * M2, PhysAddr(M2), RW, Level::Page2M).unwrap();
     let before = leaves(&table);
-    let error = table.map(0..G, PhysAddr(0), Permissions::R, Level::Page1G);
+    let error = table.map(0..G, PhysAddr(0), R, Level::Page1G);
     assert_eq!(error, Err(MapError::AlreadyMapped { address: M2 }));
-    let inside = table.map(M2 + 0x1000..M2 + 0x2000, PhysAddr(0), Permissions::R, Level::Page4K);
+    let inside = table.map(M2 + 0x1000..M2 + 0x2000, PhysAddr(0), R, Level::Page4K);
     assert_eq!(inside, Err(MapError::AlreadyMapped { address: M2 + 0x1000 }));
     assert_eq!(leaves(&table), before);
 }
@@ -43,7 +40,7 @@ fn map_over_a_mapping_changes_nothing() {
 fn map_refuses_bad_ranges_and_frames() {
     let arena = Arena::new(16);
     let mut table = host(&arena);
-    let mut map = |range, pa| table.map(range, PhysAddr(pa), Permissions::R, Level::Page1G);
+    let mut map = |range, pa| table.map(range, PhysAddr(pa), R, Level::Page1G);
     assert_eq!(map(0..0x1800, 0), Err(MapError::Unaligned));
     assert_eq!(map(0..0x1000, 0x800), Err(MapError::Unaligned));
     assert_eq!(map(0..0x2000, (1 << 52) - 0x1000), Err(MapError::OutOfRange));
@@ -56,9 +53,7 @@ fn map_refuses_bad_ranges_and_frames() {
 fn map_takes_the_largest_pages_that_fit() {
     let arena = Arena::new(16);
     let mut table = host(&arena);
-    table
-        .map(M2 - 0x1000..2 * G + M2 + 0x1000, PhysAddr(M2 - 0x1000), Permissions::RW, Level::Page1G)
-        .unwrap();
+    table.map(M2 - 0x1000..2 * G + M2 + 0x1000, PhysAddr(M2 - 0x1000), RW, Level::Page1G).unwrap();
     let found = leaves(&table);
     assert_eq!(count(&found, Level::Page1G), 1);
     assert_eq!(count(&found, Level::Page2M), 511 + 1);
@@ -72,9 +67,9 @@ fn map_takes_the_largest_pages_that_fit() {
 fn map_takes_smaller_pages_where_the_frames_lie_differently() {
     let arena = Arena::new(1024);
     let mut table = host(&arena);
-    table.map(0..G, PhysAddr(M2), Permissions::RW, Level::Page1G).unwrap();
+    table.map(0..G, PhysAddr(M2), RW, Level::Page1G).unwrap();
     assert_eq!(count(&leaves(&table), Level::Page2M), 512);
-    table.map(G..G + M2, PhysAddr(0x1000), Permissions::RW, Level::Page1G).unwrap();
+    table.map(G..G + M2, PhysAddr(0x1000), RW, Level::Page1G).unwrap();
     assert_eq!(count(&leaves(&table), Level::Page4K), 512);
 }
 
@@ -82,7 +77,7 @@ fn map_takes_smaller_pages_where_the_frames_lie_differently() {
 fn a_guard_page_is_punched_out_of_a_huge_page() {
     let arena = Arena::new(8);
     let mut table = host(&arena);
-    table.map(0..2 * G, PhysAddr(0), Permissions::RW, Level::Page1G).unwrap();
+    table.map(0..2 * G, PhysAddr(0), RW, Level::Page1G).unwrap();
     let guard = G + 5 * M2 + 0x7000;
     let gather = table.unmap(guard..guard + 0x1000).unwrap();
     assert_eq!(gather.table_count(), 0);
@@ -94,7 +89,7 @@ fn a_guard_page_is_punched_out_of_a_huge_page() {
     assert_eq!(counts, [1, 511, 511]);
     for address in (0..2 * G).step_by(0x10_0000).chain([guard - 1, guard + 0x1000]) {
         let mapping = table.query(address).unwrap();
-        assert_eq!((mapping.pa, mapping.permissions), (PhysAddr(address), Permissions::RW));
+        assert_eq!((mapping.pa, mapping.permissions), (PhysAddr(address), RW));
     }
 }
 
@@ -102,12 +97,12 @@ fn a_guard_page_is_punched_out_of_a_huge_page() {
 fn sections_end_up_with_their_own_permissions_and_none_with_w_and_x() {
     let arena = Arena::new(8);
     let mut table = host(&arena);
-    table.map(0..G, PhysAddr(0), Permissions::RW, Level::Page1G).unwrap();
+    table.map(0..G, PhysAddr(0), RW, Level::Page1G).unwrap();
     let sections = [
-        (M2..M2 + 0x5000, Permissions::RX),
-        (M2 + 0x5000..M2 + 0x9000, Permissions::R),
-        (4 * M2..6 * M2, Permissions::RX),
-        (M2 + 0x9000..M2 + 0x9000, Permissions::R), // an empty section
+        (M2..M2 + 0x5000, RX),
+        (M2 + 0x5000..M2 + 0x9000, R),
+        (4 * M2..6 * M2, RX),
+        (M2 + 0x9000..M2 + 0x9000, R), // an empty section
     ];
     for (range, permissions) in sections.clone() {
         table.protect(range, permissions).unwrap().release(&never_walked()).unwrap();
@@ -119,8 +114,8 @@ fn sections_end_up_with_their_own_permissions_and_none_with_w_and_x() {
             assert_eq!(table.query(address).unwrap().permissions, permissions);
         }
     }
-    assert_eq!(table.query(M2 - 1).unwrap().permissions, Permissions::RW);
-    assert_eq!(table.query(M2 + 0x9000).unwrap().permissions, Permissions::RW);
+    assert_eq!(table.query(M2 - 1).unwrap().permissions, RW);
+    assert_eq!(table.query(M2 + 0x9000).unwrap().permissions, RW);
     assert_eq!(table.query(4 * M2).unwrap().level, Level::Page2M, "whole pages are not split");
 }
 
@@ -128,12 +123,12 @@ fn sections_end_up_with_their_own_permissions_and_none_with_w_and_x() {
 fn protect_over_a_hole_changes_nothing() {
     let arena = Arena::new(8);
     let mut table = host(&arena);
-    table.map(0..0x4000, PhysAddr(0), Permissions::RW, Level::Page4K).unwrap();
+    table.map(0..0x4000, PhysAddr(0), RW, Level::Page4K).unwrap();
     table.unmap(0x2000..0x3000).unwrap().release(&never_walked()).unwrap();
     let before = leaves(&table);
-    let error = table.protect(0..0x4000, Permissions::R).unwrap_err();
+    let error = table.protect(0..0x4000, R).unwrap_err();
     assert_eq!(error, MapError::NotMapped { address: 0x2000 });
-    let error = table.protect(0x8000_1000..0x8000_2000, Permissions::R).unwrap_err();
+    let error = table.protect(0x8000_1000..0x8000_2000, R).unwrap_err();
     assert_eq!(
         error,
         MapError::NotMapped { address: 0x8000_1000 },
@@ -147,12 +142,12 @@ fn running_out_of_tables_while_splitting_changes_no_translation() {
     for capacity in 2..4 {
         let arena = Arena::new(capacity);
         let mut table = host(&arena);
-        table.map(0..G, PhysAddr(0), Permissions::RW, Level::Page1G).unwrap();
+        table.map(0..G, PhysAddr(0), RW, Level::Page1G).unwrap();
         assert_eq!(table.unmap(0x1000..0x2000).unwrap_err(), MapError::OutOfTables);
-        assert_eq!(table.protect(0x1000..0x2000, Permissions::R).unwrap_err(), MapError::OutOfTables);
+        assert_eq!(table.protect(0x1000..0x2000, R).unwrap_err(), MapError::OutOfTables);
         for address in [0, 0x1000, M2 - 1, M2, G - 1] {
             let mapping = table.query(address).unwrap();
-            assert_eq!((mapping.pa, mapping.permissions), (PhysAddr(address), Permissions::RW));
+            assert_eq!((mapping.pa, mapping.permissions), (PhysAddr(address), RW));
         }
     }
 }
@@ -163,10 +158,10 @@ fn p14_bits_that_the_processor_set_survive_splitting_and_protecting() {
     let arena = Arena::new(8);
     let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
     // Not writable, so without D; then the processor is made to set it.
-    table.map(0..G, PhysAddr(0), Permissions::R, Level::Page1G).unwrap();
+    table.map(0..G, PhysAddr(0), R, Level::Page1G).unwrap();
     let leaf = table.cell(first_entry(&table, table.root()), Level::Page1G, 0);
     leaf.fetch_or(DIRTY, Relaxed);
-    table.protect(0..0x1000, Permissions::RX).unwrap().release(&never_walked()).unwrap();
+    table.protect(0..0x1000, RX).unwrap().release(&never_walked()).unwrap();
     let middle = first_entry(&table, first_entry(&table, table.root()));
     let last = first_entry(&table, middle);
     for (cell, what) in [
@@ -186,12 +181,12 @@ fn first_entry(table: &PageTable<Amd64Nested, &Arena>, at: PhysAddr) -> PhysAddr
 fn zap_takes_the_whole_page_that_its_range_touches() {
     let arena = Arena::new(8);
     let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    table.map(0..2 * M2, PhysAddr(0), Permissions::RWX, Level::Page2M).unwrap();
+    table.map(0..2 * M2, PhysAddr(0), RWX, Level::Page2M).unwrap();
     let gather = table.zap(M2 + 1..M2 + 2, Tables::Free);
     let range = crate::FlushRange { start: M2, len: M2, level: Level::Page2M, tables: false };
     assert_eq!(gather.invalidation(), crate::Invalidation::Ranges(&[range]));
     gather.release(&never_walked()).unwrap();
-    assert_eq!(leaves(&table), [(0, Level::Page2M, Permissions::RWX)]);
+    assert_eq!(leaves(&table), [(0, Level::Page2M, RWX)]);
 }
 
 #[test]
@@ -199,7 +194,7 @@ fn s3_zapping_a_range_costs_what_the_range_holds() {
     let arena = Arena::new(64);
     let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
     for gib in 0..16 {
-        table.install(gib * G, PhysAddr(0), Level::Page4K, Permissions::RWX).unwrap();
+        table.install(gib * G, PhysAddr(0), Level::Page4K, RWX).unwrap();
     }
     let gather = table.zap(3 * G..3 * G + 0x1000, Tables::Free);
     assert_eq!(gather.visited_count(), 4, "one entry per level");
@@ -214,9 +209,9 @@ fn both_halves_of_the_host_space_are_zapped() {
     let arena = Arena::new(16);
     let mut table = host(&arena);
     let high = 0xffff_ffff_8000_0000;
-    table.map(high..high + G, PhysAddr(0), Permissions::RW, Level::Page1G).unwrap();
-    table.map(0..G, PhysAddr(0), Permissions::RW, Level::Page1G).unwrap();
-    assert_eq!(leaves(&table), [(0, Level::Page1G, Permissions::RW), (high, Level::Page1G, Permissions::RW)]);
+    table.map(high..high + G, PhysAddr(0), RW, Level::Page1G).unwrap();
+    table.map(0..G, PhysAddr(0), RW, Level::Page1G).unwrap();
+    assert_eq!(leaves(&table), [(0, Level::Page1G, RW), (high, Level::Page1G, RW)]);
     table.zap(0..u64::MAX, Tables::Free).release(&never_walked()).unwrap();
     assert_eq!(leaves(&table), []);
     assert_eq!(arena.used_count(), 1);
@@ -226,7 +221,7 @@ fn both_halves_of_the_host_space_are_zapped() {
 fn dismantling_gives_back_every_table() {
     let arena = Arena::new(64);
     let mut table = host(&arena);
-    table.map(0..3 * G + 0x3000, PhysAddr(0x1000), Permissions::RW, Level::Page2M).unwrap_err();
+    table.map(0..3 * G + 0x3000, PhysAddr(0x1000), RW, Level::Page2M).unwrap_err();
     // The first part is mapped, as far as memory sufficed.
     let used_count = arena.used_count();
     assert_eq!(used_count, 64);

@@ -1,14 +1,10 @@
 //! Frames that are held back until nothing reaches them.
 
 use super::arena::Arena;
-use super::{IssuedAt, never_walked};
+use super::{G, IssuedAt, RWX, never_walked};
 use crate::{
-    Amd64Nested, FRAME_RUNS_MAX, FrameRun, FrameRuns, Gather, Level, PageTable, Permissions, PhysAddr,
-    Progress, Tables,
+    Amd64Nested, FRAME_RUNS_MAX, FrameRun, FrameRuns, Gather, Level, PageTable, PhysAddr, Progress, Tables,
 };
-
-const G: u64 = 1 << 30;
-const RWX: Permissions = Permissions::RWX;
 
 fn nested(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
     PageTable::new(arena).unwrap()

@@ -1,13 +1,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
-use super::{IssuedAt, never_walked};
+use super::{G, IssuedAt, RWX, never_walked};
 use crate::{
-    Amd64Nested, FlushRange, GATHER_RANGES_MAX, Invalidation, Level, PageTable, Permissions, PhysAddr,
-    Progress, Tables,
+    Amd64Nested, FlushRange, GATHER_RANGES_MAX, Invalidation, Level, PageTable, PhysAddr, Progress, Tables,
 };
-
-const G: u64 = 1 << 30;
 
 fn table(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
     PageTable::new(arena).unwrap()
@@ -15,7 +12,7 @@ fn table(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
 
 fn fill(table: &PageTable<Amd64Nested, &Arena>, pages: impl IntoIterator<Item = u64>) {
     for page in pages {
-        table.install(page << 12, PhysAddr(page << 12), Level::Page4K, Permissions::RWX).unwrap();
+        table.install(page << 12, PhysAddr(page << 12), Level::Page4K, RWX).unwrap();
     }
 }
 
@@ -104,7 +101,7 @@ fn g4_ranges_that_do_not_fit_become_everything() {
 fn adjacent_pages_are_one_range_and_sizes_are_kept_apart() {
     let arena = Arena::new(16);
     let mut table = table(&arena);
-    table.map(0x1ff000..0x600000, PhysAddr(0x1ff000), Permissions::RWX, Level::Page2M).unwrap();
+    table.map(0x1ff000..0x600000, PhysAddr(0x1ff000), RWX, Level::Page2M).unwrap();
     let gather = table.zap(0..G, Tables::Keep);
     let Invalidation::Ranges([small, large]) = gather.invalidation() else { panic!("{gather:?}") };
     assert_eq!((small.start, small.len, small.level), (0x1ff000, 0x1000, Level::Page4K));

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 
 use super::arena::Arena;
+use super::{R, RW, RX};
 use crate::guest::{Access, ControlRegisters, GuestPaging, PageFault, Translation, WalkError};
 use crate::{Amd64Host, Gpa, Level, PageTable, Permissions, PhysAddr, TableMemory};
 
@@ -268,10 +269,10 @@ fn agrees_with_the_tables_that_this_crate_builds() {
     let memory = &arena;
     let mut table = PageTable::<Amd64Host, _>::new(memory).unwrap();
     let map = [
-        (0x1000..0x3000, 0x10_0000, Permissions::RX),
-        (0x20_0000..0x60_0000, 0x80_0000, Permissions::RW),
-        (1 << 30..3 << 30, 4 << 30, Permissions::R),
-        (!0 << 47..(!0 << 47) + 0x1000, 0x7000, Permissions::RW),
+        (0x1000..0x3000, 0x10_0000, RX),
+        (0x20_0000..0x60_0000, 0x80_0000, RW),
+        (1 << 30..3 << 30, 4 << 30, R),
+        (!0 << 47..(!0 << 47) + 0x1000, 0x7000, RW),
     ];
     for (range, pa, permissions) in map.clone() {
         table.map(range, PhysAddr(pa), permissions, Level::Page1G).unwrap();

@@ -1,7 +1,6 @@
 use super::arena::Arena;
+use super::{R, RW, RWX, RX};
 use crate::{Amd64Host, Amd64Nested, Installed, Level, MapError, Mapping, PageTable, Permissions, PhysAddr};
-
-const RWX: Permissions = Permissions::RWX;
 
 #[test]
 fn refuses_addresses_that_the_format_cannot_express() {
@@ -14,7 +13,7 @@ fn refuses_addresses_that_the_format_cannot_express() {
         assert_eq!(nested.query(gpa), None);
     }
     for va in [1 << 47, !0 << 48 | 0x1000] {
-        assert_eq!(host.install(va, PhysAddr(0), Level::Page4K, Permissions::R), out);
+        assert_eq!(host.install(va, PhysAddr(0), Level::Page4K, R), out);
         assert_eq!(host.query(va), None);
     }
     for pa in [1 << 52, !0xfff] {
@@ -59,14 +58,9 @@ fn running_out_of_tables_leaves_a_tree_that_can_go_on() {
 fn leaves_an_existing_leaf_alone() {
     let arena = Arena::new(8);
     let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    nested.install(0x20_0000, PhysAddr(0x4020_0000), Level::Page2M, Permissions::RX).unwrap();
+    nested.install(0x20_0000, PhysAddr(0x4020_0000), Level::Page2M, RX).unwrap();
     let used_count = arena.used_count();
-    let there = Mapping {
-        pa: PhysAddr(0x4020_5678),
-        level: Level::Page2M,
-        permissions: Permissions::RX,
-        is_dirty: false,
-    };
+    let there = Mapping { pa: PhysAddr(0x4020_5678), level: Level::Page2M, permissions: RX, is_dirty: false };
     let again = nested.install(0x20_5678, PhysAddr(0x678), Level::Page4K, RWX);
     assert_eq!(again, Ok(Installed::Present(there)));
     assert_eq!(nested.query(0x20_5678), Some(there));
@@ -103,7 +97,7 @@ fn reaches_the_ends_of_the_address_spaces() {
     let last = PhysAddr((1 << 52) - 1);
     nested.install((1 << 48) - 1, last, Level::Page4K, RWX).unwrap();
     assert_eq!(nested.query((1 << 48) - 1).unwrap().pa, last);
-    host.install(u64::MAX, last, Level::Page4K, Permissions::RW).unwrap();
+    host.install(u64::MAX, last, Level::Page4K, RW).unwrap();
     assert_eq!(host.query(u64::MAX).unwrap().pa, last);
     assert_eq!(host.query((1 << 48) - 1), None);
 }
@@ -130,15 +124,11 @@ fn entries_have_the_bits_of_the_manual() {
     use crate::Format;
     let pa = PhysAddr(0x4000_0000);
     assert_eq!(Amd64Nested::leaf(pa, Level::Page4K, RWX), 0x6000_0000_4000_0067, "P, RW, US, A, D, IR, IW");
-    assert_eq!(
-        Amd64Nested::leaf(pa, Level::Page2M, Permissions::R),
-        0xa000_0000_4000_00a5,
-        "NX, PS, no D, IR"
-    );
+    assert_eq!(Amd64Nested::leaf(pa, Level::Page2M, R), 0xa000_0000_4000_00a5, "NX, PS, no D, IR");
     assert_eq!(Amd64Nested::table(pa, Level::Page1G), 0x6000_0000_4000_0427, "the next level is 2");
-    assert_eq!(Amd64Host::leaf(pa, Level::Page1G, Permissions::RW), 0x8000_0000_4000_01e3, "NX, G, PS");
-    assert_eq!(Amd64Host::leaf(pa, Level::Page4K, Permissions::RX), 0x4000_0121);
-    let device = Permissions::RW | Permissions::DEVICE;
+    assert_eq!(Amd64Host::leaf(pa, Level::Page1G, RW), 0x8000_0000_4000_01e3, "NX, G, PS");
+    assert_eq!(Amd64Host::leaf(pa, Level::Page4K, RX), 0x4000_0121);
+    let device = RW | Permissions::DEVICE;
     assert_eq!(Amd64Host::leaf(pa, Level::Page4K, device), 0x8000_0000_4000_017b, "PCD, PWT");
     assert_eq!(Amd64Host::address(0x4000_1083, Level::Page2M), pa, "bit 12 of a large leaf is PAT");
 }
@@ -149,15 +139,15 @@ fn an_upgrade_gives_more_rights_to_the_same_page_and_takes_none() {
     let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
     let install = |pa, level, permissions| nested.install(0x1000, PhysAddr(pa), level, permissions).unwrap();
     let now = || nested.query(0x1000).unwrap();
-    install(0x7000, Level::Page4K, Permissions::RX);
-    let tracked = Permissions::RW | Permissions::TRACKED;
+    install(0x7000, Level::Page4K, RX);
+    let tracked = RW | Permissions::TRACKED;
     assert_eq!(install(0x7000, Level::Page4K, tracked), Installed::Upgraded(Level::Page4K));
     assert_eq!((now().permissions, now().is_dirty), (RWX, false), "X stays, and the store is to be seen");
     assert_eq!(install(0x7000, Level::Page4K, RWX), Installed::Present(now()), "nothing is missing");
     assert!(!now().is_dirty);
 
     let other = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    other.install(0, PhysAddr(0), Level::Page2M, Permissions::RX).unwrap();
+    other.install(0, PhysAddr(0), Level::Page2M, RX).unwrap();
     let there = other.query(0).unwrap();
     let present = Ok(Installed::Present(there));
     assert_eq!(other.install(0, PhysAddr(0x20_0000), Level::Page2M, RWX), present, "another page");
@@ -173,7 +163,7 @@ fn an_upgrade_gives_more_rights_to_the_same_page_and_takes_none() {
 fn an_upgrade_keeps_to_the_format_s_policy() {
     let arena = Arena::new(8);
     let host = PageTable::<Amd64Host, _>::new(&arena).unwrap();
-    host.install(0, PhysAddr(0), Level::Page4K, Permissions::RX).unwrap();
-    let installed = host.install(0, PhysAddr(0), Level::Page4K, Permissions::RW);
+    host.install(0, PhysAddr(0), Level::Page4K, RX).unwrap();
+    let installed = host.install(0, PhysAddr(0), Level::Page4K, RW);
     assert_eq!(installed, Ok(Installed::Present(host.query(0).unwrap())), "W and X do not meet");
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 
 use super::arena::Arena;
-use super::{leaf_of, never_walked};
+use super::{RWX, RX, leaf_of, never_walked};
 use crate::{
     Amd64Nested, Arm64Stage2, Change, DirtySink, Editor, Format, Invalidation, Level, Mapping, PageTable,
     Permissions, PhysAddr, Progress, Tables,
@@ -145,7 +145,7 @@ fn run<F: Format>(kind: Kind, before: &[Event], pages: Range<u64>, steps: &[(u32
         Kind::Clean => drive(edit.clean(range, |page| told.push(page)), &table, &mut tlb, steps),
         Kind::Split => drive(edit.split(range, Level::Page4K), &table, &mut tlb, steps),
         Kind::Collapse => {
-            let change = edit.collapse(range, Level::Page2M, pa(pages.start), Permissions::RWX).unwrap();
+            let change = edit.collapse(range, Level::Page2M, pa(pages.start), RWX).unwrap();
             drive(change, &table, &mut tlb, steps)
         }
     };
@@ -162,11 +162,7 @@ fn run<F: Format>(kind: Kind, before: &[Event], pages: Range<u64>, steps: &[(u32
 
 fn event() -> impl Strategy<Value = Event> {
     let level = prop_oneof![Just(Level::Page4K), Just(Level::Page2M)];
-    let permissions = prop_oneof![
-        Just(Permissions::RX),
-        Just(Permissions::RWX),
-        Just(Permissions::RWX | Permissions::TRACKED)
-    ];
+    let permissions = prop_oneof![Just(RX), Just(RWX), Just(RWX | Permissions::TRACKED)];
     prop_oneof![
         4 => (0..PAGES, level, permissions)
             .prop_map(|(page, level, permissions)| Event::Fault { page, level, permissions }),

@@ -1,15 +1,11 @@
 //! P17, P18: the ranges of a gather.
 
 use super::arena::Arena;
-use super::never_walked;
+use super::{G, M2, RWX, never_walked};
 use crate::{
-    Amd64Guest, Amd64Nested, FlushRange, Frames, Gather, Invalidation, Level, PageTable, Permissions,
-    PhysAddr, Progress, Tables,
+    Amd64Guest, Amd64Nested, FlushRange, Frames, Gather, Invalidation, Level, PageTable, PhysAddr, Progress,
+    Tables,
 };
-
-const G: u64 = 1 << 30;
-const M2: u64 = 2 << 20;
-const RWX: Permissions = Permissions::RWX;
 
 fn ranges<R: Frames>(gather: Gather<&Arena, R>) -> Vec<FlushRange> {
     let Invalidation::Ranges(ranges) = gather.invalidation() else { panic!("{gather:?}") };

@@ -1,13 +1,10 @@
 //! Marks: notes in entries that no processor follows.
 
 use super::arena::Arena;
-use super::never_walked;
+use super::{R, RWX, never_walked};
 use crate::{
-    Amd64Nested, Format, Installed, Invalidation, Level, Look, MapError, PageTable, Permissions, PhysAddr,
-    Tables,
+    Amd64Nested, Format, Installed, Invalidation, Level, Look, MapError, PageTable, PhysAddr, Tables,
 };
-
-const RWX: Permissions = Permissions::RWX;
 
 #[test]
 fn marks_hold_every_payload_and_are_no_translations() {
@@ -64,7 +61,7 @@ fn other_changes_leave_marks_alone() {
         edit().write_protect(0..1 << 30).finish(),
         edit().clean(0..1 << 30, |_| panic!("there was no store")).finish(),
         edit().split(0..1 << 30, Level::Page4K).finish(),
-        edit().protect(0..0x2000, Permissions::R).unwrap().finish(),
+        edit().protect(0..0x2000, R).unwrap().finish(),
     ] {
         assert_eq!(gather.invalidation(), Invalidation::Nothing);
         gather.release(&never_walked()).unwrap();

@@ -25,7 +25,14 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::format::Entry;
 use crate::sync::AtomicU64;
-use crate::{FlushReceipt, Format, Level, NeverWalked, PageTable, Stamp, TableMemory};
+use crate::{FlushReceipt, Format, Level, NeverWalked, PageTable, Permissions, Stamp, TableMemory};
+
+const G: u64 = 1 << 30;
+const M2: u64 = 2 << 20;
+const R: Permissions = Permissions::R;
+const RW: Permissions = Permissions::RW;
+const RX: Permissions = Permissions::RX;
+const RWX: Permissions = Permissions::RWX;
 
 /// The receipt for tables that only tests walk.
 fn never_walked() -> NeverWalked {

@@ -1,12 +1,10 @@
 //! P15: the changes that need a flush, and those that do not.
 
+use super::{R, RW, RWX};
 use crate::format::{ABSENT, needs_flush};
 use crate::{Amd64Nested, Arm64Stage2, Format, Level, Permissions, PhysAddr};
 
 const PA: PhysAddr = PhysAddr(0x4000_0000);
-const R: Permissions = Permissions::R;
-const RW: Permissions = Permissions::RW;
-const RWX: Permissions = Permissions::RWX;
 
 fn table<F: Format>() {
     let leaf = |permissions| F::leaf(PA, Level::Page4K, permissions);

@@ -1,14 +1,10 @@
 //! P4: the guarantees of a change in steps.
 
 use super::arena::Arena;
-use super::never_walked;
+use super::{G, M2, RWX, RX, never_walked};
 use crate::{
     Amd64Nested, Change, DirtySink, Level, MapError, PageTable, Permissions, PhysAddr, Progress, Tables,
 };
-
-const G: u64 = 1 << 30;
-const M2: u64 = 2 << 20;
-const RWX: Permissions = Permissions::RWX;
 
 type Table<'a> = PageTable<Amd64Nested, &'a Arena>;
 
@@ -58,7 +54,7 @@ fn p4_a_step_visits_as_many_entries_as_it_is_told() {
         let all = 1 + 1 + 4 + 1024;
         assert_eq!(measure(edit().write_protect(0..4 * M2), entries_max), all);
         assert_eq!(measure(edit().clean(0..4 * M2, |_| ()), entries_max), all);
-        assert_eq!(measure(edit().protect(0..4 * M2, Permissions::RX).unwrap(), entries_max), all);
+        assert_eq!(measure(edit().protect(0..4 * M2, RX).unwrap(), entries_max), all);
         // Filling a table counts the same as visiting it.
         let check =
             |count| assert!((1..=4 + u64::from(entries_max.div_ceil(512))).contains(&count), "{count}");

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
-use super::never_walked;
+use super::{M2, RW, never_walked};
 use crate::format::{FROZEN, is_settled, piece, repermitted, settled};
 use crate::{
     Amd64Guest, Amd64Host, Amd64Nested, Arm64Stage1, Arm64Stage2, ENTRY_COUNT, Format, Invalidation, Level,
@@ -12,7 +12,6 @@ use crate::{
 };
 
 const PA: PhysAddr = PhysAddr(0x12_4000_0000);
-const M2: u64 = 2 << 20;
 
 /// Every leaf that a change, a fault, or a processor may leave behind.
 fn leaves<F: Format>(level: Level) -> Vec<u64> {
@@ -47,7 +46,7 @@ fn check<F: Format>() {
             assert_eq!(F::is_dirty(expected), F::is_dirty(leaf), "it is known still");
         }
     }
-    let writable = F::leaf(PA, Level::Page4K, Permissions::RW);
+    let writable = F::leaf(PA, Level::Page4K, RW);
     assert!(is_settled::<F>(writable), "or the loop is a slow one");
     for absent in [0, FROZEN, F::mark(5)] {
         assert!(!is_settled::<F>(absent));
@@ -78,7 +77,7 @@ fn p14_settled_leaves_are_those_that_no_processor_changes() {
 /// A table with runs of each kind of entry, across the boundaries of the loops' groups.
 fn mixed<F: Format>(arena: &Arena) -> PageTable<F, &Arena> {
     let mut table = PageTable::new(arena).unwrap();
-    table.map(0..M2, PA, Permissions::RW, Level::Page4K).unwrap();
+    table.map(0..M2, PA, RW, Level::Page4K).unwrap();
     let last = super::leaf_of(&table, 0).unwrap().0;
     let kinds: Vec<u64> = leaves::<F>(Level::Page4K).into_iter().chain([0, F::mark(3)]).collect();
     let mut run = 0;
@@ -154,7 +153,7 @@ fn p14_going_over_a_table_does_what_is_done_to_each_leaf() {
 fn p18_runs_are_told_as_ranges_across_words() {
     let arena = Arena::new(8);
     let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    table.map(0..M2, PA, Permissions::RW, Level::Page4K).unwrap();
+    table.map(0..M2, PA, RW, Level::Page4K).unwrap();
     let hole = |page: u64| super::leaf_of(&table, page * 4096).unwrap().0.store(0, Relaxed);
     [3, 63, 64, 300, 511].into_iter().for_each(hole);
     let gather = table.edit().unwrap().write_protect(0..M2).finish();
