@@ -6,7 +6,8 @@ use super::rates::{COLUMNS, Column, GuestRate, Rates, short};
 use crate::prelude::*;
 use hostlink::guests::GuestState;
 use ratatui::Frame;
-use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::layout::Constraint::{Fill, Length};
+use ratatui::layout::{Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Bar, BarChart, BarGroup, Block, Cell, Clear, Paragraph, Row, Table};
@@ -41,13 +42,7 @@ fn parts(area: Rect) -> [Rect; 4] {
     let waits =
         if area.height >= HEIGHT_FOR_WAITS && waits_in_one(area.width).is_some() { WAITS_HEIGHT } else { 0 };
     let footer = u16::from(area.height >= 4);
-    let heights = [
-        Constraint::Length(header),
-        Constraint::Fill(1),
-        Constraint::Length(waits),
-        Constraint::Length(footer),
-    ];
-    Layout::vertical(heights).areas(area)
+    Layout::vertical([Length(header), Fill(1), Length(waits), Length(footer)]).areas(area)
 }
 
 pub(super) fn rows(area: Rect) -> usize {
@@ -187,7 +182,7 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, rates: &Rates) {
     let order = rates.order(app.column(), app.is_falling);
     let first = app.first.min(order.len().saturating_sub(page));
     let vcpus = order.into_iter().skip(first).take(page).map(vcpu);
-    let widths = columns().map(|at| Constraint::Length(if at == 0 { first_width } else { COLUMN_WIDTH }));
+    let widths = columns().map(|at| Length(if at == 0 { first_width } else { COLUMN_WIDTH }));
     let rows = std::iter::once(Row::new(sums).bold()).chain(vcpus);
     let table = Table::new(rows, widths).header(Row::new(columns().map(heading))).column_spacing(GAP);
     frame.render_widget(table, area);
@@ -241,7 +236,7 @@ pub(super) fn longest(step: usize) -> Option<String> {
 
 fn draw_waits(frame: &mut Frame<'_>, area: Rect, app: &App) {
     let Some(in_one) = waits_in_one(area.width).filter(|_| area.height == WAITS_HEIGHT) else { return };
-    let [title, chart] = Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
+    let [title, chart] = Layout::vertical([Length(1), Fill(1)]).areas(area);
     let waits = app.waits();
     let what = if app.has_all_waits { "since it was started" } else { "in the interval" };
     let said = format!("flush waits {what}, by the longest in each bar (µs, ms)");
@@ -308,7 +303,7 @@ fn draw_help(frame: &mut Frame<'_>) {
     let lines: Vec<Line<'_>> = keys.into_iter().chain(columns).map(Line::from).collect();
     let height = u16::try_from(lines.len()).unwrap_or(0).saturating_add(2);
     let width = if is_wide { WIDE } else { NARROW };
-    let area = frame.area().centered(Constraint::Length(width), Constraint::Length(height));
+    let area = frame.area().centered(Length(width), Length(height));
     let block = Block::bordered().title(Line::from(" keys, and columns: per second ").bold());
     frame.render_widget(Clear, area);
     frame.render_widget(Paragraph::new(lines).block(block), area);
