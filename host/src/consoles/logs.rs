@@ -6,14 +6,12 @@ use hostlink::guests::CONSOLES;
 
 /// The log of a console, beside that of the first one: the second's has `.1` in its name.
 pub(crate) fn path(first: &Path, port: usize) -> PathBuf {
-    let stem = match first.extension().is_some_and(|extension| extension == "log") {
-        true => first.with_extension(""),
-        false => first.to_owned(),
-    };
-    match port {
-        0 => first.to_owned(),
-        port => stem.with_added_extension(format!("{port}.log")),
+    if port == 0 {
+        return first.to_owned();
     }
+    let is_log = first.extension().is_some_and(|extension| extension == "log");
+    let stem = if is_log { first.with_extension("") } else { first.to_owned() };
+    stem.with_added_extension(format!("{port}.log"))
 }
 
 /// The logs of a machine's guests. Each is written whatever becomes of the others.
