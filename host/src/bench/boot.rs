@@ -1,8 +1,6 @@
 //! `quell bench boot`: time to the guest's first process, on Quell and directly on the machine; on
 //! Arm first in instructions.
 
-use super::lab::Lab;
-use super::limits::Limit;
 use crate::cli::BootArgs;
 use crate::prelude::*;
 use crate::run::reporting_console;

@@ -7,8 +7,7 @@
 //! and QEMU's plugin counts the instructions of all CPUs in it. Flushes of running vCPUs are
 //! counted in [`super::running`].
 
-use super::lab::{self, Lab};
-use super::limits::Limit;
+use super::lab;
 use crate::prelude::*;
 use crate::results::number;
 

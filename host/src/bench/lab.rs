@@ -1,7 +1,7 @@
 //! What all benchmarks have in common: the parts of their machines, how these are run, and how
 //! results end.
 
-use super::limits::{self, Limit};
+use super::limits;
 use super::phases::Phases;
 use crate::guest::cache::Versions;
 use crate::machine::outcome::Outcome;

@@ -1,8 +1,7 @@
 //! `quell bench memslot`: the cost of removing guest memory: from a bare guest, and, by the clock,
 //! from a Linux guest whose threads use their memory while the ROM is repeatedly added and removed.
 
-use super::lab::{self, BARE_MEMORY, Lab};
-use super::limits::Limit;
+use super::lab::{self, BARE_MEMORY};
 use crate::cli::MemslotArgs;
 use crate::machine::outcome::Outcome;
 use crate::prelude::*;

@@ -29,8 +29,6 @@ mod unmap;
 use crate::cli::{BenchCommand as Bench, Output};
 use crate::prelude::*;
 pub(crate) use all::record;
-use lab::Lab;
-use limits::Limit;
 
 pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     let status = match command {

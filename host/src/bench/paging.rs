@@ -1,7 +1,6 @@
 //! `quell bench paging`: the page tables on the host, compared with those of other crates.
 
 use super::lab;
-use super::limits::Limit;
 use crate::cli::PagingArgs;
 use crate::prelude::*;
 use std::thread::available_parallelism;

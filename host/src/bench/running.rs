@@ -10,8 +10,7 @@
 //! halts and then the next. So instructions are reported for the machine as a whole, including the
 //! loops of targets and bystanders.
 
-use super::lab::{self, Lab};
-use super::limits::Limit;
+use super::lab;
 use crate::prelude::*;
 
 /// The most pages that the machines drop one by one: all those of the longest list.

@@ -1,8 +1,6 @@
 //! `quell bench shootdown`: tlbcheck's measurements of shootdowns, and the table of the work that
 //! it follows.
 
-use super::lab::Lab;
-use super::limits::Limit;
 use crate::check;
 use crate::cli::ShootdownArgs;
 use crate::prelude::*;

@@ -7,7 +7,6 @@
 //! and when the answer arrived (`answered`). In between it gives the CPU to the guest after each
 //! step, which page by page is most of the time.
 
-use super::lab::Lab;
 use super::load::{Load, Setup, all_dirty};
 use super::phases::{Counts, Phases};
 use crate::cli::UnmapArgs;

@@ -1,7 +1,7 @@
 //! Conversations with the hypervisor of a working guest: memory that comes and goes, dirty logs.
 
 use super::watch;
-use crate::bench::migrate::writer::Writer;
+use crate::bench::migrate::Writer;
 use crate::ctl::dirty_runs;
 use crate::machine::control::Control;
 use crate::test::prelude::*;

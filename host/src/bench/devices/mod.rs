@@ -7,8 +7,7 @@
 
 mod run;
 
-use super::lab::{self, Lab};
-use super::limits::Limit;
+use super::lab;
 use crate::cli::DevicesArgs;
 use crate::debian;
 use crate::guest::cache::{self, OtherKernel};

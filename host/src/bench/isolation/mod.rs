@@ -6,7 +6,6 @@
 
 pub(crate) mod pair;
 
-use super::lab::Lab;
 use super::limits::{Limit, all_met};
 use crate::cli::IsolationArgs;
 use crate::prelude::*;

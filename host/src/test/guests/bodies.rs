@@ -4,7 +4,7 @@ use super::BOOT_TIMEOUT;
 use super::Lab;
 use super::expect::*;
 use crate::bench::load::Setup;
-use crate::bench::migrate::writer::Writer;
+use crate::bench::migrate::Writer;
 use crate::bench::phases::Phases;
 use crate::guest::cache;
 use crate::test::cases::{Hostile, ProbeEnd, Stock};
