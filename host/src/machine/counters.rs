@@ -1,7 +1,6 @@
 //! Reads the hypervisor's counters out of the machine's memory.
 
 use super::guests::{Entries, Identity};
-use super::ram::Ram;
 use crate::prelude::*;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
 use std::mem::offset_of;

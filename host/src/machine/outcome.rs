@@ -1,7 +1,5 @@
 //! The results of a machine that has ended.
 
-use super::counters::Snapshot;
-use super::process::End;
 use crate::prelude::*;
 
 pub(crate) struct Outcome {

@@ -2,7 +2,6 @@
 
 use super::devices::{drive, value as escaped};
 use super::emulator::Version;
-use super::ram::Ram;
 use crate::prelude::*;
 
 #[derive(Clone, Debug)]

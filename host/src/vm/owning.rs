@@ -1,6 +1,5 @@
 //! Guests with devices under KVM, and initial RAM disks for measurements.
 
-use super::{Guest, StockGuest};
 use crate::guest::cache::OtherKernel;
 use crate::guest::peer::owning::Given;
 use crate::guest::peer::{self, Flushes};

@@ -1,6 +1,5 @@
 //! Guests on Quell: the bundle that passes them to the hypervisor, and the machine around them.
 
-use super::{Guest, Hypervisor, StockGuest};
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::Payload;

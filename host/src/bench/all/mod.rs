@@ -1,7 +1,6 @@
 //! `quell bench all`: runs the same work on Quell and on Linux KVM in the same emulated machine, in
 //! one go.
 
-use super::lab::Lab;
 use super::limits;
 use crate::cli::AllArgs;
 use crate::guest::cache;

@@ -6,7 +6,7 @@
 
 pub(crate) mod pair;
 
-use super::limits::{Limit, all_met};
+use super::limits::all_met;
 use crate::cli::IsolationArgs;
 use crate::prelude::*;
 use hostile::attacks::Attack;

@@ -1,7 +1,6 @@
 //! The guests of a machine and their consoles, as the hypervisor shows them in the machine's
 //! memory.
 
-use super::ram::Ram;
 use crate::prelude::*;
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
