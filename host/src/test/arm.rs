@@ -18,16 +18,6 @@ const EIGHT: &str = "test \"$(nproc)\" = 8";
 /// Flushes a lot; reports nothing, because there is no IPI to count.
 const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
-/// A stock guest on Quell, or directly on a machine with this CPU, exits with 7 if all is right.
-const GUEST: &str = "run --arch aarch64 --timeout 120 --exec \
-    'test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7'";
-const BARE_MAX: &str = "run --arch aarch64 --cpu max --bare --timeout 120 --exec \
-    'test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7'";
-const BARE_N1: &str = "run --arch aarch64 --cpu neoverse-n1 --bare --timeout 120 --exec \
-    'test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7'";
-const BARE_A72: &str = "run --arch aarch64 --cpu cortex-a72 --bare --timeout 120 --exec \
-    'test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7'";
-
 /// Rows for [`MAX`], except for those that say another platform.
 pub(super) const fn on_max<const N: usize>(mut rows: [Case; N]) -> [Case; N] {
     let mut index = 0;
@@ -47,11 +37,15 @@ pub(super) const BARE: [Case; 6] = [
     tool("arm_kernel_that_is_not_an_image", "run --arch aarch64 --kernel {text}")
         .ends(1, "not an arm64 boot")
         .about("a file that is not an arm64 boot image is refused"),
-    tool("arm_bare_max", BARE_MAX)
+    tool("arm_bare_max", "{arm} {seven} --cpu max --bare")
         .ends(7, "")
         .about("Debian's arm64 kernel runs to power-off, and its command's status is passed on"),
-    tool("arm_bare_neoverse_n1", BARE_N1).ends(7, "").about("the same on a neoverse-n1"),
-    tool("arm_bare_cortex_a72", BARE_A72).ends(7, "").about("and on a cortex-a72"),
+    tool("arm_bare_neoverse_n1", "{arm} {seven} --cpu neoverse-n1 --bare")
+        .ends(7, "")
+        .about("the same on a neoverse-n1"),
+    tool("arm_bare_cortex_a72", "{arm} {seven} --cpu cortex-a72 --bare")
+        .ends(7, "")
+        .about("and on a cortex-a72"),
     act("arm_plugin_counts", counts)
         .about("QEMU's plugin counts instructions by kind and phase, each once")
         .on(MAX),
@@ -69,45 +63,27 @@ const STOLEN: &str = "say() { set -- $(head -n 1 /proc/stat); \
     say; for i in 1 2 3 4; do work & done; wait; say";
 
 pub(super) const ON_QUELL: [Case; 27] = on_max([
-    tool("arm_exec_status_passed_on", GUEST)
+    tool("arm_exec_status_passed_on", "{arm} {seven}")
         .ends(7, "")
         .about("the command's status is the tool's on Arm as well"),
-    tool(
-        "arm_panic_is_reported_with_symbols",
-        "run --arch aarch64 --exec 'reboot -f' --reset panic --timeout 100",
-    )
-    .ends(70, "hypervisor::arch::aarch64")
-    .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
-    tool(
-        "arm_reset_ends_the_run_if_asked_to",
-        "run --arch aarch64 --exec 'reboot -f' --reset exit --timeout 100",
-    )
-    .ends(71, "")
-    .about("with a status of its own"),
-    tool(
-        "arm_without_el2",
-        "run --arch aarch64 --exec true --timeout 60 --qemu-arg -machine --qemu-arg virtualization=off",
-    )
-    .ends(69, "not started at EL2")
-    .about("a machine without EL2 is refused with the reason"),
-    tool(
-        "arm_without_gicv3",
-        "run --arch aarch64 --exec true --timeout 60 --qemu-arg -machine --qemu-arg gic-version=2",
-    )
-    .ends(69, "no GICv3")
-    .about("so is one with an older interrupt controller"),
-    tool(
-        "arm_without_a_bundle",
-        "run --arch aarch64 --exec true --timeout 60 --qemu-arg -initrd --qemu-arg /dev/null",
-    )
-    .ends(66, "no bundle")
-    .about("so is a hypervisor without a guest"),
-    tool(
-        "arm_bundle_that_is_none",
-        "run --arch aarch64 --exec true --timeout 60 --qemu-arg -initrd --qemu-arg {text}",
-    )
-    .ends(66, "no tar archive")
-    .about("or with something else in its place"),
+    tool("arm_panic_is_reported_with_symbols", "{arm} 'reboot -f' --reset panic")
+        .ends(70, "hypervisor::arch::aarch64")
+        .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
+    tool("arm_reset_ends_the_run_if_asked_to", "{arm} 'reboot -f' --reset exit")
+        .ends(71, "")
+        .about("with a status of its own"),
+    tool("arm_without_el2", "{arm} true --qemu-arg -machine --qemu-arg virtualization=off")
+        .ends(69, "not started at EL2")
+        .about("a machine without EL2 is refused with the reason"),
+    tool("arm_without_gicv3", "{arm} true --qemu-arg -machine --qemu-arg gic-version=2")
+        .ends(69, "no GICv3")
+        .about("so is one with an older interrupt controller"),
+    tool("arm_without_a_bundle", "{arm} true --qemu-arg -initrd --qemu-arg /dev/null")
+        .ends(66, "no bundle")
+        .about("so is a hypervisor without a guest"),
+    tool("arm_bundle_that_is_none", "{arm} true --qemu-arg -initrd --qemu-arg {text}")
+        .ends(66, "no tar archive")
+        .about("or with something else in its place"),
     runs("arm_one_vcpu_on_one_cpu", (1, 1), "test \"$(nproc)\" = 1").about("the smallest guest boots"),
     runs("arm_nproc_is_8_on_max", (8, 2), EIGHT).about("all vCPUs come up, four to a CPU"),
     runs("arm_nproc_is_8_on_neoverse_n1", (8, 2), EIGHT).about("and on a neoverse-n1").on(N1),

@@ -47,8 +47,8 @@ pub(super) enum Body {
         about: Talk,
     },
     Act(Act),
-    /// The tool itself is called with arguments, which are separated by spaces outside of quotes.
-    /// `{text}` is a file with text that is not a kernel, and `{zeroes}` one of 65 MiB.
+    /// The tool itself is called with arguments, separated by spaces outside of quotes. `{text}` is
+    /// a file that is not a kernel, `{zeroes}` one of 65 MiB; `{arm}`, `{seven}`: `guests::tools`.
     Tool {
         args: &'static str,
         status: i32,

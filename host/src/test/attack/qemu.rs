@@ -10,12 +10,7 @@ pub(in crate::test) const ROWS: &[Case] = &[
     tool("u29_guest_on_qemu_10", "run --qemu 10 --timeout 120 --exec 'test $(nproc) = 2 && exit 7'")
         .ends(7, "")
         .about("a guest runs on QEMU 10, which has x2APIC, TSC deadline and other defects"),
-    tool(
-        "u29_arm_guest_on_qemu_10",
-        "run --qemu 10 --arch aarch64 --timeout 120 --exec 'test $(nproc) = 2 && exit 7'",
-    )
-    .ends(7, "")
-    .about("and on Arm64"),
+    tool("u29_arm_guest_on_qemu_10", "{arm} {seven} --qemu 10").ends(7, "").about("and on Arm64"),
     tool("u29_checks_on_qemu_10", "check --qemu 10 --cpus 2 --vcpus 8 --timeout 120")
         .ends(0, "")
         .about("tlbcheck finds no error there"),

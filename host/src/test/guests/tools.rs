@@ -5,8 +5,7 @@ use super::{BOOT_TIMEOUT, Lab};
 use crate::check::{self, Verdict};
 use crate::cli::ImageArgs;
 use crate::image::{self, Entry};
-use crate::machine::emulator;
-use crate::machine::emulator::describe;
+use crate::machine::emulator::{self, describe};
 use crate::machine::spec::Payload;
 use crate::run::tail;
 use crate::test::checks::Check;
@@ -20,6 +19,10 @@ const ROWS_MIN: usize = 10;
 
 /// Status of `quell run` when its time is over.
 const TIMED_OUT: i32 = 124;
+
+/// What `{arm}` and `{seven}` stand for in arguments: a guest's command, and one that ends with 7.
+const ARM: &str = "run --arch aarch64 --timeout 120 --exec";
+const SEVEN: &str = "'test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7'";
 
 impl Lab<'_> {
     pub(super) fn check(&self, case: &Case, check: &Check) -> Result<()> {
@@ -118,6 +121,7 @@ impl Lab<'_> {
         let files = |word: &str| {
             word.replace("{text}", &text.to_string_lossy()).replace("{zeroes}", &zeroes.to_string_lossy())
         };
+        let args = args.replace("{arm}", ARM).replace("{seven}", SEVEN);
         // What is in quotes is one word.
         let parts = args.split('\'').enumerate();
         let words = parts.flat_map(|(index, part)| match index % 2 {
