@@ -117,12 +117,9 @@ impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())?;
         if let Some(hyperv) = &self.hyperv {
-            write!(
-                f,
-                ", privileges {:#x}, features {:#x}, hints {:#x}",
-                hyperv.privileges, hyperv.features, hyperv.hints
-            )?;
-            write!(f, ", version {}.{}", hyperv.version.0, hyperv.version.1)?;
+            let HyperV { privileges, features, hints, version: (major, minor), .. } = hyperv;
+            write!(f, ", privileges {privileges:#x}, features {features:#x}, hints {hints:#x}")?;
+            write!(f, ", version {major}.{minor}")?;
         }
         Ok(())
     }

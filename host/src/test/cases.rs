@@ -305,6 +305,7 @@ pub(super) const LOOPS_COUNT: usize = 9;
 pub(super) const LOOPS_ROUNDS: u64 = 800;
 pub(super) const LOOPS_TASKS: u64 = 4;
 
+const TRUSTED: &str = "! dmesg | grep -E 'timekeeping watchdog|as unstable because|clocksource: .*skewed'";
 const HYPERCALL_LINE: &str = "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
 const NO_HYPERCALL_LINE: &str = "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
 
@@ -383,12 +384,7 @@ pub(super) const CASES: [Case; 47] = [
         .about("and on 12 CPUs as well")
         .only_long(),
     runs("one_vcpu_on_one_cpu", (1, 1), "test \"$(nproc)\" = 1").about("the smallest guest boots"),
-    runs(
-        "clock_is_trusted",
-        (2, 2),
-        "! dmesg | grep -E 'timekeeping watchdog|as unstable because|clocksource: .*skewed'",
-    )
-    .about("the kernel's watchdog does not reject its clock source"),
+    runs("clock_is_trusted", (2, 2), TRUSTED).about("the kernel's watchdog does not reject its clock source"),
     stock("no_tlb_ipis_with_hypercalls", (4, 2), THRASH, Expect::TlbIpis(false))
         .about("remote flushes use only hypercalls"),
     stock("no_hypercalls_with_ipis", (4, 2), THRASH, Expect::TlbIpis(true))

@@ -169,13 +169,8 @@ impl Sources {
                 None => note(format!("{}::{}", found.module.join("::"), found.name), &found.renamed),
             }
         }
-        inner.extend(
-            module
-                .children
-                .iter()
-                .filter(|(_, public)| **public)
-                .map(|(name, _)| (join(at, name), join(path, name))),
-        );
+        let public = module.children.iter().filter(|(_, public)| **public);
+        inner.extend(public.map(|(name, _)| (join(at, name), join(path, name))));
         for (from, path) in inner {
             self.reach(&from, &path, reached);
         }
@@ -307,10 +302,8 @@ fn what_a_crate_offers_is_found_as_the_compiler_finds_it() {
     assert_eq!(faults("pub mod a { pub struct B; } pub use a::B;"), 1, "through the module and not");
     assert_eq!(faults("pub mod a { pub struct B; } use a::B;"), 0);
     assert_eq!(faults("mod a { pub fn a() {} } pub use a::a; pub mod b { pub use crate::a::a as c; }"), 1);
-    assert_eq!(
-        faults("mod a { pub struct B; } mod c { pub use super::a::B; } pub use a::B; pub use c::B as D;"),
-        1
-    );
+    let twice = "mod a { pub struct B; } mod c { pub use super::a::B; } pub use a::B; pub use c::B as D;";
+    assert_eq!(faults(twice), 1);
     assert_eq!(faults("pub mod a { pub const B: u8 = 0; } pub use a::*;"), 1);
     assert_eq!(faults("pub mod a { pub const B: u8 = 0; } pub use a as c;"), 1);
     assert_eq!(faults("pub use other::A; pub mod b { pub use other::A; }"), 1);

@@ -179,11 +179,8 @@ pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
     for way in [LogWay::DirtyBits, LogWay::WriteProtection] {
         let migrated = writer.migrate(way, 2)?.migrated;
         ensure!(migrated.pages() > MIGRATED / PAGE, "{way:?}: the guest's stores are in no round's log");
-        ensure!(
-            writer.load.slots()? == slots,
-            "{way:?}: the slots are {:?} after {slots:?}",
-            writer.load.slots()?
-        );
+        let now = writer.load.slots()?;
+        ensure!(now == slots, "{way:?}: the slots are {now:?} after {slots:?}");
         let now = largest_free(writer)?;
         ensure!(now == free, "{way:?}: memory is missing: '{now}' after '{free}'");
     }

@@ -132,10 +132,8 @@ mod tests {
         assert!(both.has_ranges && both.has_outer && both.has_long_asids && both.has_levels);
         assert!(both.sets_access_flag && both.sets_dirty_state);
         let text = std::format!("{both}");
-        assert_eq!(
-            text,
-            "no hypervisor that shows itself, MIDR 0x410fd083, TLBIRANGE, TLBIOS, TTL, ASID16, HAFDBS"
-        );
+        let all = "no hypervisor that shows itself, MIDR 0x410fd083, TLBIRANGE, TLBIOS, TTL, ASID16, HAFDBS";
+        assert_eq!(text, all);
     }
 
     #[test]

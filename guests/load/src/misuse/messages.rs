@@ -52,7 +52,7 @@ pub(super) fn messages(devices: &Devices, random: &mut Random, count: u64) -> Re
             config.write(control, bits << 30 & (ENABLE | MASK));
             config.write(control, ENABLE);
         }
-        raise(&controller, &mut admin, &mut queue, random, turn)?;
+        raise(&controller, [&mut admin, &mut queue], random, turn)?;
         interrupts::enable();
         core::hint::spin_loop();
         interrupts::disable();
@@ -97,17 +97,12 @@ fn set(at: u64, random: &mut Random) {
 }
 
 /// Has the disk send the messages of both queues.
-fn raise(
-    controller: &Controller,
-    admin: &mut Queue,
-    queue: &mut Queue,
-    random: &mut Random,
-    turn: u64,
-) -> Result<(), Failure> {
+fn raise(disk: &Controller, queues: [&mut Queue; 2], random: &mut Random, turn: u64) -> Result<(), Failure> {
+    let [admin, queue] = queues;
     // It may report that it could not write there.
     let refused = |done: Result<(), nvme::Refused>| done == Err(nvme::Refused::Silent);
     let address = random.one_of(WILD);
-    let first = admin.execute(controller, &nvme::identify(address));
-    let second = queue.execute(controller, &nvme::read_two_pages(address & !0x1000));
+    let first = admin.execute(disk, &nvme::identify(address));
+    let second = queue.execute(disk, &nvme::read_two_pages(address & !0x1000));
     ensure(!refused(first) && !refused(second), "the disk is silent in turn", turn)
 }

@@ -61,11 +61,8 @@ fn share() -> Verdict {
     let passed = after.reference - before.reference;
     let (own, other) = (after.own - before.own, after.other - before.other);
     let slack = passed / 20 + 2 * AT_ONCE;
-    let is_shared = own.max(other) < passed / 10 * 7;
-    ensure!(
-        is_shared && (own + other).abs_diff(passed) < slack,
-        "of {passed} units they had {own} and {other}"
-    );
+    let is_shared = own.max(other) < passed / 10 * 7 && (own + other).abs_diff(passed) < slack;
+    ensure!(is_shared, "of {passed} units they had {own} and {other}");
     Ok(())
 }
 

@@ -34,15 +34,8 @@ fn attacks(room: &Room<'_>) -> Result<()> {
     for (weights, is_pinned, attack) in ATTACKS {
         let plan = Plan { attack, weights, is_pinned, seed: SEED, flushes: FLUSHES, batches: BATCHES };
         let name = || format!("attack '{}', weights {weights:?}", attack.name());
-        let run = pair::run(
-            room.hypervisor()?,
-            room.platform,
-            &plan,
-            TIMEOUT,
-            room.directory,
-            room.signals,
-            |_| (),
-        );
+        let (hypervisor, directory) = (room.hypervisor()?, room.directory);
+        let run = pair::run(hypervisor, room.platform, &plan, TIMEOUT, directory, room.signals, |_| ());
         let figures = run.with_context(name)?.of_used_time();
         let missed: Vec<_> = limits(&plan, &figures, None).iter().filter_map(Limit::missed).collect();
         ensure!(missed.is_empty(), "{}: {}", name(), missed.join("; "));

@@ -22,6 +22,7 @@ const THREE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 29
 /// Has nearly 5 GiB of memory, and uses most of it.
 const FIVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 4950000 && mkdir /m && \
             mount -t tmpfs -o size=100% m /m && dd if=/dev/zero of=/m/all bs=1M count=4200";
+const TWELVE: &str = "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 12000000";
 
 const fn uses_memory(name: &'static str, command: &'static str, bytes: u64) -> Case {
     runs(name, (2, 2), command).in_memory(bytes)
@@ -52,13 +53,7 @@ pub(in crate::test) const ROWS: &[Case] = &[
         .about("memory that is larger than the machine's piece below 4 GiB"),
     uses_memory("u10_guest_of_5g", FIVE, 5 * GIB)
         .about("memory on both sides of the guest's own gap below 4 GiB"),
-    uses_memory(
-        "u10_guest_of_12g",
-        "test $(awk '/^MemTotal/ { print $2 }' /proc/meminfo) -gt 12000000",
-        12 * GIB,
-    )
-    .about("and much more of it")
-    .only_long(),
+    uses_memory("u10_guest_of_12g", TWELVE, 12 * GIB).about("and much more of it").only_long(),
     uses_memory("u10_arm_guest_of_5g", FIVE, 5 * GIB).about("memory above 4 GiB on Arm64").on(MAX),
     tool("o1_the_usual_image_refuses_to_make_mistakes", "run --set defect=no-kick --exec true")
         .ends(66, "this image has no defects")

@@ -4,6 +4,7 @@ use crate::test::cases::{FLOOD, ProbeEnd, ended, probe, runs};
 use crate::test::prelude::*;
 use crate::test::siege::Siege;
 
+const EIGHT_THRASH: &str = "test $(nproc) = 8 && thrash --threads 8 --rounds 5";
 /// Allocates and frees memory on all processors at the same time.
 const LOAD: &str = "uname -r | grep -q '^6\\.1\\.' && exit 3; \
     for round in 1 2 3; do thrash --threads 8 --rounds 25 || exit; done; \
@@ -42,14 +43,9 @@ pub(in crate::test) const ROWS: &[Case] = &[
         .about("a breakpoint enabled through DR5 affects only its own vCPU"),
     probe("u13_idt_in_nothing", "u13_idt_in_nothing", ProbeEnd::Ended(ExitCode::GuestReset))
         .about("an exception whose descriptor is not in memory shuts the guest down"),
-    stock(
-        "u15_late_processor",
-        (8, 4),
-        "test $(nproc) = 8 && thrash --threads 8 --rounds 5",
-        Expect::WithoutCpus(&[1, 2]),
-    )
-    .about("CPUs that are given up, and come late, get no vCPUs and take nobody's stack")
-    .with(&["defect=late-cpu"]),
+    stock("u15_late_processor", (8, 4), EIGHT_THRASH, Expect::WithoutCpus(&[1, 2]))
+        .about("CPUs that are given up, and come late, get no vCPUs and take nobody's stack")
+        .with(&["defect=late-cpu"]),
     stock("u18_flood", (1, 1), FLOOD, Expect::Flood)
         .about("the guest's output is limited, and lines that imitate the hypervisor are not believed"),
     runs("u20_linux_6_12_under_load", (8, 2), LOAD)

@@ -119,10 +119,10 @@ fn archive_of(directory: &Path, name: &str) -> Result<PathBuf> {
 
 /// Cargo for packages outside of the tree.
 fn cargo<'a>(
-    directory: &Path,
+    at: &Path,
     toolchain: Option<&str>,
     built: &Path,
-    arguments: impl Iterator<Item = &'a str>,
+    args: impl Iterator<Item = &'a str>,
 ) -> Command {
     let mut command = match toolchain {
         None => workspace::cargo(),
@@ -133,7 +133,7 @@ fn cargo<'a>(
             command
         }
     };
-    command.args(arguments).current_dir(directory);
+    command.args(args).current_dir(at);
     command.env("CARGO_TARGET_DIR", built).env("CARGO_PROFILE_DEV_DEBUG", "false");
     command
 }
@@ -159,11 +159,8 @@ fn work_outside(_: &Room<'_>) -> Result<()> {
         for licence in LICENCES {
             let packed = fs::read(package.directory.join(licence));
             let packed = packed.with_context(|| format!("{} is packed without {licence}", package.name))?;
-            ensure!(
-                packed == fs::read(workspace::root().join(licence))?,
-                "{licence} in {} differs",
-                package.name
-            );
+            let is_same = packed == fs::read(workspace::root().join(licence))?;
+            ensure!(is_same, "{licence} in {} differs", package.name);
         }
         for other in OTHERS {
             ensure!(package.directory.join(other).is_file(), "{} is packed without {other}", package.name);

@@ -53,12 +53,8 @@ fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
 /// A global page belongs to every space: each flush drops it that is not of non-global pages (A18).
 pub(super) fn global() -> Verdict {
     for used_in in [window::space(), window::other_space()] {
-        let cells = [
-            (NO_FLAGS, window::space()),
-            (NO_FLAGS, window::other_space()),
-            (ALL_SPACES, 0),
-            (ALL_SPACES, window::space()),
-        ];
+        let (space, other) = (window::space(), window::other_space());
+        let cells = [(NO_FLAGS, space), (NO_FLAGS, other), (ALL_SPACES, 0), (ALL_SPACES, space)];
         all_take(true, used_in, &cells)?;
     }
     Ok(())
@@ -68,11 +64,8 @@ pub(super) fn global() -> Verdict {
 pub(super) fn other_space() -> Verdict {
     let other = window::other_space();
     let both = NON_GLOBAL.with_all_address_spaces(true);
-    all_take(
-        false,
-        other,
-        &[(NO_FLAGS, other), (NON_GLOBAL, other), (ALL_SPACES, 0), (both, window::space())],
-    )
+    let cells = [(NO_FLAGS, other), (NON_GLOBAL, other), (ALL_SPACES, 0), (both, window::space())];
+    all_take(false, other, &cells)
 }
 
 /// A space is identified by its table's address, regardless of PCID and bit 63 of CR3 (A11).
