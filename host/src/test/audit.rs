@@ -6,6 +6,8 @@ use crate::test::prelude::*;
 
 const PRETEND: &[&str] = &["pretend=on"];
 
+const FORGOTTEN: Expect = Expect::Panic("audit: a flush was taken, and nothing is dropped");
+
 pub(super) const ROWS: &[Case] = &[
     probe("audit_probe", "all", ProbeEnd::AllPassed)
         .about("guest errors, with clean bits and flushes of one ASID")
@@ -22,12 +24,7 @@ pub(super) const ROWS: &[Case] = &[
     act("audit_counts_invalidations", |room| room.lab.invalidations(room.case, "list_in_parts"))
         .about("each page of a list is invalidated when a target carries out the flush")
         .with(&["flush_pages=1000"]),
-    stock(
-        "audit_finds_a_flush_that_is_taken_and_forgotten",
-        (8, 2),
-        STALE,
-        Expect::Panic("audit: a flush was taken, and nothing is dropped"),
-    )
-    .about("the auditor detects a flush that dropped nothing, which no guest on an emulator can")
-    .with(&["pretend=on", "defect=debt-forgotten"]),
+    stock("audit_finds_a_flush_that_is_taken_and_forgotten", (8, 2), STALE, FORGOTTEN)
+        .about("the auditor detects a flush that dropped nothing, which no guest on an emulator can")
+        .with(&["pretend=on", "defect=debt-forgotten"]),
 ];

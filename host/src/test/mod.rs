@@ -149,33 +149,14 @@ impl<T> Queue<T> {
 }
 
 static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
-    let tables = [
-        &cases::CASES[..],
-        &checks::CHECKS,
-        &arm::BARE,
-        &arm::ON_QUELL,
-        &arm::CHECKS,
-        &stage2::ROWS,
-        attack::arm::ROWS,
-        attack::fuzz::ROWS,
-        attack::isolation::ROWS,
-        attack::operator::ROWS,
-        attack::pc::ROWS,
-        attack::qemu::ROWS,
-        audit::ROWS,
-        &packages::ROWS,
-        &releases::ROWS,
-        &traces::ROWS,
-        &budgets::ROWS,
-        &devices::ROWS,
-        &disks::ROWS,
-        &kernels::ROWS,
-        &dma::ROWS,
-        &peers::ROWS,
-        several::ROWS,
-        pages::rows(),
-    ];
-    tables.into_iter().flatten().flat_map(|case| case.rows()).collect()
+    let stock = [&cases::CASES[..], &checks::CHECKS, &arm::BARE, &arm::ON_QUELL, &arm::CHECKS, &stage2::ROWS];
+    let attacks = [attack::arm::ROWS, attack::fuzz::ROWS, attack::isolation::ROWS, attack::operator::ROWS];
+    let errata = [attack::pc::ROWS, attack::qemu::ROWS, audit::ROWS, &packages::ROWS, &releases::ROWS];
+    let machines = [&traces::ROWS[..], &budgets::ROWS, &devices::ROWS, &disks::ROWS, &kernels::ROWS];
+    let tables = [&stock[..], &attacks, &errata, &machines];
+    let tables =
+        tables.concat().into_iter().chain([&dma::ROWS[..], &peers::ROWS, several::ROWS, pages::rows()]);
+    tables.flatten().flat_map(|case| case.rows()).collect()
 });
 
 /// Prints the last line, and returns the process's status.

@@ -52,57 +52,28 @@ macro_rules! case {
     };
 }
 
+macro_rules! cases {
+    ($($instruction:literal)*) => { [$(case!($instruction)),*] };
+}
+
 /// On 32 bits, the width of the I/O APIC's registers.
-const CASES_32: [Case; 22] = [
-    case!("mov edx, [rdi]"),
-    case!("movsxd rdx, dword ptr [rdi]"),
-    case!("mov [rdi], edx"),
-    case!("mov dword ptr [rdi], 0x12345678"),
-    case!("add [rdi], edx"),
-    case!("lock sub [rdi], edx"),
-    case!("sub dword ptr [rdi], 0x7f"),
-    case!("and [rdi], edx"),
-    case!("or dword ptr [rdi], 0x800"),
-    case!("lock xor [rdi], edx"),
-    case!("add edx, [rdi]"),
-    case!("sub edx, [rdi]"),
-    case!("and edx, [rdi]"),
-    case!("or edx, [rdi]"),
-    case!("xor edx, [rdi]"),
-    case!("cmp [rdi], edx"),
-    case!("cmp edx, [rdi]"),
-    case!("test [rdi], edx"),
-    case!("test dword ptr [rdi], 0x8000"),
-    case!("bt dword ptr [rdi], 11"),
-    case!("xchg [rdi], edx"),
-    case!("lock cmpxchg [rdi], edx"),
-];
+const CASES_32: [Case; 22] = cases! {
+    "mov edx, [rdi]" "movsxd rdx, dword ptr [rdi]" "mov [rdi], edx" "mov dword ptr [rdi], 0x12345678"
+    "add [rdi], edx" "lock sub [rdi], edx" "sub dword ptr [rdi], 0x7f" "and [rdi], edx"
+    "or dword ptr [rdi], 0x800" "lock xor [rdi], edx" "add edx, [rdi]" "sub edx, [rdi]"
+    "and edx, [rdi]" "or edx, [rdi]" "xor edx, [rdi]" "cmp [rdi], edx" "cmp edx, [rdi]"
+    "test [rdi], edx" "test dword ptr [rdi], 0x8000" "bt dword ptr [rdi], 11" "xchg [rdi], edx"
+    "lock cmpxchg [rdi], edx"
+};
 
 /// On other sizes, for which there is no device.
-const CASES_OTHER: [Case; 22] = [
-    case!("mov dh, [rdi]"),
-    case!("mov dx, [rdi]"),
-    case!("mov rdx, [rdi]"),
-    case!("movzx edx, byte ptr [rdi]"),
-    case!("movsx rdx, word ptr [rdi]"),
-    case!("mov [rdi], dh"),
-    case!("mov [rdi], dx"),
-    case!("mov qword ptr [rdi], -5"),
-    case!("add [rdi], dl"),
-    case!("sub [rdi], dx"),
-    case!("sub [rdi], rdx"),
-    case!("and dx, [rdi]"),
-    case!("or qword ptr [rdi], 1"),
-    case!("lock xor byte ptr [rdi], 0x55"),
-    case!("add rdx, [rdi]"),
-    case!("cmp dl, [rdi]"),
-    case!("cmp [rdi], dh"),
-    case!("cmp [rdi], rdx"),
-    case!("test [rdi], dx"),
-    case!("bt qword ptr [rdi], 62"),
-    case!("xchg [rdi], dx"),
-    case!("lock cmpxchg [rdi], dl"),
-];
+const CASES_OTHER: [Case; 22] = cases! {
+    "mov dh, [rdi]" "mov dx, [rdi]" "mov rdx, [rdi]" "movzx edx, byte ptr [rdi]"
+    "movsx rdx, word ptr [rdi]" "mov [rdi], dh" "mov [rdi], dx" "mov qword ptr [rdi], -5"
+    "add [rdi], dl" "sub [rdi], dx" "sub [rdi], rdx" "and dx, [rdi]" "or qword ptr [rdi], 1"
+    "lock xor byte ptr [rdi], 0x55" "add rdx, [rdi]" "cmp dl, [rdi]" "cmp [rdi], dh" "cmp [rdi], rdx"
+    "test [rdi], dx" "bt qword ptr [rdi], 62" "xchg [rdi], dx" "lock cmpxchg [rdi], dl"
+};
 
 /// Interesting values of both operands.
 const VALUES: [u64; 9] =
@@ -301,13 +272,10 @@ fn map_device(index: usize, address: u64) {
 
 /// Accesses to two pages, one of which is a device's, and accesses that are not emulated.
 pub(super) fn mmio_edges() -> Verdict {
-    const REFUSED: [Case; 5] = [
-        case!("inc dword ptr [rdi]"),
-        case!("adc [rdi], edx"),
-        case!("lock xadd [rdi], edx"),
-        case!("push qword ptr [rdi]\nadd rsp, 8"),
-        case!("movups xmm0, [rdi]"),
-    ];
+    const REFUSED: [Case; 5] = cases! {
+        "inc dword ptr [rdi]" "adc [rdi], edx" "lock xadd [rdi], edx"
+        "push qword ptr [rdi]\nadd rsp, 8" "movups xmm0, [rdi]"
+    };
     const LOAD: Case = case!("mov rdx, [rdi]");
     const STORE: Case = case!("mov [rdi], rdx");
     const ADD: Case = case!("lock add [rdi], rdx");

@@ -25,14 +25,9 @@ const OFF: End = End::Hypervisor(ExitCode::GuestPowerOff);
 fn u50_a_run_ends_as_expected_and_no_other_way() {
     let ended = |end| expect_end(&outcome(end, &[]), ExitCode::GuestPowerOff).is_ok();
     assert!(ended(OFF));
-    for end in [
-        End::Hypervisor(ExitCode::GuestReset),
-        End::Hypervisor(ExitCode::Panic),
-        End::PowerOff,
-        End::TimedOut,
-        End::Failed(ExitStatus::from_raw(0)),
-        End::Failed(ExitStatus::from_raw(1 << 8)),
-    ] {
+    let codes = [ExitCode::GuestReset, ExitCode::Panic].map(End::Hypervisor);
+    let failures = [0, 1 << 8].map(|status| End::Failed(ExitStatus::from_raw(status)));
+    for end in codes.into_iter().chain(failures).chain([End::PowerOff, End::TimedOut]) {
         assert!(!ended(end), "{end:?}");
     }
 }

@@ -82,12 +82,7 @@ fn check_marks(ended: &Ended, guests: &[Known]) -> Result<()> {
         let shown = ended.shown(name);
         for guest in guests {
             let (is_own, is_there) = (guest.0 == *name, shown.contains(&mark(guest)));
-            ensure!(
-                is_own == is_there,
-                "{name}'s console {} '{}':\n{shown}",
-                if is_there { "shows" } else { "does not show" },
-                mark(guest)
-            );
+            ensure!(is_own == is_there, "{name}'s console, '{}' there: {is_there}:\n{shown}", mark(guest));
         }
     }
     Ok(())

@@ -32,14 +32,9 @@ fn subject() -> Result<Name> {
 
 /// A guest that does not exist.
 fn refusals(stage: &mut Stage<'_>) -> Result<()> {
+    use Request::{Destroy, Pause, Reset, Resume, Start};
     let (guest, nobody) = (subject()?, named("nobody")?);
-    for request in [
-        Request::Start { guest },
-        Request::Pause { guest },
-        Request::Resume { guest },
-        Request::Reset { guest },
-        Request::Destroy { guest },
-    ] {
+    for request in [Start { guest }, Pause { guest }, Resume { guest }, Reset { guest }, Destroy { guest }] {
         stage.refused(&request, "guest 'subject' is empty: this is for a guest that is there")?;
     }
     stage.refused(&Request::Create { guest: nobody }, "describes no guest 'nobody'")?;
