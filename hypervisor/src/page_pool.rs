@@ -103,13 +103,11 @@ mod tests {
     fn u7_there_are_tables_for_all_memory_in_small_pages_twice() {
         // 1 GiB: 512 tables with pages of 4 KiB, one above them, and one above that.
         assert_eq!(u64::from(PagePool::needed(1 << 30)), 2 * (512 + 1 + 1) + SPARE);
-        assert_eq!(u64::from(PagePool::needed(1)), 2 * 3 + SPARE);
-        assert_eq!(PagePool::needed(u64::MAX), u32::MAX);
+        assert_eq!((u64::from(PagePool::needed(1)), PagePool::needed(u64::MAX)), (2 * 3 + SPARE, u32::MAX));
     }
 
     #[test]
     fn nothing_comes_out_of_nothing() {
-        assert_eq!(PagePool::empty().take(), None);
-        assert_eq!(PagePool::empty().free_count(), 0);
+        assert_eq!((PagePool::empty().take(), PagePool::empty().free_count()), (None, 0));
     }
 }

@@ -54,9 +54,7 @@ mod tests {
     #[test]
     fn time_goes_on_with_the_counter_and_never_back() {
         let clock = WallClock::new(1_700_000_000, 5000, 1000);
-        assert_eq!(clock.ns(5000), 1_700_000_000 * NS);
-        assert_eq!(clock.ns(6500), 1_700_000_001 * NS + NS / 2);
-        assert_eq!(clock.ns(0), clock.ns(5000));
-        assert_eq!(WallClock::new(u64::MAX, 0, 0).ns(u64::MAX), u64::MAX);
+        assert_eq!((clock.ns(5000), clock.ns(6500)), (1_700_000_000 * NS, 1_700_000_001 * NS + NS / 2));
+        assert_eq!((clock.ns(0), WallClock::new(u64::MAX, 0, 0).ns(u64::MAX)), (clock.ns(5000), u64::MAX));
     }
 }

@@ -35,8 +35,7 @@ fn wakers_nudge_idle_cpus_and_running_vcpus() {
 fn an_idle_cpu_takes_work_from_the_longest_queue() {
     let sched = scheduler(3, 4);
     enqueue(&sched, 0, [0, 2]);
-    assert_eq!(next(&sched, 0), Some((0, false)));
-    assert_eq!(next(&sched, 1), Some((2, true)));
+    assert_eq!((next(&sched, 0), next(&sched, 1)), (Some((0, false)), Some((2, true))));
     assert_eq!(next(&sched, 2), None, "the others have one each, which runs");
 }
 
@@ -48,8 +47,7 @@ fn a_refused_block_leaves_the_vcpu_running() {
     assert_eq!(sched.block(0, 5, 100, || false), Block::Refused);
     assert_eq!(sched.next_event(0), u64::MAX, "no timer was left behind");
     assert_eq!(sched.block(0, 5, 100, || true), Block::Next(None));
-    assert_eq!(sched.next_event(0), 100);
-    assert_eq!(sched.pop_expired(0, 100), Some(0));
+    assert_eq!((sched.next_event(0), sched.pop_expired(0, 100)), (100, Some(0)));
 }
 
 #[test]
@@ -85,8 +83,7 @@ fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
     assert_eq!(sched.promote(3), Nudge::Running(0));
     assert_eq!(sched.promote(3), Nudge::Nothing, "it has been helped");
     let Block::Next(Some(turn)) = sched.block(0, 0, u64::MAX, || true) else { panic!("nobody has the CPU") };
-    assert_eq!(turn.vcpu, 3);
-    assert_eq!(sched.promote(3), Nudge::Nothing);
+    assert_eq!((turn.vcpu, sched.promote(3)), (3, Nudge::Nothing));
 }
 
 #[test]

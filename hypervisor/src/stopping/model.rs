@@ -83,8 +83,7 @@ fn reset(leave: fn(&Guest, usize)) {
     let other = other.join().unwrap();
     assert!(own.is_some() && other.is_some(), "each is told");
     assert_eq!([own, other].iter().filter(|role| **role == Some(true)).count(), 1, "one resets");
-    assert_eq!(guest.stopping.attention(), 0);
-    assert_eq!(guest.stopping.left(), 0);
+    assert_eq!((guest.stopping.attention(), guest.stopping.left()), (0, 0));
 }
 
 #[test]

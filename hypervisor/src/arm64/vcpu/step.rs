@@ -105,8 +105,7 @@ mod tests {
         assert_eq!(behind(pc, state, 0), (0x100a, thumb(0)), "and nothing begins");
         // All fields, wherever they are in SPSR.
         for value in 0..=0xff {
-            assert_eq!(it(thumb(value)), value);
-            assert_eq!(thumb(value) & 0xf9ff_03ff, 0x30);
+            assert_eq!((it(thumb(value)), thumb(value) & 0xf9ff_03ff), (value, 0x30));
             let (_, after) = behind(0, thumb(value), 0);
             let expected = if value & 7 == 0 { 0 } else { value & 0xe0 | value << 1 & 0x1f };
             assert_eq!(it(after), expected);

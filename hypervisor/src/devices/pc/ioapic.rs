@@ -262,8 +262,7 @@ mod tests {
             destination: Destination::Physical(2),
             trigger: Trigger::Edge,
         };
-        assert_eq!(ioapic.set_line(4, true), Some(expected));
-        assert_eq!(ioapic.set_line(4, true), None);
+        assert_eq!((ioapic.set_line(4, true), ioapic.set_line(4, true)), (Some(expected), None));
         assert!(ioapic.eoi(0x31).is_empty(), "an edge is not sent again at EOI");
     }
 

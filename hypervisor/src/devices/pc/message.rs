@@ -223,8 +223,7 @@ mod tests {
         assert_eq!(hit(0x100, flat), [], "no destination of 8 bits");
         assert_eq!(hit(0x0001_0005, clusters), []);
         for all in [0xff, BROADCAST] {
-            assert_eq!(hit(all, flat).len(), 8);
-            assert_eq!(hit(all, clusters).len(), 8);
+            assert_eq!((hit(all, flat).len(), hit(all, clusters).len()), (8, 8));
             assert_eq!(hit(all, |_| Logical::Flat(0)).len(), 8, "whatever their own bits are");
         }
         // Eight APICs in x2APIC mode interpret the same destination as members of the first
@@ -279,9 +278,7 @@ mod tests {
 
     #[test]
     fn logical_clusters_hold_sixteen() {
-        assert_eq!(logical_id(0), 1);
-        assert_eq!(logical_id(15), 0x8000);
-        assert_eq!(logical_id(0x12), 0x0001_0004);
+        assert_eq!((logical_id(0), logical_id(15), logical_id(0x12)), (1, 0x8000, 0x0001_0004));
         let cluster_1 = Destination::Logical(0x0001_0005);
         let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(x2apic(id), 0)).collect();
         assert_eq!(hit, [16, 18]);

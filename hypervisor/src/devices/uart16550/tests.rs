@@ -29,8 +29,7 @@ fn status_registers_are_read_only() {
     let mut uart = uart(0);
     let _ = uart.write(5, 0xff);
     let _ = uart.write(6, 0xff);
-    assert_eq!(uart.read(5), 0x60);
-    assert_eq!(uart.read(6), 0xb0);
+    assert_eq!((uart.read(5), uart.read(6)), (0x60, 0xb0));
 }
 
 #[test]
@@ -39,8 +38,7 @@ fn a_full_fifo_takes_no_more_and_loses_nothing() {
     let taken: Vec<u8> = (0..40).filter(|&byte| uart.receive(byte)).collect();
     assert_eq!(taken.len(), FIFO_LEN);
     let read: Vec<u8> = taken.iter().map(|_| uart.read(0)).collect();
-    assert_eq!(read, taken);
-    assert_eq!(uart.read(LSR), LSR_IDLE);
+    assert_eq!((read, uart.read(LSR)), (taken, LSR_IDLE));
     assert_eq!(uart.read(0), 0, "an empty receiver");
     let mut without_fifo = Uart16550::default();
     assert!(without_fifo.receive(1) && !without_fifo.receive(2));
@@ -57,8 +55,7 @@ fn interrupts_by_priority_each_cleared_by_its_register() {
     assert_eq!(uart.read(LSR) & (LSR_OVERRUN | LSR_DATA), LSR_OVERRUN | LSR_DATA);
     assert_eq!(uart.read(LSR) & LSR_OVERRUN, 0);
     for byte in 0..FIFO_LEN as u8 {
-        assert_eq!(uart.read(IIR), 0xc4);
-        assert_eq!(uart.read(0), byte);
+        assert_eq!((uart.read(IIR), uart.read(0)), (0xc4, byte));
     }
     assert_eq!(uart.read(IIR), 0xc2, "reading IIR while another cause shows did not clear it");
     assert_eq!(uart.read(IIR), 0xc0, "modem: the inputs fell with loopback");

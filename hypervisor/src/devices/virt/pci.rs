@@ -94,8 +94,7 @@ mod tests {
     #[test]
     fn a_place_in_configuration_space_is_a_function_and_a_double_word() {
         assert_eq!(find(0), None, "there is no host bridge");
-        assert_eq!(find(1 << 15), Some((0, 0)));
-        assert_eq!(find(2 << 15 | 0x3f), Some((1, 15)));
+        assert_eq!((find(1 << 15), find(2 << 15 | 0x3f)), (Some((0, 0)), Some((1, 15))));
         assert_eq!(find(1 << 15 | 1 << 12), None, "one function each");
         assert_eq!(find(PCI_ECAM_SIZE as u32 + (1 << 15)), None, "another bus");
         assert_eq!(find(1 << 15 | 0xffc), Some((0, 0x3ff)));
@@ -105,8 +104,7 @@ mod tests {
     fn without_functions_all_bits_are_set_and_writes_are_lost() {
         let mut pci = Pci::default();
         pci.write(1 << 15 | 4, 2, 7);
-        assert_eq!(pci.read(1 << 15 | 2, 2), 0xffff);
-        assert_eq!(pci.read(1 << 15, 8), u64::MAX);
+        assert_eq!((pci.read(1 << 15 | 2, 2), pci.read(1 << 15, 8)), (0xffff, u64::MAX));
         assert_eq!(pci.read(0xf_fffc, 8), u64::MAX, "up to the window's end");
     }
 }

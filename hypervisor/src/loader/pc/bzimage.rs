@@ -239,8 +239,7 @@ mod tests {
     #[test]
     fn memory_must_hold_the_kernel_at_its_address() {
         let too_small = LoadError::MemoryTooSmall { needed: 48 * MIB, memory: 46 * MIB };
-        assert_eq!(load(&image(), 46 * MIB), Err(too_small));
-        assert_eq!(load(&image(), 48 * MIB), Ok(()));
+        assert_eq!((load(&image(), 46 * MIB), load(&image(), 48 * MIB)), (Err(too_small), Ok(())));
         for address in [0, 0x9_0000, u64::MAX, u64::MAX - 32 * MIB] {
             let file = patched(at(offset_of!(SetupHeader, pref_address)), &address.to_le_bytes());
             let error = load(&file, 64 * MIB).unwrap_err();
@@ -333,10 +332,8 @@ mod tests {
             let at = params::E820_TABLE + index * 20;
             (u64_in(params, at), u64_in(params, at + 8), u32_in(params, at + 16))
         };
-        assert_eq!(params[params::E820_ENTRIES], 6);
-        assert_eq!(line(0), (0, 0xa_0000, 1));
-        assert_eq!(line(2), (0xe_0000, 0x1_0000, 3));
-        assert_eq!(line(4), (0x10_0000, 3071 * MIB, 1));
+        assert_eq!((params[params::E820_ENTRIES], line(0)), (6, (0, 0xa_0000, 1)));
+        assert_eq!((line(2), line(4)), ((0xe_0000, 0x1_0000, 3), (0x10_0000, 3071 * MIB, 1)));
         assert_eq!(line(5), (4096 * MIB, 1024 * MIB, 1));
     }
 
@@ -350,8 +347,7 @@ mod tests {
         assert!(ranges.iter().all(|range| memory.is_ram(range)), "{ranges:x?}");
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "{ranges:x?}");
-        assert_eq!(ranges[0].start, GDT);
-        assert_eq!(ranges.len(), 5);
+        assert_eq!((ranges[0].start, ranges.len()), (GDT, 5));
     }
 
     #[test]

@@ -103,8 +103,7 @@ fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
     let mut queue = queue(2);
     queue.pick_alone(0, |_| true);
     queue.end_by(900, PutBack::Preempted, &POLICY);
-    assert_eq!(queue.steal(), Some((0, Standing { lag: 900, line: Line::Work })));
-    assert_eq!(queue.load(), 1);
+    assert_eq!((queue.steal(), queue.load()), (Some((0, Standing { lag: 900, line: Line::Work })), 1));
 }
 
 #[test]
@@ -113,11 +112,9 @@ fn timers_expire_in_order_and_can_be_forgotten() {
     queue.add_timer(30, 3);
     queue.add_timer(10, 1);
     queue.add_timer(20, 2);
-    assert_eq!(queue.next_timer(), 10);
-    assert_eq!(queue.pop_expired(9), None);
+    assert_eq!((queue.next_timer(), queue.pop_expired(9)), (10, None));
     queue.remove_timer(2);
-    assert_eq!(queue.pop_expired(100), Some(1));
-    assert_eq!(queue.pop_expired(100), Some(3));
+    assert_eq!((queue.pop_expired(100), queue.pop_expired(100)), (Some(1), Some(3)));
     assert_eq!(queue.next_timer(), u64::MAX);
 }
 

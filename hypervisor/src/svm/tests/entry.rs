@@ -42,8 +42,7 @@ fn an_interrupt_goes_in_at_once_or_through_a_window() {
         assert_ne!(guest.vmcb().interrupt_control & vintr::IRQ, 0);
         guest.vmcb().rflags |= RFLAGS_IF;
         guest.exit(0x64, 0, 0);
-        assert_eq!(event_of_entry(guest), INTERRUPT);
-        assert_eq!(guest.0.state.lapic.highest_isr(), Some(VECTOR));
+        assert_eq!((event_of_entry(guest), guest.0.state.lapic.highest_isr()), (INTERRUPT, Some(VECTOR)));
         assert_eq!(guest.vmcb().intercept_misc1 & misc1::VINTR, 0, "nothing more waits");
         assert_eq!(guest.count(Counter::IrqInjected), 1);
     });
@@ -102,12 +101,10 @@ fn u32_an_interrupt_that_is_not_taken_is_a_request_again_and_comes_once() {
         // An interrupt of the machine ends the stay before its first instruction.
         assert!(guest.enter(|vmcb, _| vmcb.interrupt_control |= vintr::IRQ));
         let found = (guest.0.state.lapic.highest_isr(), guest.0.state.lapic.highest_irr());
-        assert_eq!(found, (None, Some(VECTOR)));
-        assert_eq!(guest.count(Counter::IrqInjected), 0);
+        assert_eq!((found, guest.count(Counter::IrqInjected)), ((None, Some(VECTOR)), 0));
         // One of higher priority has arrived meanwhile.
         guest.0.state.lapic.accept_fixed(VECTOR + 0x20, Trigger::Edge);
-        assert_eq!(event_of_entry(guest), INTERRUPT + 0x20);
-        assert_eq!(guest.count(Counter::IrqInjected), 1);
+        assert_eq!((event_of_entry(guest), guest.count(Counter::IrqInjected)), (INTERRUPT + 0x20, 1));
         assert_eq!(event_of_entry(guest), 0, "the other is of lower priority");
         let _nothing_follows = guest.0.state.lapic.eoi();
         assert_eq!(event_of_entry(guest), INTERRUPT);

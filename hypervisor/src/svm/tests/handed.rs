@@ -154,8 +154,7 @@ fn u62_the_vmcb_gets_the_tag_and_is_cached_only_where_the_processor_can() {
             processor(|processor| processor.features = features);
             assert_eq!(guest.vmcb().asid, 1);
             assert!(guest.enter(move |vmcb, _| {
-                assert_eq!((vmcb.asid, vmcb.tlb_control), (1, 0));
-                assert_eq!(vmcb.clean_bits != 0, has_clean_bits);
+                assert_eq!((vmcb.asid, vmcb.tlb_control, vmcb.clean_bits != 0), (1, 0, has_clean_bits));
             }));
             // A new tag: nothing may be taken as it was.
             guest.0.state.own.asid = AsidSlot::new();

@@ -178,16 +178,13 @@ fn a_device_translates_and_interrupts_from_attachment_to_detachment() {
     assert_eq!(made.dma(0x18, 0, false), Err(Refusal::Blocked), "the entry is kept now");
     driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).expect("it goes on");
     assert_eq!(notes.commands().iter().map(|command| command[0] >> 60).collect::<Vec<_>>(), [2, 1]);
-    assert_eq!(made.dma(0x18, 0x1234, true), Ok(0x20_1234));
-    assert_eq!(made.dma(0x18, 0x40_0010, false), Ok(0x7010));
+    assert_eq!((made.dma(0x18, 0x1234, true), made.dma(0x18, 0x40_0010, false)), (Ok(0x20_1234), Ok(0x7010)));
     assert_eq!(made.dma(0x18, 0x40_0010, true), Err(Refusal::NotMapped), "it is read-only");
     assert_eq!(made.dma(0x18, 0x60_0000, false), Err(Refusal::NotMapped));
     assert_eq!(made.dma(0x19, 0x1234, false), Err(Refusal::Blocked), "its neighbour");
-    assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)));
-    assert_eq!(made.msi(0x18, 4), Err(Refusal::NotMapped));
+    assert_eq!((made.msi(0x18, 3), made.msi(0x18, 4)), (Ok((3, 0x55)), Err(Refusal::NotMapped)));
     assert_eq!(made.msi(0x18, 512), Err(Refusal::Blocked), "beyond the table");
-    assert_eq!(made.msi(0x19, 3), Err(Refusal::Blocked));
-    assert_eq!(made.kept(5), 2);
+    assert_eq!((made.msi(0x19, 3), made.kept(5)), (Err(Refusal::Blocked), 2));
     driver.detach(&DOMAIN).expect("it goes on");
     let kinds: Vec<u64> = notes.commands().iter().map(|command| command[0] >> 60).collect();
     assert_eq!(kinds, [2, 1, 3, 1], "first its entry, then its translations");
@@ -323,8 +320,7 @@ fn an_event_that_is_not_there_yet_is_taken_later_and_whole() {
     let Pair { made, driver, .. } = pair();
     made.log(fault(0x18, 0x1000));
     let place = made.announce_early();
-    assert_eq!(events(&driver), (alloc::vec![(0x18, 0x1000)], false));
-    assert_eq!(made.register(EVENT_HEAD), 16);
+    assert_eq!((events(&driver), made.register(EVENT_HEAD)), ((alloc::vec![(0x18, 0x1000)], false), 16));
     // Its second word comes first.
     made.put_late(place, [0, 0x2000]);
     assert_eq!(events(&driver), (Vec::new(), false));
@@ -342,10 +338,8 @@ fn a_log_that_was_full_goes_on_from_its_beginning() {
     }
     assert_eq!(made.register(STATUS) & 1, 1);
     let (found, has_lost) = events(&driver);
-    assert_eq!((found.len(), has_lost), (255, true));
-    assert_eq!(found.last(), Some(&(0x18, 254 << 12)));
-    assert_eq!((made.register(STATUS), made.register(CONTROL) & ON), (0, ON));
-    assert_eq!(made.register(EVENT_HEAD), 0);
+    assert_eq!((found.len(), has_lost, found.last()), (255, true, Some(&(0x18, 254 << 12))));
+    assert_eq!((made.register(STATUS), made.register(CONTROL) & ON, made.register(EVENT_HEAD)), (0, ON, 0));
     made.log(fault(0x19, 0x5000));
     assert_eq!(events(&driver), (alloc::vec![(0x19, 0x5000)], false));
 }

@@ -322,8 +322,7 @@ fn gets_the_exception(code: u64) {
         assert_eq!((event & 0xff, event & event::TYPE_MASK), (vector, event::TYPE_EXCEPTION));
         let has_error = matches!(vector, 10..=14 | 17);
         assert_eq!(event >> 32, if has_error { 0x18 } else { 0 });
-        assert_eq!(event & event::ERROR_VALID != 0, has_error);
-        assert_eq!(guest.vmcb().cr2 == HOLE, vector == 14);
+        assert_eq!((event & event::ERROR_VALID != 0, guest.vmcb().cr2 == HOLE), (has_error, vector == 14));
         assert_eq!(guest.advanced(), 0);
     });
 }

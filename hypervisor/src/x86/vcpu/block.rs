@@ -218,8 +218,7 @@ mod tests {
     fn loaded_segments_are_what_the_descriptors_say() {
         let loaded = |from: crate::loader::Segment| Segment::loaded(from.selector, from.descriptor);
         let flat = |selector, attributes| Segment { selector, attributes, limit: u32::MAX, base: 0 };
-        assert_eq!(loaded(CODE), flat(0x10, 0xc9b));
-        assert_eq!(loaded(DATA), flat(0x18, 0xc93));
+        assert_eq!((loaded(CODE), loaded(DATA)), (flat(0x10, 0xc9b), flat(0x18, 0xc93)));
         assert_eq!(loaded(TASK), Segment { selector: 0x20, attributes: 0x08b, limit: 0x67, base: 0 });
         assert_eq!(Segment::loaded(8, 0x12cf_9b34_5678_ffff).base, 0x1234_5678);
     }

@@ -116,10 +116,8 @@ mod tests {
     #[test]
     fn u23_xsetbv_without_osxsave_is_undefined_whoever_executes_it() {
         let check = |cpl, cr4| check(Instruction::SetExtendedControl, at(cpl, cr4, 2));
-        assert_eq!(check(0, 0), Err(Refusal::Undefined));
-        assert_eq!(check(3, 0), Err(Refusal::Undefined));
-        assert_eq!(check(3, CR4_OSXSAVE), Err(Refusal::Protection));
-        assert_eq!(check(0, CR4_OSXSAVE), Ok(()));
+        assert_eq!((check(0, 0), check(3, 0)), (Err(Refusal::Undefined), Err(Refusal::Undefined)));
+        assert_eq!((check(3, CR4_OSXSAVE), check(0, CR4_OSXSAVE)), (Err(Refusal::Protection), Ok(())));
     }
 
     #[test]

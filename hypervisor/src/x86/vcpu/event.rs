@@ -125,8 +125,7 @@ mod tests {
 
     #[test]
     fn u13_a_double_fault_has_an_error_code_but_in_real_mode() {
-        assert_eq!(double_fault(true), 0x8000_0b08);
-        assert_eq!(double_fault(false), 0x8000_0308);
+        assert_eq!((double_fault(true), double_fault(false)), (0x8000_0b08, 0x8000_0308));
     }
 
     #[test]

@@ -53,8 +53,7 @@ pub(super) fn registers_of_devices_are_read_and_written() {
         // UARTFR: nothing received, nothing to be sent. The destination is W3, whose upper half
         // becomes 0.
         assert_eq!(fault(context, 0x24, TRANSLATION | DESCRIBED, UART + 0x18), Next::Resume);
-        assert_eq!(context.state.registers.pc, CODE + 4);
-        assert_eq!(context.state.registers.x[3] & !7, 0x90);
+        assert_eq!((context.state.registers.pc, context.state.registers.x[3] & !7), (CODE + 4, 0x90));
         // UARTDR, when the port is enabled.
         for (register, value) in [(0x30, 0x301), (0, 0x1_0000_0041)] {
             ready(context);

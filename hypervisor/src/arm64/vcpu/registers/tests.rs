@@ -116,8 +116,7 @@ fn u8_registers_that_were_open_are_a_vcpus_own_or_constant() {
 #[test]
 fn u8_el0_reaches_the_debug_channel_at_most() {
     let channel = Treatment::of((2, 3, 0, 1, 0), true);
-    assert_eq!(channel.at_el0(true), channel);
-    assert_eq!(channel.at_el0(false), Treatment::Undefined);
+    assert_eq!((channel.at_el0(true), channel.at_el0(false)), (channel, Treatment::Undefined));
     for name in [(2, 0, 0, 2, 2), (3, 0, 0, 4, 0), (3, 0, 12, 11, 5), (1, 0, 7, 6, 2)] {
         for is_read in [true, false] {
             assert_eq!(Treatment::of(name, is_read).at_el0(true), Treatment::Undefined);

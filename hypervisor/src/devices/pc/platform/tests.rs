@@ -166,8 +166,7 @@ fn registers_of_the_io_apic_are_where_the_tables_say() {
     assert!(PcBoard::is_mmio(0xfec0_0000) && PcBoard::is_mmio(0xfec0_0fff));
     assert!(!PcBoard::is_mmio(0xfec0_1000) && !PcBoard::is_mmio(0xfebf_ffff) && !PcBoard::is_mmio(0));
     let _ = platform.mmio_write(0xfec0_0000, 1);
-    assert_eq!(platform.mmio_read(0xfec0_0010), 0x0017_0020);
-    assert_eq!(platform.mmio_read(0xfee0_0020), u32::MAX);
+    assert_eq!((platform.mmio_read(0xfec0_0010), platform.mmio_read(0xfee0_0020)), (0x0017_0020, u32::MAX));
     assert!(platform.mmio_write(0xfee0_00b0, 0).is_empty());
     assert!(platform.eoi(0x34).is_empty());
 }

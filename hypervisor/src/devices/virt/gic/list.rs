@@ -115,8 +115,7 @@ mod tests {
     #[test]
     fn fields_lie_where_the_architecture_has_them() {
         let zero = ListRegister::new();
-        assert_eq!(zero.into_bits(), 0);
-        assert_eq!(zero.with_intid(u32::MAX).into_bits(), 0xffff_ffff);
+        assert_eq!((zero.into_bits(), zero.with_intid(u32::MAX).into_bits()), (0, 0xffff_ffff));
         assert_eq!(zero.with_physical(0x1fff).into_bits(), 0x1fff << 32);
         assert_eq!(zero.with_eoi().into_bits(), 1 << 41);
         assert!(zero.with_eoi().eoi() && !zero.with_eoi().with_hardware(true).eoi());

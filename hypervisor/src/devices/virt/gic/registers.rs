@@ -173,8 +173,7 @@ mod tests {
         let of = Bits::from_word(1, 0x0000_ffff);
         let all = decode(0x104, 4).unwrap();
         assert_eq!(setup.write(all, u32::MAX, of), of);
-        assert_eq!(setup.read(all, of), 0xffff);
-        assert_eq!(setup.read(decode(0x184, 4).unwrap(), of), 0xffff);
+        assert_eq!((setup.read(all, of), setup.read(decode(0x184, 4).unwrap(), of)), (0xffff, 0xffff));
         assert_eq!(setup.read(decode(0x100, 4).unwrap(), of), 0);
         let _ = setup.write(decode(0x184, 4).unwrap(), 0x00f0, of);
         assert_eq!(setup.read(all, of), 0xff0f);
@@ -191,8 +190,7 @@ mod tests {
         let _ = setup.write(word, 0xa7c0_ffff, of);
         assert_eq!(setup.read(word, of), 0xa0c0_f8f8);
         assert_eq!(setup.write(decode(0x425, 1).unwrap(), 0x1234_5608, of), Bits::one(37));
-        assert_eq!(setup.read(word, of), 0xa0c0_08f8);
-        assert_eq!(setup.read(decode(0x427, 1).unwrap(), of), 0xa0);
+        assert_eq!((setup.read(word, of), setup.read(decode(0x427, 1).unwrap(), of)), (0xa0c0_08f8, 0xa0));
     }
 
     #[test]
@@ -202,8 +200,7 @@ mod tests {
         assert_eq!(setup.read(sgi, Bits::ALL), 0xaaaa_aaaa);
         let _ = setup.write(sgi, 0, Bits::ALL);
         let _ = setup.write(ppi, 0xffff_fff3, Bits::ALL);
-        assert_eq!(setup.read(sgi, Bits::ALL), 0xaaaa_aaaa);
-        assert_eq!(setup.read(ppi, Bits::ALL), 0xaaaa_aaa2);
+        assert_eq!((setup.read(sgi, Bits::ALL), setup.read(ppi, Bits::ALL)), (0xaaaa_aaaa, 0xaaaa_aaa2));
         let last = decode(0xc3c, 4).unwrap();
         assert_eq!(setup.write(last, u32::MAX, Bits::ALL).count(), 16);
     }

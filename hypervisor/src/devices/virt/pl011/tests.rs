@@ -26,8 +26,7 @@ fn identification_and_reset_values() {
     let mut uart = Pl011::default();
     let id: Vec<u32> = (0..8).map(|index| uart.read(ID + 4 * index)).collect();
     assert_eq!(id, [0x11, 0x10, 0x14, 0x00, 0x0d, 0xf0, 0x05, 0xb1]);
-    assert_eq!(uart.read(CR), 0x300);
-    assert_eq!(uart.read(IFLS), 0x12);
+    assert_eq!((uart.read(CR), uart.read(IFLS)), (0x300, 0x12));
     assert_eq!(uart.read(FR) & 0xf8, 0x90, "both FIFOs empty, not busy");
     assert_eq!(uart.read(RIS), 0);
     assert!(!uart.irq_level());
@@ -80,8 +79,7 @@ fn bytes_come_out_in_order_and_a_full_fifo_refuses() {
         assert_eq!(uart.read(DR), byte);
     }
     assert!(!uart.irq_level());
-    assert_eq!(uart.read(FR) & (FR_RXFF | FR_RXFE), FR_RXFE);
-    assert_eq!(uart.read(DR), 0);
+    assert_eq!((uart.read(FR) & (FR_RXFF | FR_RXFE), uart.read(DR)), (FR_RXFE, 0));
 }
 
 #[test]
@@ -130,11 +128,9 @@ fn loopback_brings_bytes_and_modem_lines_back() {
         assert_eq!(uart.write(DR, byte), Effect::None);
     }
     assert_ne!(uart.read(RIS) & INT_OVERRUN, 0);
-    assert_eq!(uart.read(DR), DR_OVERRUN);
-    assert_eq!(uart.read(RSR), RSR_OVERRUN);
+    assert_eq!((uart.read(DR), uart.read(RSR)), (DR_OVERRUN, RSR_OVERRUN));
     let _ = uart.write(RSR, 0);
-    assert_eq!(uart.read(RSR), 0);
-    assert_eq!(uart.read(DR), 1);
+    assert_eq!((uart.read(RSR), uart.read(DR)), (0, 1));
 }
 
 #[test]

@@ -73,10 +73,8 @@ fn offered_functions_are_features_and_decode() {
     assert_eq!(call(0x8400_0000, [0; 3]), Call::Return(0x1_0001));
     assert_eq!(call(0x8000_0000, [0; 3]), Call::Return(0x1_0001));
     assert_eq!(call(0x8000_0001, [0x8000_0001, 0, 0]), Call::Return(0));
-    assert_eq!(call(0x8400_0006, [0; 3]), Call::Return(2));
-    assert_eq!(call(0x8400_0002, [0; 3]), Call::CpuOff);
-    assert_eq!(call(0xc400_0001, [0, 7, 8]), Call::Standby);
-    assert_eq!(call(0x8400_0008, [0; 3]), Call::SystemOff);
+    assert_eq!((call(0x8400_0006, [0; 3]), call(0x8400_0002, [0; 3])), (Call::Return(2), Call::CpuOff));
+    assert_eq!((call(0xc400_0001, [0, 7, 8]), call(0x8400_0008, [0; 3])), (Call::Standby, Call::SystemOff));
     assert_eq!(call(0x8400_0009, [0; 3]), Call::SystemReset);
     assert_eq!(call(0xc400_0012, [0; 3]), Call::SystemReset);
     assert_eq!(call(0xc400_0004, [0x103, 0, 9]), Call::AffinityInfo { vcpu: 19 });

@@ -119,8 +119,7 @@ fn the_table_is_the_guests_and_what_is_beside_it_the_functions() {
         guest.store(table + 0x806, 2, 0xbbcc);
         assert_eq!(machine.bus.register(NVME, 0, 0x2800), 0x1234_aa78);
         assert_eq!((guest.load(table + 0x800, 4), guest.load(table + 0x803, 1)), (0x1234_aa78, 0x12));
-        assert_eq!(guest.load(table + 0x804, 4), 0xbbcc_0000);
-        assert_eq!(guest.load(table + 0x806, 2), 0xbbcc);
+        assert_eq!((guest.load(table + 0x804, 4), guest.load(table + 0x806, 2)), (0xbbcc_0000, 0xbbcc));
         // The array of pending bits is the function's, and cannot be written.
         machine.bus.set_register(NVME, 0, 0x3000, 0x21);
         assert_eq!(guest.load(table + 0x1000, 4), 0x21);
@@ -236,8 +235,7 @@ fn a_guest_without_functions_finds_none() {
 #[test]
 fn functions_are_devices_of_the_bus_in_the_order_of_their_names() {
     with_owned("vcpus=1\nmemory=16777216\ndevices=00:05.0 nvme", |_, guest| {
-        assert_eq!(guest.read_config(FIRST, 0), 0x100e_8086);
-        assert_eq!(guest.read_config(SECOND, 0), 0x0010_1b36);
+        assert_eq!((guest.read_config(FIRST, 0), guest.read_config(SECOND, 0)), (0x100e_8086, 0x0010_1b36));
         assert_eq!(guest.read_config(4, 0), u32::MAX);
         // Only function 0 is there.
         guest.select(FIRST, 1 << 8);
@@ -267,8 +265,7 @@ fn registers_are_placed_apart_and_a_bar_that_does_not_fit_is_nowhere() {
         bars.map(|function| core::array::from_fn(|bar| function.read(4 + bar as u16) & !0xf)).collect()
     };
     let first = placed(&board);
-    assert_eq!(first[0][0], 0xefff_8000);
-    assert_eq!((first[1][1], first[1][4]), (0xefff_7000, 0xefff_0000));
+    assert_eq!((first[0][0], first[1][1], first[1][4]), (0xefff_8000, 0xefff_7000, 0xefff_0000));
     assert_eq!(first[2][0], 0, "it would take what is the guest's");
     assert_eq!(first[3][0], 0xe800_0000);
     for function in board.owned_mut() {

@@ -111,8 +111,7 @@ fn read_only_bits_of_lvt_entries_stay_clear() {
 #[test]
 fn identification() {
     let lapic = x2apic(0x123, false);
-    assert_eq!(read(&lapic, msr::ID), 0x123);
-    assert_eq!(read(&lapic, msr::LDR), 0x0012_0008);
+    assert_eq!((read(&lapic, msr::ID), read(&lapic, msr::LDR)), (0x123, 0x0012_0008));
     assert_eq!(read(&lapic, msr::VERSION), 0x0005_0014);
 }
 
@@ -156,8 +155,7 @@ fn task_priority_holds_back_its_class_and_below() {
     let mut lapic = lapic();
     accept(&mut lapic, &[0x5f]);
     set(&mut lapic, msr::TPR, 0x50);
-    assert_eq!(lapic.pending(), None);
-    assert_eq!(lapic.highest_irr(), Some(0x5f));
+    assert_eq!((lapic.pending(), lapic.highest_irr()), (None, Some(0x5f)));
     set(&mut lapic, msr::TPR, 0x4f);
     assert_eq!(lapic.pending(), Some(0x5f));
     assert_eq!(read(&lapic, msr::PPR), 0x4f, "the TPR's low bits show while it is the higher");
@@ -186,8 +184,7 @@ fn an_injection_that_was_cut_short_is_requested_again() {
     accept(&mut lapic, &[0x40]);
     assert_eq!(inject(&mut lapic), Some(0x40));
     lapic.cancel_service(0x40);
-    assert_eq!(lapic.highest_isr(), None);
-    assert_eq!(lapic.pending(), Some(0x40));
+    assert_eq!((lapic.highest_isr(), lapic.pending()), (None, Some(0x40)));
     lapic.begin_service(0x77);
     assert_eq!(lapic.highest_isr(), None, "what was not requested is not put in service");
     lapic.cancel_service(0x77);
@@ -199,12 +196,10 @@ fn request_service_and_trigger_registers_show_their_vectors() {
     let mut lapic = lapic();
     lapic.accept_fixed(0x41, Trigger::Level);
     accept(&mut lapic, &[0xff]);
-    assert_eq!(read(&lapic, msr::IRR0 + 2), 1 << 1);
-    assert_eq!(read(&lapic, msr::IRR0 + 7), 1 << 31);
+    assert_eq!((read(&lapic, msr::IRR0 + 2), read(&lapic, msr::IRR0 + 7)), (1 << 1, 1 << 31));
     assert_eq!(read(&lapic, msr::TMR0 + 2), 1 << 1);
     assert_eq!(inject(&mut lapic), Some(0xff));
-    assert_eq!(read(&lapic, msr::ISR0 + 7), 1 << 31);
-    assert_eq!(read(&lapic, msr::IRR0 + 7), 0);
+    assert_eq!((read(&lapic, msr::ISR0 + 7), read(&lapic, msr::IRR0 + 7)), (1 << 31, 0));
 }
 
 #[test]

@@ -12,9 +12,7 @@ fn deadline_mode() {
     set(&mut lapic, msr::INITIAL_COUNT, 5);
     assert_eq!(read(&lapic, msr::INITIAL_COUNT), 0, "ignored in this mode");
     assert_eq!(lapic.next_deadline(), Some(1000));
-    assert_eq!(lapic.expire(999), None);
-    assert_eq!(lapic.expire(1000), Some(0x40));
-    assert_eq!(lapic.expire(1001), None);
+    assert_eq!((lapic.expire(999), lapic.expire(1000), lapic.expire(1001)), (None, Some(0x40), None));
     assert_eq!(inject(&mut lapic), Some(0x40));
 }
 
@@ -32,8 +30,7 @@ fn an_end_that_came_before_a_change_is_not_lost() {
     set(&mut lapic, msr::LVT_TIMER, 2 << 17 | 0x40);
     set(&mut lapic, msr::TSC_DEADLINE, 1000);
     set_at(&mut lapic, msr::TSC_DEADLINE, 9000, 1500);
-    assert_eq!(lapic.pending(), Some(0x40));
-    assert_eq!(lapic.next_deadline(), Some(9000));
+    assert_eq!((lapic.pending(), lapic.next_deadline()), (Some(0x40), Some(9000)));
     set_at(&mut lapic, msr::LVT_TIMER, 1 << 16 | 2 << 17 | 0x41, 9500);
     assert_eq!(lapic.read_msr(msr::IRR0 + 2, 0), Ok(1));
     let mut disabled = self::lapic();
@@ -86,8 +83,7 @@ fn periodic_timer_repeats_and_count_runs_down() {
         assert_eq!(lapic.expire(period * 2_000_000 + 17), Some(0x40));
     }
     set(&mut lapic, msr::INITIAL_COUNT, 0);
-    assert_eq!(lapic.next_deadline(), None);
-    assert_eq!(lapic.read_msr(msr::CURRENT_COUNT, 9), Ok(0));
+    assert_eq!((lapic.next_deadline(), lapic.read_msr(msr::CURRENT_COUNT, 9)), (None, Ok(0)));
 }
 
 #[test]

@@ -118,8 +118,7 @@ fn u26_commands_of_two_registers() {
     let mut lapic = xapic(3);
     let fixed = MessageKind::Fixed(0xfd);
     assert_eq!(sent(&mut lapic, 0x0500_0000, 0x40fd), ipi(fixed, Destination::Physical(5)));
-    assert_eq!(lapic.read_page(PAGE + 0x300, 0), 0x40fd);
-    assert_eq!(lapic.read_page(PAGE + 0x310, 0), 0x0500_0000);
+    assert_eq!((lapic.read_page(PAGE + 0x300, 0), lapic.read_page(PAGE + 0x310, 0)), (0x40fd, 0x0500_0000));
     assert_eq!(sent(&mut lapic, 0x0500_0000, 0x08fd), ipi(fixed, Destination::Logical(5)));
     for logical in [0, 0x800] {
         let Effect::Ipi(message) = sent(&mut lapic, 0xff00_0000, 0x0500 | 0x4000 | logical) else { panic!() };
@@ -217,8 +216,7 @@ fn u26_init_leaves_the_mode_and_power_on_does_not() {
         lapic.init();
         assert_eq!(read(&lapic, msr::APIC_BASE), base);
         lapic.reset();
-        assert_eq!(read(&lapic, msr::APIC_BASE), 0xfee0_0800);
-        assert_eq!(lapic.address().logical, Logical::Flat(0));
+        assert_eq!((read(&lapic, msr::APIC_BASE), lapic.address().logical), (0xfee0_0800, Logical::Flat(0)));
     }
     let mut lapic = xapic(3);
     put(&mut lapic, 0xd0, 0x0800_0000);

@@ -43,8 +43,7 @@ fn identification_is_that_of_a_gicv3_without_lpis() {
     let distributor = Distributor::new(200, 128);
     let read = |offset| distributor.read(offset, 4).0;
     assert_eq!(read(0), 0x50, "affinity routing, one security state, no group enabled");
-    assert_eq!(read(4), 9 << 19 | 3);
-    assert_eq!(read(8) & 0xfff, 0x43b);
+    assert_eq!((read(4), read(8) & 0xfff), (9 << 19 | 3, 0x43b));
     assert_eq!(read(0xffe8) >> 4, 3, "GICv3");
     assert_eq!([read(0xfff0), read(0xfff4), read(0xfff8), read(0xfffc)], [0x0d, 0xf0, 0x05, 0xb1]);
     for (asked, count) in [(0, 64), (64, 64), (65, 96), (256, 256), (u16::MAX, 256)] {
@@ -53,8 +52,7 @@ fn identification_is_that_of_a_gicv3_without_lpis() {
     let private = Private::new(17, 18);
     assert_eq!(private.read(0x8, 8), 0x101 << 32 | 17 << 8 | 1 << 4);
     assert_eq!([private.read(0x8, 4), private.read(0xc, 4)], [17 << 8 | 1 << 4, 0x101]);
-    assert_eq!(private.read(0xffe8, 4) >> 4, 3);
-    assert_eq!(private.read(0x1_ffe8, 4) >> 4, 3);
+    assert_eq!((private.read(0xffe8, 4) >> 4, private.read(0x1_ffe8, 4) >> 4), (3, 3));
     assert_eq!(Private::new(16, 18).read(0x8, 8) & 1 << 4, 0, "not the last");
 }
 
@@ -70,15 +68,12 @@ fn waking_is_told() {
 
 #[test]
 fn of_others_only_what_is_constant_and_the_pending_register() {
-    assert_eq!(locate(0, 0), None);
-    assert_eq!(locate(2 * 0x2_0000, 2), None);
-    assert_eq!(locate(u64::MAX, 255), None);
+    assert_eq!((locate(0, 0), locate(2 * 0x2_0000, 2), locate(u64::MAX, 255)), (None, None, None));
     let place = locate(0x2_0000 + 8, 2).unwrap();
     assert_eq!(place, RedistributorRegister { vcpu: 1, offset: 8 });
     assert_eq!(read_foreign(place, 8, 2, false), Private::new(1, 2).read(8, 8));
     let at = |offset| RedistributorRegister { vcpu: 1, offset };
-    assert_eq!(read_foreign(at(0x14), 4, 2, false), 6);
-    assert_eq!(read_foreign(at(0x14), 4, 2, true), 0);
+    assert_eq!((read_foreign(at(0x14), 4, 2, false), read_foreign(at(0x14), 4, 2, true)), (6, 0));
     assert_eq!(read_foreign(at(SGI_FRAME + 0xc00), 4, 2, true), 0, "state is its owner's");
     assert_eq!(write_foreign(at(SGI_FRAME + 0x200), 4, 0x1_0000_0005), Some(5));
     for offset in [0x14, SGI_FRAME + 0x80, SGI_FRAME + 0x100, SGI_FRAME + 0x280, SGI_FRAME + 0x400, 0x200] {

@@ -39,8 +39,7 @@ fn nothing_in_flight_costs_no_register() {
         system.exit(0);
         system.enter(0);
     }
-    assert_eq!(system.vcpus[0].cpu.accesses, 0);
-    assert_eq!(system.vcpus[0].cpu.maintenance, Maintenance::empty());
+    assert_eq!((system.vcpus[0].cpu.accesses, system.vcpus[0].cpu.maintenance), (0, Maintenance::empty()));
     send(&mut system, 3);
     assert_eq!(system.vcpus[0].cpu.accesses, 1, "one interrupt, one register");
 }

@@ -92,8 +92,7 @@ fn a_pending_spi_moves_with_its_route_and_an_active_one_when_it_ends() {
     system.write(0x6000 + 8 * 50, 8, 0x1_0000_0004);
     system.settle();
     assert!(signalled(&system).iter().all(Option::is_none), "nobody has that affinity");
-    assert_eq!(system.read(0x6000 + 8 * 50, 8), 0x1_0000_0004);
-    assert_eq!(system.read(0x6004 + 8 * 50, 4), 1);
+    assert_eq!((system.read(0x6000 + 8 * 50, 8), system.read(0x6004 + 8 * 50, 4)), (0x1_0000_0004, 1));
     system.write(0x6004 + 8 * 50, 4, 0);
     system.settle();
     assert_eq!(system.vcpus[4].cpu.signalled(), Some((50, 0)));
