@@ -48,14 +48,14 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "mock"))]
 extern crate std;
 
 pub mod config;
 pub mod function;
 pub mod group;
-#[cfg(test)]
-mod mock;
+#[cfg(any(test, feature = "mock"))]
+pub mod mock;
 pub mod msix;
 pub mod physical;
 pub mod reset;

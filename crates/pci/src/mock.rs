@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::vec::Vec;
 
 /// The address of a text.
-pub(crate) fn at(text: &str) -> Address {
+pub fn at(text: &str) -> Address {
     text.parse().unwrap()
 }
 
@@ -21,7 +21,7 @@ struct Trigger {
 
 /// A function.
 #[derive(Clone)]
-pub(crate) struct Device {
+pub struct Device {
     words: Vec<u32>,
     writable: Vec<u32>,
     triggers: Vec<Trigger>,
@@ -29,13 +29,15 @@ pub(crate) struct Device {
     link: (u16, u32),
     extended_link: Option<u16>,
     /// Microseconds until it answers after a reset.
-    pub(crate) ready_us: u64,
+    pub ready_us: u64,
     absent_until: u64,
-    pub(crate) resets: u32,
+    /// How often it was reset.
+    pub resets: u32,
 }
 
 impl Device {
-    pub(crate) fn new(vendor: u16, device: u16, class: u32) -> Self {
+    /// One without BARs and capabilities.
+    pub fn new(vendor: u16, device: u16, class: u32) -> Self {
         let (words, writable) = (std::vec![0; 1024], std::vec![0; 1024]);
         let mut made = Self {
             words,
@@ -53,50 +55,59 @@ impl Device {
     }
 
     /// A bridge with these buses behind it.
-    pub(crate) fn bridge(secondary: u8, subordinate: u8) -> Self {
+    pub fn bridge(secondary: u8, subordinate: u8) -> Self {
         let mut made =
             Self::new(0x1b36, 0x000c, 0x06_0400).with(0x0c, 0x0001_0000).writable(0x3c, 0xffff_00ff);
         made.set(0x18, u32::from(secondary) << 8 | u32::from(subordinate) << 16);
         made
     }
 
-    fn set(&mut self, register: u16, value: u32) {
+    /// Sets a register, as the device does itself.
+    pub fn set(&mut self, register: u16, value: u32) {
         self.words[usize::from(register / 4)] = value;
     }
 
-    pub(crate) fn word(&self, register: u16) -> u32 {
+    /// A register.
+    pub fn word(&self, register: u16) -> u32 {
         self.words[usize::from(register / 4)]
     }
 
     /// Adds bits to a register.
-    pub(crate) fn with(mut self, register: u16, bits: u32) -> Self {
+    pub fn with(mut self, register: u16, bits: u32) -> Self {
         self.words[usize::from(register / 4)] |= bits;
         self
     }
 
     /// Removes bits from a register.
-    pub(crate) fn without(mut self, register: u16, bits: u32) -> Self {
+    pub fn without(mut self, register: u16, bits: u32) -> Self {
         self.words[usize::from(register / 4)] &= !bits;
         self
     }
 
-    pub(crate) fn writable(mut self, register: u16, mask: u32) -> Self {
+    /// The bits of a register that can be written.
+    pub fn mask(&self, register: u16) -> u32 {
+        self.writable[usize::from(register / 4)]
+    }
+
+    /// These bits of a register can be written.
+    pub fn writable(mut self, register: u16, mask: u32) -> Self {
         self.writable[usize::from(register / 4)] = mask;
         self
     }
 
-    pub(crate) fn multi_function(self) -> Self {
+    /// Its device has several functions.
+    pub fn multi_function(self) -> Self {
         self.with(0x0c, 0x0080_0000)
     }
 
     /// A BAR with its lowest bits, of memory of 32 bits.
-    pub(crate) fn bar(mut self, number: u16, flags: u32, address: u32, size: u32) -> Self {
+    pub fn bar(mut self, number: u16, flags: u32, address: u32, size: u32) -> Self {
         self.set(0x10 + 4 * number, address | flags);
         self.writable(0x10 + 4 * number, !(size - 1))
     }
 
     /// A BAR of memory of 64 bits.
-    pub(crate) fn bar64(mut self, number: u16, flags: u32, address: u64, size: u64) -> Self {
+    pub fn bar64(mut self, number: u16, flags: u32, address: u64, size: u64) -> Self {
         let bits = !(size - 1);
         self.set(0x10 + 4 * number, address as u32 | flags);
         self.set(0x14 + 4 * number, (address >> 32) as u32);
@@ -104,7 +115,7 @@ impl Device {
     }
 
     /// Appends a capability to the list.
-    pub(crate) fn capability(mut self, offset: u8, words: &[u32]) -> Self {
+    pub fn capability(mut self, offset: u8, words: &[u32]) -> Self {
         let (register, shift) = self.link;
         self = self.with(register, u32::from(offset) << shift).with(4, 1 << 20);
         for (index, &word) in (0..).zip(words) {
@@ -115,7 +126,7 @@ impl Device {
     }
 
     /// Appends an extended capability; the first one at 0x100.
-    pub(crate) fn extended(mut self, offset: u16, words: &[u32]) -> Self {
+    pub fn extended(mut self, offset: u16, words: &[u32]) -> Self {
         if let Some(link) = self.extended_link {
             self = self.with(link, u32::from(offset) << 20);
         }
@@ -127,32 +138,32 @@ impl Device {
     }
 
     /// PCI Express of a type, with function level reset or without, at 0x80.
-    pub(crate) fn express(self, port: u32, has_flr: bool) -> Self {
+    pub fn express(self, port: u32, has_flr: bool) -> Self {
         let flr = u32::from(has_flr) << 28;
         let made = self.capability(0x80, &[0x0002_0010 | port << 20, flr, 0x2810]).writable(0x88, 0x7fff);
         if has_flr { made.reset_by(0x88, 1 << 15, 0, 1 << 15) } else { made }
     }
 
     /// Power management at 0x60.
-    pub(crate) fn power(self, keeps_state: bool) -> Self {
+    pub fn power(self, keeps_state: bool) -> Self {
         let made = self.capability(0x60, &[0x0003_0001, u32::from(keeps_state) << 3]).writable(0x64, 3);
         if keeps_state { made } else { made.reset_by(0x64, 3, 3, 0) }
     }
 
     /// Access control services at 0x100, with what they can and what is enabled.
-    pub(crate) fn acs(self, capability: u16, control: u16) -> Self {
+    pub fn acs(self, capability: u16, control: u16) -> Self {
         let word = u32::from(capability) | u32::from(control) << 16;
         self.extended(0x100, &[0x0001_000d, word]).writable(0x104, u32::from(capability) << 16)
     }
 
     /// A write that turns the bits `mask` of a register from `before` to `after` resets it.
-    pub(crate) fn reset_by(mut self, register: u16, mask: u32, before: u32, after: u32) -> Self {
+    pub fn reset_by(mut self, register: u16, mask: u32, before: u32, after: u32) -> Self {
         self.triggers.push(Trigger { register, mask, before, after });
         self
     }
 
     /// Forgets what was written.
-    fn reset(&mut self, now: u64) {
+    pub fn reset(&mut self, now: u64) {
         for (word, writable) in self.words.iter_mut().zip(&self.writable) {
             *word &= !writable;
         }
@@ -160,7 +171,8 @@ impl Device {
         self.resets += 1;
     }
 
-    fn write(&mut self, register: u16, value: u32, now: u64) {
+    /// A write as it arrives from the bus.
+    pub fn write(&mut self, register: u16, value: u32, now: u64) {
         let index = usize::from(register / 4);
         let mask = self.writable[index];
         let is_bar = (0x10..0x28).contains(&register) && self.word(0xc) >> 16 & 0x7f == 0;
@@ -177,26 +189,30 @@ impl Device {
 
 /// Functions, and a time in microseconds.
 #[derive(Default)]
-pub(crate) struct Machine {
+pub struct Machine {
     devices: RefCell<BTreeMap<Address, Device>>,
     /// Writes, in their order.
-    pub(crate) writes: RefCell<Vec<(Address, u16, u32)>>,
-    pub(crate) reads: Cell<usize>,
-    pub(crate) now: Cell<u64>,
+    pub writes: RefCell<Vec<(Address, u16, u32)>>,
+    /// How many reads there were.
+    pub reads: Cell<usize>,
+    /// The time.
+    pub now: Cell<u64>,
 }
 
 impl Machine {
-    pub(crate) fn new<const N: usize>(devices: [(&str, Device); N]) -> Self {
+    /// One with these functions.
+    pub fn new<const N: usize>(devices: [(&str, Device); N]) -> Self {
         let devices = devices.into_iter().map(|(address, device)| (at(address), device)).collect();
         Self { devices: RefCell::new(devices), ..Self::default() }
     }
 
-    pub(crate) fn device(&self, address: &str) -> Device {
+    /// A function as it is now.
+    pub fn device(&self, address: &str) -> Device {
         self.devices.borrow()[&at(address)].clone()
     }
 
     /// Changes a register from outside, as a device does itself.
-    pub(crate) fn poke(&self, address: &str, register: u16, value: u32) {
+    pub fn poke(&self, address: &str, register: u16, value: u32) {
         self.devices.borrow_mut().get_mut(&at(address)).unwrap().set(register, value);
     }
 }
@@ -228,7 +244,7 @@ impl ConfigSpace for Machine {
 }
 
 /// QEMU's NVMe controller in the root complex: 65 vectors, function level reset.
-pub(crate) fn nvme() -> Device {
+pub fn nvme() -> Device {
     Device::new(0x1b36, 0x0010, 0x01_0802)
         .with(0x2c, 0x1100_1af4)
         .with(0x3c, 0x0100)
@@ -240,7 +256,7 @@ pub(crate) fn nvme() -> Device {
 }
 
 /// QEMU's virtio-net-pci without transitional parts, on a conventional bus.
-pub(crate) fn virtio_net() -> Device {
+pub fn virtio_net() -> Device {
     let part = |kind: u32, len: u32, offset: u32, size: u32| [9 | len << 16 | kind << 24, 4, offset, size];
     let [a, b, c, d] = part(2, 20, 0x3000, 0x1000);
     Device::new(0x1af4, 0x1041, 0x02_0000)

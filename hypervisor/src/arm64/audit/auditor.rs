@@ -198,34 +198,16 @@ const fn varies(control: Control) -> bool {
 }
 
 #[cfg(not(any(test, feature = "audit")))]
+#[allow(missing_docs, reason = "they do nothing")]
 impl Auditor {
-    /// An auditor that does nothing.
     pub const fn new(_: u32, _: bool) -> Self {
         Self {}
     }
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn reset(&mut self) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn start(&mut self) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn leave<P: Processor>(&mut self) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn check<A: Arm64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Expected<'_>) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn note<A: Arm64>(&mut self, _: &PerCpu<A>) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn drop_local<P: Processor>() {}
 }
 

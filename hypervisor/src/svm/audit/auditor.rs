@@ -129,30 +129,15 @@ fn check_controls(own: &Permissions, vmcb: &Vmcb) -> Result<(), Finding> {
 }
 
 #[cfg(not(any(test, feature = "audit")))]
+#[allow(missing_docs, reason = "they do nothing")]
 impl Auditor {
-    /// For a vCPU.
     pub const fn new(_: u32) -> Self {
         Self {}
     }
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn reset(&mut self) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn take_flush(&mut self) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn leave<A: Amd64>(&mut self) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb) {}
-
-    /// A no-op.
-    #[inline(always)]
     pub const fn note<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vmcb) {}
 }
 

@@ -3,11 +3,9 @@
 //! finds each (U61).
 
 use alloc::string::String;
-use alloc::vec::Vec;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::processor::{CpuData, Guest, MockSvm, Processor, processor};
-use crate::loader::test_kernel;
+use super::processor::{Guest, MockSvm, Processor, board_of, processor};
 use crate::sched::{Turn, VcpuIndex};
 use crate::svm::vmcb::{EFER_SVME, Vmcb, clean};
 use crate::vm::mock::MockBoard as Board;
@@ -43,8 +41,7 @@ fn live(guest: &mut Guest<'_, '_>, number: u64) {
 /// finding.
 fn find(number: u32, spoil: impl FnOnce(&mut Processor, &mut Vmcb)) -> Option<String> {
     processor(|processor| *processor = Processor::new());
-    let board = Board::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, &GUESTS)
-        .unwrap_or_else(|why| panic!("{why}"));
+    let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
     turn(board, 0, |guest| live(guest, 0));
     turn(board, 1, |guest| live(guest, 1));
     turn(board, 1 - number, |guest| assert!(guest.enter(|_, _| {})));
@@ -72,8 +69,7 @@ fn u61_two_vcpus_of_different_settings_take_turns() {
 #[test]
 fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
     processor(|processor| *processor = Processor::new());
-    let board = Board::create_several_with(Vec::leak(test_kernel()), [CpuData::default()], 64 << 20, &GUESTS)
-        .unwrap_or_else(|why| panic!("{why}"));
+    let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
     turn(board, 0, |guest| {
         guest.begin(&[]);
         guest.0.state.load_debug_registers::<MockSvm>();

@@ -20,7 +20,7 @@ use crate::svm::vendor::OnSvm;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Arch;
 use crate::vm::mock::{self, OnMockBoard, offer};
-use crate::vm::{Files, PerCpu};
+use crate::vm::{CreateError, Files, PerCpu};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::offer::OnX86;
 use crate::x86::vcpu::registers::{RAX, Registers};
@@ -42,12 +42,6 @@ pub struct CpuData {
     /// Its guests halt if no test says what they do.
     halts: bool,
     books: RefCell<crate::svm::audit::CpuBooks>,
-}
-
-impl CpuData {
-    pub(crate) const fn set_halts(&mut self) {
-        self.halts = true;
-    }
 }
 
 impl<V: OnMock> OnMockBoard for OnX86<V> {
@@ -135,6 +129,15 @@ pub(crate) fn board_with(config: &'static str) -> &'static mock::MockBoard<MockS
         config: Config::parse(config).expect("a configuration"),
     };
     mock::MockBoard::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// A board with guests of these configurations, which halt, and so many CPUs.
+pub(crate) fn board_of(
+    count: usize,
+    configs: &[&'static str],
+) -> Result<&'static mock::MockBoard<MockSvm>, CreateError> {
+    let cpus = core::iter::repeat_with(|| CpuData { halts: true, ..CpuData::default() }).take(count);
+    mock::MockBoard::create_several_with(Vec::leak(test_kernel()), cpus, 64 << 20, configs)
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.

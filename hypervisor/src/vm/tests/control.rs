@@ -1,24 +1,14 @@
 //! Requests of the host tool.
 
+use super::Op;
 use super::Op::*;
-use super::processor::{DEVICE, create};
-use crate::vm::mock::{End, MockBoard as Board};
-use hostlink::exit::ExitCode;
-
-const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+use super::processor::{DEVICE, OFF, board};
 
 /// The answers to these requests, while a guest stores to some pages of its memory all the time.
 fn answers(seed: u64, cpus: usize, config: &'static str, requests: &[&str]) -> Vec<String> {
-    let board = create(
-        cpus,
-        64 << 20,
-        config,
-        &[
-            &[Start(1), Store(0x5000, 1), Store(0x9000, 1), Sleep(100_000), Back(1, 3000), Done],
-            &[StoreTry(1 << 32), Sleep(100_000), Back(0, 3000), Done],
-        ],
-    );
-    let board: &'static Board<_> = board.unwrap_or_else(|why| panic!("{why}"));
+    let first: &[Op] = &[Start(1), Store(0x5000, 1), Store(0x9000, 1), Sleep(100_000), Back(1, 3000), Done];
+    let second: &[Op] = &[StoreTry(1 << 32), Sleep(100_000), Back(0, 3000), Done];
+    let board = board(cpus, config, &[first, second]);
     for (time, line) in (1..).zip(requests) {
         board.ask(time * 9_000_000, line);
     }
@@ -167,8 +157,7 @@ fn a_migration_gives_its_memory_back_and_makes_the_rounds_that_it_is_asked_for()
 
 #[test]
 fn whoever_goes_away_gets_no_more_records_and_keeps_nobody_waiting() {
-    let board = create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[&[Sleep(60_000_000), Done]]);
-    let board = board.unwrap_or_else(|why| panic!("{why}"));
+    let board = board(1, "vcpus=1\nmemory=4194304", &[&[Sleep(60_000_000), Done]]);
     board.hang_up(1);
     board.ask(2000, "1 slots");
     // Before it is said that nobody waits for it, requests about other guests are served, or about

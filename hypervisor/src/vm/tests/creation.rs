@@ -1,6 +1,6 @@
 //! Creation of a machine, and the ways in which it may fail.
 
-use super::processor::create;
+use super::processor::{board, create};
 use super::*;
 use crate::vm::CreateError;
 use crate::vm::mock::End;
@@ -60,8 +60,7 @@ fn memory_is_zeroed_and_in_the_ranges_of_the_architecture() {
 
 #[test]
 fn a_vcpu_is_run_by_one_cpu_at_a_time() {
-    let board =
-        create(1, 32 << 20, "vcpus=2\nmemory=4194304", &[&[Op::Done]]).unwrap_or_else(|why| panic!("{why}"));
+    let board = board(1, "vcpus=2\nmemory=4194304", &[&[Op::Done]]);
     let vm = board.machine();
     let end = board.end_of(|| {
         board.with_vcpu(1, |context| {

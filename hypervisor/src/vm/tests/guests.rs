@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Op::*;
-use super::processor::{MockArch, Op, counted, create, create_several};
+use super::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::sched::{Policy, Scheduler, Share};
 use crate::vm::arch::Clock;
 use crate::vm::mock::{End, MockBoard as Board};
@@ -14,7 +14,6 @@ use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 
-const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 const FIRST: &str = "name=first\nvcpus=2\nmemory=4194304";
 const SECOND: &str = "name=second\nvcpus=2\nmemory=4194304";
 const THIRD: &str = "name=third\nvcpus=1\nmemory=2097152\nstart=manual";
@@ -276,7 +275,7 @@ fn u62_the_machine_has_its_clocks_rate_and_ticks_where_somebody_looks() {
     let later = MockArch::now() + 3 * MockArch::hz();
     assert_eq!(host.wall.ns(later) - host.wall.ns(later - 2 * MockArch::hz()), 2_000_000_000);
     assert_eq!(host.tick_max, MockArch::ticks_of_us(100_000), "the host tool shows what guests have had");
-    let single = create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[]).unwrap_or_else(|why| panic!("{why}"));
+    let single = board(1, "vcpus=1\nmemory=4194304", &[]);
     assert_eq!(single.host().tick_max, u64::MAX);
 }
 

@@ -3,23 +3,14 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::processor::{DEVICE, counted, create};
+use super::processor::{DEVICE, OFF, board, counted};
 use super::*;
-use crate::vm::mock::{End, MockBoard as Board};
+use crate::vm::mock::End;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 
-const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 const ADDED: u64 = 1 << 30;
 const SIZE: u64 = 2 << 20;
-
-fn board(
-    cpus: usize,
-    config: &'static str,
-    programs: &[&[Op]],
-) -> &'static Board<super::processor::MockArch> {
-    create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
-}
 
 /// All vCPUs use memory that is added and removed. Every translation must be dropped from the TLBs
 /// before the memory is reused; each access through a TLB entry checks this.

@@ -3,13 +3,10 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::processor::{counted, create};
+use super::processor::{OFF, board, counted};
 use super::*;
 use crate::vm::mock::End;
 use hostlink::counters::Counter;
-use hostlink::exit::ExitCode;
-
-const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
 /// Runs programs, the first of which resets the machine three times.
 fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
@@ -77,7 +74,7 @@ fn requests_are_served_while_the_guest_is_loaded_again() {
     let first: &[Op] = &[Work(100_000), ResetBelow(2), PowerOff];
     for seed in 0..10 {
         let config = "vcpus=1\nmemory=16777216";
-        let board = create(1, 64 << 20, config, &[first]).unwrap_or_else(|why| panic!("{why}"));
+        let board = board(1, config, &[first]);
         // Continually: some of the requests arrive during a reset.
         for number in 0..200 {
             board.ask(1000 + number * 10_000, &format!("{number} vms"));
@@ -108,8 +105,7 @@ fn memory_that_is_read_only_survives_a_reset() {
     const ROM: u64 = 1 << 30;
     let program: &[Op] =
         &[Sleep(8_000_000), SkipAfterReset, Etch(ROM, 9), ResetBelow(1), Load(ROM, 9), PowerOff];
-    let board =
-        create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[program]).unwrap_or_else(|why| panic!("{why}"));
+    let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
     board.ask(2000, "1 add 0x40000000 0x200000 ro");
     assert_eq!(board.run(1), OFF);
 }
@@ -117,8 +113,7 @@ fn memory_that_is_read_only_survives_a_reset() {
 #[test]
 fn what_a_reset_clears_is_in_the_log() {
     let program: &[Op] = &[Sleep(40_000_000), ResetBelow(1), Sleep(60_000_000), PowerOff];
-    let board =
-        create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[program]).unwrap_or_else(|why| panic!("{why}"));
+    let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
     board.ask(3_000_000, "1 log-start 0 dirty-bits");
     board.ask(20_000_000, "2 log-fetch 0");
     board.ask(60_000_000, "3 log-fetch 0");

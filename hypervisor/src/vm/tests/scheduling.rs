@@ -1,14 +1,12 @@
 //! The run loop: turns, wake-ups, timers, kicks.
 
 use super::Op::*;
-use super::processor::{counted, notes_of};
+use super::processor::{OFF, board, counted, notes_of};
 use super::*;
 use crate::sched::TURNS_MAX;
 use crate::vm::mock::End;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
-
-const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
 /// Pairs of vCPUs that send each other interrupts in turn: each waits in HLT for the other's. A
 /// lost interrupt ends the run with all vCPUs waiting.
@@ -236,8 +234,7 @@ fn u56_a_triple_fault_is_a_reset() {
 #[test]
 fn what_is_typed_reaches_the_guest() {
     let program: &[Op] = &[Sleep(1_000_000), Done];
-    let board = super::processor::create(1, 32 << 20, "vcpus=1\nmemory=4194304", &[program]);
-    let board = board.unwrap_or_else(|why| panic!("{why}"));
+    let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
     board.type_in(b"hello");
     assert_eq!(board.run(1), OFF);
     assert_eq!(*board.machine().guest.console.lock().unwrap(), b"hello");

@@ -42,6 +42,19 @@ pub struct PartitionTraits {
     pub gpa_bits: u8,
 }
 
+#[cfg(test)]
+impl PartitionTraits {
+    /// With all that there can be.
+    pub(super) const ALL: Self = Self {
+        flush_hypercall: true,
+        invariant_tsc: true,
+        nested_paging: true,
+        tsc_hz: 2_000_000_000,
+        apic_hz: 1_000_000_000,
+        gpa_bits: 40,
+    };
+}
+
 impl PartitionTraits {
     /// Whether a page at `gpa` is in the guest physical address space.
     pub const fn has_gpa(&self, gpa: u64) -> bool {

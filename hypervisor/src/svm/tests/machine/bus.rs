@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
+use pci::mock::{Device, at};
 use pci::{Address, ConfigSpace};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -37,61 +38,55 @@ pub(in crate::svm::tests) struct MadeBus {
     pace_us: AtomicU64,
 }
 
-pub(super) fn at(text: &str) -> Address {
-    text.parse().expect("an address")
-}
-
 /// All functions. Of kinds that no test asks for by name there are: an audio controller that no
 /// IOMMU is in front of, two functions of one device, one that cannot be reset, one that
 /// firmware has given no place, two behind one bridge; and by the table of IOMMUs two with one id,
 /// and two with the I/O APIC's.
 fn functions() -> Vec<(&'static str, MadeFunction)> {
-    let new = MadeFunction::new;
-    let flr = |function: MadeFunction| function.with_flr(0x80);
+    let new = Device::new;
+    let flr = |vendor, device, class| new(vendor, device, class).express(9, true);
     let nvme = MadeMsix { capability: 0x40, bar: 0, table: 0x2000, pending: 0x3000, count: 65 };
     let xhci = MadeMsix { capability: 0x40, bar: 0, table: 0x2100, pending: 0, count: 16 };
     let virtio = MadeMsix { capability: 0x98, bar: 1, table: 0, pending: 0x800, count: 4 };
-    let mut all = alloc::vec![
+    let with_nvme = flr(0x1b36, 0x0010, 0x01_0802).with(4, 6).bar64(0, 4, NVME_BAR, 0x8000);
+    let with_virtio = new(0x1af4, 0x1041, 0x02_0000).with(4, 2);
+    let with_virtio = with_virtio.bar(1, 0, 0xfebf_1000, 0x1000).bar64(4, 4, 0x80_0000_0000, 0x4000);
+    let with_xhci = flr(0x1b36, 0x000d, 0x0c_0330).multi_function().bar(0, 0, 0xfebf_c000, 0x4000);
+    // MSI to addresses of 64 bits.
+    let msi = flr(0x8086, 0x100e, 0x02_0000).bar(0, 0, 0xfebf_2000, 0x100).with(4, 2);
+    let msi = msi.capability(0x50, &[0x0080_0005, 0, 0, 0]).writable(0x50, 0x0071_0000);
+    let msi = (1..4).fold(msi, |made, word| made.writable(0x50 + 4 * word, u32::MAX));
+    let mut all: Vec<(&str, MadeFunction)> = alloc::vec![
+        (NVME, MadeFunction::with_msix(with_nvme, nvme)),
+        (VIRTIO, MadeFunction::with_msix(with_virtio, virtio).with_window(0x60)),
+        ("00:06.0", MadeFunction::with_msix(with_xhci, xhci)),
+    ];
+    // Two functions of one device that can be isolated from each other, which is off.
+    let isolated = || flr(0x8086, 0x1572, 0x02_8000).acs(0xc, 0);
+    let plain = [
         ("00:00.0", new(0x8086, 0x29c0, 0x06_0000)),
         ("00:01.0", new(0x1022, 0x1419, 0x08_0600)),
-        ("00:02.0", MadeFunction::bridge(1)),
-        (NVME, flr(new(0x1b36, 0x0010, 0x01_0802).with(4, 6).bar64(0, NVME_BAR, 0x8000)).with_msix(nvme)),
-        (
-            VIRTIO,
-            new(0x1af4, 0x1041, 0x02_0000)
-                .bar(1, 0xfebf_1000, 0x1000)
-                .bar64(4, 0x80_0000_0000, 0x4000)
-                .with_msix(virtio)
-                .with_window(0x60)
-                .with(4, 2),
-        ),
-        (SMALL, flr(new(0x8086, 0x100e, 0x02_0000)).bar(0, 0xfebf_2000, 0x100).with_msi(0x50).with(4, 2)),
-        (
-            "00:06.0",
-            flr(new(0x1b36, 0x000d, 0x0c_0330))
-                .with(0xc, 0x80_0000)
-                .bar(0, 0xfebf_c000, 0x4000)
-                .with_msix(xhci),
-        ),
-        ("00:06.1", flr(new(0x1b36, 0x000d, 0x0c_0330)).bar(0, 0xfebf_5000, 0x1000)),
-        ("00:07.0", new(0x8086, 0x2934, 0x0c_0300).bar(0, 0xfebf_6000, 0x1000)),
-        ("00:08.0", flr(new(0x8086, 0x2922, 0x01_0601)).bar(5, 0, 0x1000)),
-        ("00:09.0", flr(new(0x8086, 0x2668, 0x04_0300)).bar(0, 0xfebf_8000, 0x4000)),
-        (BRIDGED, new(0x1000, 0x0030, 0x01_0000).bar(1, 0xfe80_0000, 0x1000)),
-        ("00:0b.0", MadeFunction::bridge(2)),
-        ("02:00.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_0000, 0x1000)),
-        ("02:01.0", flr(new(0x1000, 0x0030, 0x07_8000)).bar(1, 0xfe90_1000, 0x1000)),
+        ("00:02.0", Device::bridge(1, 1)),
+        (SMALL, msi),
+        ("00:06.1", flr(0x1b36, 0x000d, 0x0c_0330).bar(0, 0, 0xfebf_5000, 0x1000)),
+        ("00:07.0", new(0x8086, 0x2934, 0x0c_0300).bar(0, 0, 0xfebf_6000, 0x1000)),
+        ("00:08.0", flr(0x8086, 0x2922, 0x01_0601).bar(5, 0, 0, 0x1000)),
+        ("00:09.0", flr(0x8086, 0x2668, 0x04_0300).bar(0, 0, 0xfebf_8000, 0x4000)),
+        (BRIDGED, new(0x1000, 0x0030, 0x01_0000).bar(1, 0, 0xfe80_0000, 0x1000)),
+        ("00:0b.0", Device::bridge(2, 2)),
+        ("02:00.0", flr(0x1000, 0x0030, 0x07_8000).bar(1, 0, 0xfe90_0000, 0x1000)),
+        ("02:01.0", flr(0x1000, 0x0030, 0x07_8000).bar(1, 0, 0xfe90_1000, 0x1000)),
+        ("00:0c.0", isolated().multi_function().bar(0, 0, 0xfeb0_0000, 0x1000)),
+        ("00:0c.1", isolated().bar(0, 0, 0xfeb0_1000, 0x1000)),
     ];
+    all.extend(plain.map(|(address, device)| (address, device.into())));
     all.extend([0x0d, 0x0e, 0x0f, 0x1f].into_iter().zip(ALIASED).map(|(device, address)| {
-        (address, flr(new(0x1022, 0x1537, 0x0b_4000)).bar(0, 0xfe92_0000 + device * 0x1000, 0x1000))
+        let at = 0xfe92_0000 + device * 0x1000;
+        (address, flr(0x1022, 0x1537, 0x0b_4000).bar(0, 0, at, 0x1000).into())
     }));
-    // Two functions of one device that can be isolated from each other.
-    let isolated = || new(0x8086, 0x1572, 0x02_8000).with_flr(0x80).with_acs();
-    all.push(("00:0c.0", isolated().with(0xc, 0x80_0000).bar(0, 0xfeb0_0000, 0x1000)));
-    all.push(("00:0c.1", isolated().bar(0, 0xfeb0_1000, 0x1000)));
     all.extend(SERIAL.into_iter().zip(0..).map(|(address, index)| {
-        let serial = flr(new(0x8086, 0x2936, 0x07_0002)).bar(0, 0xfea0_0000 + index * 0x1000, 0x1000);
-        (address, serial.with(0xc, if index == 0 { 0x80_0000 } else { 0 }))
+        let serial = flr(0x8086, 0x2936, 0x07_0002).bar(0, 0, 0xfea0_0000 + index * 0x1000, 0x1000);
+        (address, if index == 0 { serial.multi_function() } else { serial }.into())
     }));
     all
 }
@@ -120,7 +115,7 @@ impl MadeBus {
     }
 
     pub(in crate::svm::tests) fn resets(&self, address: &str) -> u32 {
-        self.with(address, |function| function.resets)
+        self.with(address, |function| function.resets())
     }
 
     pub(in crate::svm::tests) fn register(&self, address: &str, bar: u8, offset: u64) -> u32 {

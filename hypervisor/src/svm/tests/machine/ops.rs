@@ -2,8 +2,10 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use pci::mock::at;
+
 use super::Machine;
-use super::bus::{BRIDGED, at};
+use super::bus::BRIDGED;
 use super::walk::Refusal;
 
 /// How an interrupt ended.
@@ -80,7 +82,7 @@ impl Machine {
     ) -> Arrived {
         let (entry, control) = self.bus.with(function, |function| {
             let msix = function.msix.expect("it has MSI-X");
-            (function.entry(number), function.word(msix.capability))
+            (function.entry(number), function.word(msix.capability.into()))
         });
         let (address, data, is_masked) = entry;
         if control & 1 << 31 == 0 || !self.is_master(function) {

@@ -15,11 +15,10 @@ use alloc::vec::Vec;
 
 use super::machine::{Machine, set_machine};
 use super::memory::{WRITE, out};
-use super::processor::{CpuData, Guest, MockSvm, board_with};
+use super::processor::{self, Guest, MockSvm, board_with};
 use super::rows::NESTED;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
-use crate::loader::test_kernel;
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::{Next, Vm};
 use crate::x86::vcpu::block::Segment;
@@ -57,13 +56,7 @@ fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'st
 /// The same with so many CPUs.
 fn board_of(machine: &'static Machine, count: usize, configs: &[&'static str]) -> &'static Board<MockSvm> {
     set_machine(Some(machine));
-    let cpus = core::iter::repeat_with(|| {
-        let mut cpu = CpuData::default();
-        cpu.set_halts();
-        cpu
-    });
-    Board::create_several_with(Vec::leak(test_kernel()), cpus.take(count), 64 << 20, configs)
-        .unwrap_or_else(|why| panic!("{why}"))
+    processor::board_of(count, configs).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Instructions by size: a load from EBX to AL, AX, EAX, and a store.

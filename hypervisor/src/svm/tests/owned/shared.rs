@@ -4,10 +4,9 @@ use memslots::Gpa;
 
 use super::{BAR, Board, COMMAND, FIRST, MASTER, MEMORY, SECOND, arrived};
 use crate::devices::pc::pci::WINDOW;
-use crate::loader::test_kernel;
 use crate::sched::Turn;
 use crate::svm::tests::machine::set_machine;
-use crate::svm::tests::processor::{CpuData, Guest, MockSvm};
+use crate::svm::tests::processor::{Guest, MockSvm, board_of};
 use crate::vm::Vm;
 
 /// Where the guest finds registers, table and memory first.
@@ -30,10 +29,7 @@ const OTHER: &str = "name=other\nvcpus=1\nmemory=8388608";
 
 fn board(configs: &[&'static str]) -> &'static Board<MockSvm> {
     set_machine(None);
-    let mut cpu = CpuData::default();
-    cpu.set_halts();
-    Board::create_several_with(Vec::leak(test_kernel()), [cpu], 64 << 20, configs)
-        .unwrap_or_else(|why| panic!("{why}"))
+    board_of(1, configs).unwrap_or_else(|why| panic!("{why}"))
 }
 
 fn at_row<R>(
@@ -301,13 +297,7 @@ fn stores_are_not_logged_and_the_memory_is_no_ones_own() {
 #[test]
 fn guests_that_disagree_are_refused() {
     set_machine(None);
-    let refused = |other: &'static str| {
-        let mut cpu = CpuData::default();
-        cpu.set_halts();
-        let board =
-            Board::<MockSvm>::create_several_with(Vec::leak(test_kernel()), [cpu], 64 << 20, &[ONE, other]);
-        board.err().map(|why| why.to_string())
-    };
+    let refused = |other| board_of(1, &[ONE, other]).err().map(|why| why.to_string());
     let disagree = "shared: guests disagree about the size of 'ring', or have the same number";
     for other in ["memory=8388608\nshared=ring:4096:1", "memory=8388608\nshared=ring:8192:0"] {
         assert_eq!(refused(other).as_deref(), Some(disagree), "{other}");

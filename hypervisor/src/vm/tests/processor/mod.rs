@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 use std::cell::RefCell;
@@ -18,11 +19,14 @@ use std::sync::Mutex;
 use crate::stopping;
 use crate::vm::CreateError;
 use crate::vm::arch::Board;
-use crate::vm::mock::{self, End, OnMockBoard};
+use crate::vm::mock::{End, MockBoard, OnMockBoard};
 
 /// An address without memory: a device.
 pub(super) const DEVICE: u64 = 0xf000_0000;
 const PAGE: u64 = 4096;
+
+/// All guests have switched themselves off.
+pub(super) const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
 /// An operation of a vCPU's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +94,8 @@ pub(super) fn run(
     config: &'static str,
     seed: u64,
     programs: &[&[Op]],
-) -> (&'static mock::MockBoard<MockArch>, End) {
-    let board = create(cpus, 32 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"));
+) -> (&'static MockBoard<MockArch>, End) {
+    let board = board(cpus, config, programs);
     (board, board.run(seed))
 }
 
@@ -101,10 +105,15 @@ pub(super) fn run_to(
     config: &'static str,
     seed: u64,
     programs: &[&[Op]],
-) -> &'static mock::MockBoard<MockArch> {
+) -> &'static MockBoard<MockArch> {
     let (board, ended) = run(cpus, config, seed, programs);
     assert_eq!(ended, end, "seed {seed}, {cpus} CPUs, {config:?}");
     board
+}
+
+/// The machine, which does not run yet.
+pub(super) fn board(cpus: usize, config: &'static str, programs: &[&[Op]]) -> &'static MockBoard<MockArch> {
+    create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Creates the machine, with this much memory below it.
@@ -113,9 +122,9 @@ pub(super) fn create(
     bytes: u64,
     config: &'static str,
     programs: &[&[Op]],
-) -> Result<&'static mock::MockBoard<MockArch>, CreateError> {
+) -> Result<&'static MockBoard<MockArch>, CreateError> {
     PROGRAMS.set([(Name::GUEST, owned(programs))].into());
-    mock::MockBoard::create(vec![(); cpus], bytes, config)
+    MockBoard::create(vec![(); cpus], bytes, config)
 }
 
 fn owned(programs: &[&[Op]]) -> Vec<Vec<Op>> {
@@ -127,14 +136,14 @@ pub(super) fn create_several(
     cpus: usize,
     bytes: u64,
     guests: &[(&'static str, &[&[Op]])],
-) -> Result<&'static mock::MockBoard<MockArch>, CreateError> {
+) -> Result<&'static MockBoard<MockArch>, CreateError> {
     let programs = guests.iter().map(|(config, programs)| {
         let name = config.lines().find_map(|line| line.strip_prefix("name=")).expect("a guest has a name");
         (Name::parse(name).expect("a name"), owned(programs))
     });
     PROGRAMS.set(programs.collect());
     let configs: Vec<_> = guests.iter().map(|(config, _)| *config).collect();
-    mock::MockBoard::create_several(vec![(); cpus], bytes, &configs)
+    MockBoard::create_several(vec![(); cpus], bytes, &configs)
 }
 
 pub(super) struct MockArch;
@@ -206,13 +215,13 @@ pub(super) struct Shared {
 }
 
 /// The sum of a counter over all vCPUs.
-pub(super) fn counted(board: &'static mock::MockBoard<MockArch>, counter: Counter) -> u64 {
+pub(super) fn counted(board: &'static MockBoard<MockArch>, counter: Counter) -> u64 {
     let vm = board.machine();
     vm.vcpus.iter().map(|vcpu| vm.host.counters_of(vcpu.row)[counter as usize].load(Ordering::Relaxed)).sum()
 }
 
 /// The times that a vCPU noted, in order.
-pub(super) fn notes_of(board: &'static mock::MockBoard<MockArch>, vcpu: u32) -> Vec<u64> {
+pub(super) fn notes_of(board: &'static MockBoard<MockArch>, vcpu: u32) -> Vec<u64> {
     let notes = board.machine().guest.notes.lock().unwrap();
     notes.iter().filter(|note| note.0 == vcpu).map(|note| note.1).collect()
 }

@@ -7,15 +7,7 @@ const LONG: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false,
 const LEGACY: Caller = Caller { long_mode_64: false, ..LONG };
 
 fn partition() -> Partition {
-    let platform = PartitionTraits {
-        flush_hypercall: false,
-        invariant_tsc: false,
-        nested_paging: true,
-        tsc_hz: 2_000_000_000,
-        apic_hz: 1_000_000_000,
-        gpa_bits: 40,
-    };
-    Partition::new(platform, 0).unwrap()
+    Partition::new(PartitionTraits { flush_hypercall: false, ..PartitionTraits::ALL }, 0).unwrap()
 }
 
 fn enabled() -> Partition {

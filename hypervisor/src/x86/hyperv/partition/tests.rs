@@ -1,15 +1,7 @@
 use super::*;
 
 fn partition() -> Partition {
-    let platform = PartitionTraits {
-        flush_hypercall: true,
-        invariant_tsc: true,
-        nested_paging: true,
-        tsc_hz: 2_000_000_000,
-        apic_hz: 1_000_000_000,
-        gpa_bits: 40,
-    };
-    Partition::new(platform, 1_000).unwrap()
+    Partition::new(PartitionTraits::ALL, 1_000).unwrap()
 }
 
 const ID: u64 = 0x8100_0006_0001_0000;

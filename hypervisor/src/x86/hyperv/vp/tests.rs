@@ -4,14 +4,7 @@ use crate::x86::hyperv::hypercall::{CallOutcome, Caller, Services, handle};
 use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
 use tlfs::{CallRegisters, ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
 
-const PLATFORM: PartitionTraits = PartitionTraits {
-    flush_hypercall: true,
-    invariant_tsc: true,
-    nested_paging: true,
-    tsc_hz: 2_000_000_000,
-    apic_hz: 1_000_000_000,
-    gpa_bits: 40,
-};
+const PLATFORM: PartitionTraits = PartitionTraits::ALL;
 
 fn partition(platform: PartitionTraits) -> Partition {
     let partition = Partition::new(platform, 0).unwrap();
