@@ -26,6 +26,19 @@ pub(crate) fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + S
     println!("{} executions", executions.load(std::sync::atomic::Ordering::Relaxed));
 }
 
+/// Tests that explore with so many preemptions, those of defects with what they fail with.
+macro_rules! explored {
+    ($($(#[$doc:meta])* fn $test:ident($preemptions:expr) $(fails $seen:literal)?: $scenario:expr);+ $(;)?) => {$(
+        $(#[$doc])*
+        #[test]
+        $(#[should_panic(expected = $seen)])?
+        fn $test() {
+            $crate::model::explore($preemptions, $scenario);
+        }
+    )+};
+}
+pub(crate) use explored;
+
 /// The owner's action when it has found nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnerAction {

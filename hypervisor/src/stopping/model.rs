@@ -2,7 +2,7 @@
 //! flag for each vCPU, as the event in its notify word is; the notify word has models of its own.
 
 use super::{ARRIVED, END, LEFT, PAUSE, RESET, Role, Stopping};
-use crate::model::explore;
+use crate::model::explored;
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::Arc;
 use loom::thread;
@@ -86,26 +86,26 @@ fn reset(leave: fn(&Guest, usize)) {
     assert_eq!((guest.stopping.attention(), guest.stopping.left()), (0, 0));
 }
 
-#[test]
-fn the_last_vcpu_resets_a_guest_whose_others_are_saved() {
-    explore(None, || reset(save_and_leave));
+explored! {
+    fn the_last_vcpu_resets_a_guest_whose_others_are_saved(None): || reset(save_and_leave);
+    fn a_vcpu_that_counts_itself_too_early_is_found(None) fails "the other has been saved":
+        || reset(leave_and_save);
 }
 
-#[test]
-#[should_panic(expected = "the other has been saved")]
-fn a_vcpu_that_counts_itself_too_early_is_found() {
-    explore(None, || reset(leave_and_save));
+/// One vCPU has left; the other is about to end the reset.
+fn in_reset() -> Arc<Guest> {
+    let guest = Guest::new();
+    guest.begin(RESET);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+    save_and_leave(&guest, 1);
+    assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+    guest
 }
 
 /// A pause is requested at any moment of a reset: either the guest goes on, and then all are told,
 /// or all have stopped.
 fn pause_beside_reset(end: fn(&Stopping) -> bool) {
-    let guest = Guest::new();
-    // One vCPU has left; the other is about to end the reset.
-    guest.begin(RESET);
-    assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
-    save_and_leave(&guest, 1);
-    assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+    let guest = in_reset();
     guest.told.iter().for_each(|told| told.store(0, Ordering::Relaxed));
     let pausing = {
         let guest = guest.clone();
@@ -126,15 +126,10 @@ fn pause_beside_reset(end: fn(&Stopping) -> bool) {
     }
 }
 
-#[test]
-fn a_pause_at_the_end_of_a_reset_is_not_lost() {
-    explore(None, || pause_beside_reset(|stopping| stopping.end_reset(COUNT)));
-}
-
-#[test]
-#[should_panic(expected = "the pause")]
-fn an_end_of_a_reset_that_looks_only_once_is_found() {
-    explore(None, || {
+explored! {
+    fn a_pause_at_the_end_of_a_reset_is_not_lost(None):
+        || pause_beside_reset(|stopping| stopping.end_reset(COUNT));
+    fn an_end_of_a_reset_that_looks_only_once_is_found(None) fails "the pause": || {
         pause_beside_reset(|stopping| {
             let goes_on = stopping.attention() & super::STOP == RESET;
             let left = if goes_on { 0 } else { COUNT * ARRIVED + (COUNT - 1) * LEFT };
@@ -142,17 +137,13 @@ fn an_end_of_a_reset_that_looks_only_once_is_found() {
             stopping.clear(RESET);
             goes_on
         });
-    });
+    };
 }
 
 /// A reset of two steps, between which the guest may be paused. Who resumes it lets it go on by
 /// `go_on`, which learns whether a reset is in progress.
 fn reset_paused(go_on: fn(&Stopping, bool)) {
-    let guest = Guest::new();
-    guest.begin(RESET);
-    assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
-    save_and_leave(&guest, 1);
-    assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+    let guest = in_reset();
     // Relaxed: the protocol orders it. Whether a reset is in progress.
     let resets = Arc::new(AtomicU32::new(1));
     let operator = {
@@ -192,30 +183,17 @@ fn reset_paused(go_on: fn(&Stopping, bool)) {
     assert_eq!(guest.stopping.attention() & RESET, 0, "the reset is over");
 }
 
-#[test]
-fn a_reset_that_is_paused_goes_on_alone() {
-    explore(Some(2), || {
+explored! {
+    fn a_reset_that_is_paused_goes_on_alone(Some(2)): || {
         reset_paused(|stopping, in_progress| match in_progress {
             true => stopping.go_on_with_reset(COUNT),
             false => stopping.go_on(),
         });
-    });
-}
-
-#[test]
-#[should_panic(expected = "memory is half reset")]
-fn a_guest_that_goes_on_in_the_middle_of_its_reset_is_found() {
-    explore(Some(2), || reset_paused(|stopping, _| stopping.go_on()));
-}
-
-#[test]
-fn who_finds_no_reset_finds_memory_reset() {
-    explore(None, || {
-        let guest = Guest::new();
-        guest.begin(RESET);
-        assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
-        save_and_leave(&guest, 1);
-        assert_eq!(guest.stopping.arrive(COUNT), Role::Resets);
+    };
+    fn a_guest_that_goes_on_in_the_middle_of_its_reset_is_found(Some(2)) fails "memory is half reset":
+        || reset_paused(|stopping, _| stopping.go_on());
+    fn who_finds_no_reset_finds_memory_reset(None): || {
+        let guest = in_reset();
         let other = {
             let guest = guest.clone();
             thread::spawn(move || {
@@ -227,7 +205,7 @@ fn who_finds_no_reset_finds_memory_reset() {
         assert!(guest.stopping.end_reset(COUNT));
         let (is_over, memory) = other.join().unwrap();
         assert!(!is_over || memory == 2, "{memory}");
-    });
+    };
 }
 
 /// One vCPU stops for a pause, and the other one ends the guest: whichever is the last to leave
@@ -256,38 +234,29 @@ fn end_beside_pause(leave: fn(&Stopping, &AtomicU32)) {
     assert_eq!(recorded.load(Ordering::Relaxed), 1, "the end is recorded once");
 }
 
-#[test]
-fn the_last_vcpu_to_leave_records_the_end() {
-    explore(Some(2), || {
+explored! {
+    fn the_last_vcpu_to_leave_records_the_end(Some(2)): || {
         end_beside_pause(|stopping, recorded| {
             stopping.leave(COUNT, |reasons| {
                 recorded.fetch_add(u32::from(reasons & END != 0), Ordering::Relaxed);
             });
         });
-    });
-}
-
-#[test]
-#[should_panic(expected = "the end is recorded once")]
-fn a_vcpu_that_looks_for_the_end_before_it_leaves_is_found() {
-    explore(Some(2), || {
-        end_beside_pause(|stopping, recorded| {
-            let ends = stopping.attention() & END != 0;
-            stopping.leave(COUNT, |_| {
-                recorded.fetch_add(ends.into(), Ordering::Relaxed);
+    };
+    fn a_vcpu_that_looks_for_the_end_before_it_leaves_is_found(Some(2)) fails "the end is recorded once":
+        || {
+            end_beside_pause(|stopping, recorded| {
+                let ends = stopping.attention() & END != 0;
+                stopping.leave(COUNT, |_| {
+                    recorded.fetch_add(ends.into(), Ordering::Relaxed);
+                });
             });
-        });
-    });
-}
-
-#[test]
-#[should_panic(expected = "whoever finds that all have left")]
-fn an_end_that_is_recorded_after_the_vcpu_has_left_is_found() {
-    explore(Some(2), || {
-        end_beside_pause(|stopping, recorded| {
-            let mut is_end = false;
-            stopping.leave(COUNT, |reasons| is_end = reasons & END != 0);
-            recorded.fetch_add(is_end.into(), Ordering::Relaxed);
-        });
-    });
+        };
+    fn an_end_that_is_recorded_after_the_vcpu_has_left_is_found(Some(2)) fails "whoever finds that all have left":
+        || {
+            end_beside_pause(|stopping, recorded| {
+                let mut is_end = false;
+                stopping.leave(COUNT, |reasons| is_end = reasons & END != 0);
+                recorded.fetch_add(is_end.into(), Ordering::Relaxed);
+            });
+        };
 }

@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::board::{Board, Guest};
-use crate::model::explore;
+use crate::model::explored;
 use crate::sched::ledger::Ledger;
 use crate::sched::{CpuIndex, Line, PutBack, Scheduler, Share};
 
@@ -40,23 +40,14 @@ fn hold(next_event: fn(&Scheduler) -> u64) {
     assert!(looks_at <= end, "the end of a hold is overslept");
 }
 
-#[test]
-fn a_cpu_looks_again_when_a_hold_ends() {
-    explore(Some(2), || hold(|sched| sched.next_event(0)));
-}
-
-/// The CPU looks whether the guest is held, which another CPU may have changed.
-#[test]
-#[should_panic(expected = "the end of a hold is overslept")]
-fn hold_taken_for_over_because_another_cpu_found_it_over() {
-    explore(Some(2), || hold(|sched| sched.ledger.next_event_if_held(0)));
-}
-
-/// The CPU has the end of the hold from when it last changed its queue, not from now.
-#[test]
-#[should_panic(expected = "the end of a hold is overslept")]
-fn hold_not_among_the_timers() {
-    explore(Some(2), || hold(|sched| sched.place(0).queue.lock().next_timer()));
+explored! {
+    fn a_cpu_looks_again_when_a_hold_ends(Some(2)): || hold(|sched| sched.next_event(0));
+    /// The CPU looks whether the guest is held, which another CPU may have changed.
+    fn hold_taken_for_over_because_another_cpu_found_it_over(Some(2)) fails "the end of a hold is overslept":
+        || hold(|sched| sched.ledger.next_event_if_held(0));
+    /// The CPU has the end of the hold from when it last changed its queue, not from now.
+    fn hold_not_among_the_timers(Some(2)) fails "the end of a hold is overslept":
+        || hold(|sched| sched.place(0).queue.lock().next_timer());
 }
 
 /// CPU 0 ends a long turn of one guest and begins one of another, while CPU 1 charges long turns.
@@ -81,14 +72,9 @@ fn charging(settle: fn(&Ledger)) {
     assert_eq!(spent, [50_000, 5100], "a turn is charged twice, or to another guest");
 }
 
-#[test]
-fn each_turn_is_charged_once_and_to_its_guest() {
-    explore(None, || charging(|ledger| ledger.look(4500)));
-}
-
-/// The time up to which the turn is charged is moved by a store, not by an exchange.
-#[test]
-#[should_panic(expected = "a turn is charged twice")]
-fn turn_charged_by_two_cpus() {
-    explore(None, || charging(|ledger| ledger.settle_carelessly(0, 4500)));
+explored! {
+    fn each_turn_is_charged_once_and_to_its_guest(None): || charging(|ledger| ledger.look(4500));
+    /// The time up to which the turn is charged is moved by a store, not by an exchange.
+    fn turn_charged_by_two_cpus(None) fails "a turn is charged twice":
+        || charging(|ledger| ledger.settle_carelessly(0, 4500));
 }

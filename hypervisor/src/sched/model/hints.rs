@@ -7,7 +7,7 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use loom::thread;
 
 use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
-use crate::model::explore;
+use crate::model::explored;
 use crate::sched::notify::Reach;
 use crate::sched::queue::VIRTUAL_EPOCH;
 use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
@@ -30,16 +30,11 @@ fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
     assert!(board.sched.next_event(0) <= 100, "a timer is overslept");
 }
 
-#[test]
-fn a_timer_that_is_removed_hides_no_other() {
-    explore(None, || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work, 0)));
-}
-
-/// The hint is stored after the lock is released: an older value is stored last.
-#[test]
-#[should_panic(expected = "a timer is overslept")]
-fn hint_stored_out_of_the_lock() {
-    explore(None, || {
+explored! {
+    fn a_timer_that_is_removed_hides_no_other(None):
+        || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work, 0));
+    /// The hint is stored after the lock is released: an older value is stored last.
+    fn hint_stored_out_of_the_lock(None) fails "a timer is overslept": || {
         next_timer(|sched, vcpu| {
             let place = sched.place(0);
             let timer = {
@@ -49,7 +44,7 @@ fn hint_stored_out_of_the_lock() {
             };
             place.next_timer.store(timer, Relaxed);
         });
-    });
+    };
 }
 
 /// A vCPU has moved to another CPU and blocks there with a timer. A waker finds it there.
@@ -88,16 +83,12 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     }
 }
 
-#[test]
-fn a_vcpu_is_woken_where_it_blocks() {
-    explore(Some(3), || home(|board, _| board.vcpus[2].target.post_event() == Notify::Wake));
-}
-
-/// A waker learns of the block by a hint: it may use the vCPU's previous place.
-#[test]
-#[should_panic(expected = "its timer is left behind")]
-fn wake_by_a_hint() {
-    explore(Some(3), || home(|_, has_blocked| has_blocked.load(Relaxed) != 0));
+explored! {
+    fn a_vcpu_is_woken_where_it_blocks(Some(3)):
+        || home(|board, _| board.vcpus[2].target.post_event() == Notify::Wake);
+    /// A waker learns of the block by a hint: it may use the vCPU's previous place.
+    fn wake_by_a_hint(Some(3)) fails "its timer is left behind":
+        || home(|_, has_blocked| has_blocked.load(Relaxed) != 0);
 }
 
 /// CPU 0 puts its vCPU back and has one too many, which goes to CPU 1. Meanwhile CPU 1 takes the
@@ -138,10 +129,7 @@ fn switching<S: Steps>() {
     assert!(!(is_in_guest && board.sched.has_waiting(1)) || is_told, "a vCPU is not told who waits");
 }
 
-#[test]
-fn a_vcpu_that_was_put_back_is_told_where_it_is() {
-    explore(Some(4), switching::<Real>);
-}
+explored! { fn a_vcpu_that_was_put_back_is_told_where_it_is(Some(4)): switching::<Real> }
 
 /// N after O: the vCPU is taken to be here while another CPU runs it.
 struct HereTooLong;
@@ -150,16 +138,11 @@ impl Steps for HereTooLong {
     const HERE_TOO_LONG: bool = true;
 }
 
-#[test]
-#[should_panic(expected = "a vCPU is not told who waits")]
-fn current_vcpu_forgotten_after_the_switch() {
-    explore(Some(4), switching::<HereTooLong>);
-}
-
-/// A vCPU is interrupted while another CPU puts it into the timer line: it has work, or it is late.
-#[test]
-fn one_that_is_not_promoted_is_late_and_not_lost() {
-    explore(None, || {
+explored! {
+    fn current_vcpu_forgotten_after_the_switch(Some(4)) fails "a vCPU is not told who waits":
+        switching::<HereTooLong>;
+    /// A vCPU is interrupted while another CPU puts it in the timer line: it has work, or is late.
+    fn one_that_is_not_promoted_is_late_and_not_lost(None): || {
         let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
         board.block(0, 1, 0);
         let _ = board.sched.wake(0, Line::Work, 0);
@@ -182,5 +165,5 @@ fn one_that_is_not_promoted_is_late_and_not_lost() {
             panic!("it is lost")
         };
         assert_eq!(turn.vcpu, 1);
-    });
+    };
 }

@@ -4,7 +4,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
-use crate::model::explore;
+use crate::model::explored;
 use crate::sched::{Line, VcpuIndex};
 
 /// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all
@@ -94,47 +94,14 @@ fn two_guests_on_two_cpus() {
     run::<Real>(board, 2, &[0]);
 }
 
-#[test]
-fn a_guest_makes_room_for_one_that_wakes() {
-    explore(Some(2), nudging_another_guest);
-}
-
-#[test]
-fn two_guests_lose_nothing_between_them() {
-    explore(Some(1), two_guests_on_two_cpus);
-}
-
-#[test]
-fn o4_a_vcpu_that_halts_is_woken() {
-    explore(Some(4), halting::<Real>);
-}
-
-#[test]
-fn o4_a_vcpu_that_halts_is_woken_once_by_two() {
-    explore(Some(3), halting_under_two::<Real>);
-}
-
-#[test]
-fn a_cpu_that_goes_idle_is_kicked() {
-    explore(Some(4), idling::<Real>);
-}
-
-#[test]
-fn a_vcpu_makes_room_for_one_that_is_woken() {
-    explore(Some(3), nudging::<Real>);
-}
-
-#[test]
-fn a_vcpu_that_halts_makes_room_as_well() {
-    explore(Some(3), nudging_one_that_halts::<Real>);
-}
-
-#[test]
-fn two_cpus_lose_nothing_between_them() {
-    explore(Some(1), two_cpus::<Real>);
-}
-
-#[test]
-fn a_timer_that_expires_loses_no_interrupt() {
-    explore(Some(3), expiring::<Real>);
+explored! {
+    fn a_guest_makes_room_for_one_that_wakes(Some(2)): nudging_another_guest;
+    fn two_guests_lose_nothing_between_them(Some(1)): two_guests_on_two_cpus;
+    fn o4_a_vcpu_that_halts_is_woken(Some(4)): halting::<Real>;
+    fn o4_a_vcpu_that_halts_is_woken_once_by_two(Some(3)): halting_under_two::<Real>;
+    fn a_cpu_that_goes_idle_is_kicked(Some(4)): idling::<Real>;
+    fn a_vcpu_makes_room_for_one_that_is_woken(Some(3)): nudging::<Real>;
+    fn a_vcpu_that_halts_makes_room_as_well(Some(3)): nudging_one_that_halts::<Real>;
+    fn two_cpus_lose_nothing_between_them(Some(1)): two_cpus::<Real>;
+    fn a_timer_that_expires_loses_no_interrupt(Some(3)): expiring::<Real>;
 }

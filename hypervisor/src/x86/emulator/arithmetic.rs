@@ -2,12 +2,12 @@
 
 use super::operand::mask;
 
-const CF: u64 = 1 << 0;
-const PF: u64 = 1 << 2;
-const AF: u64 = 1 << 4;
-const ZF: u64 = 1 << 6;
-const SF: u64 = 1 << 7;
-const OF: u64 = 1 << 11;
+pub(super) const CF: u64 = 1 << 0;
+pub(super) const PF: u64 = 1 << 2;
+pub(super) const AF: u64 = 1 << 4;
+pub(super) const ZF: u64 = 1 << 6;
+pub(super) const SF: u64 = 1 << 7;
+pub(super) const OF: u64 = 1 << 11;
 
 /// An operation on two numbers of the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

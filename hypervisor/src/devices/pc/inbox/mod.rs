@@ -166,27 +166,32 @@ fn take_word(word: &AtomicU64) -> u64 {
     if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
 }
 
+#[cfg(test)]
+fn lapic() -> Lapic {
+    use crate::devices::pc::lapic::{TimerClock, msr};
+
+    let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
+    let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
+    let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
+    lapic
+}
+
+/// D, as in the hypervisor.
+#[cfg(test)]
+fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
+    let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
+    inbox.drain_vectors(lapic);
+    signals
+}
+
 #[cfg(all(test, loom))]
 mod model;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::devices::pc::lapic::{Effect, TimerClock, msr};
+    use crate::devices::pc::lapic::{Effect, msr};
     use std::sync::atomic::AtomicBool;
-
-    fn lapic() -> Lapic {
-        let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
-        let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
-        let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
-        lapic
-    }
-
-    fn drain(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
-        let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
-        inbox.drain_vectors(lapic);
-        signals
-    }
 
     fn is_empty(inbox: &Inbox) -> bool {
         !inbox.has_signals() && inbox.pending() == VectorSet::EMPTY
@@ -196,7 +201,7 @@ mod tests {
     fn an_empty_inbox_changes_nothing() {
         let (inbox, mut lapic) = (Inbox::default(), lapic());
         assert!(is_empty(&inbox));
-        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
+        assert_eq!(take(&inbox, &mut lapic), Signals::default());
         assert_eq!(lapic.highest_irr(), None);
     }
 
@@ -209,19 +214,19 @@ mod tests {
         }
         assert!(!is_empty(&inbox));
         assert_eq!(inbox.pending().iter().count(), 240);
-        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
+        assert_eq!(take(&inbox, &mut lapic), Signals::default());
         for vector in (16..=255).rev() {
             assert_eq!(lapic.pending(), Some(vector));
             lapic.begin_service(vector);
             let level = vector % 3 == 0;
             assert_eq!(lapic.eoi(), Effect::Eoi { vector, level });
         }
-        assert_eq!(drain(&inbox, &mut lapic), Signals::default());
+        assert_eq!(take(&inbox, &mut lapic), Signals::default());
         assert_eq!(lapic.highest_irr(), None);
     }
 
     fn serve(inbox: &Inbox, lapic: &mut Lapic) -> Effect {
-        let _ = drain(inbox, lapic);
+        let _ = take(inbox, lapic);
         lapic.begin_service(lapic.pending().expect("posted"));
         lapic.eoi()
     }
@@ -248,7 +253,7 @@ mod tests {
         let (inbox, mut lapic) = (Inbox::default(), lapic());
         inbox.post_fixed(0x40, Trigger::Level);
         inbox.post_init();
-        let _ = drain(&inbox, &mut lapic);
+        let _ = take(&inbox, &mut lapic);
         let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
         inbox.post_fixed(0x40, Trigger::Edge);
         assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector: 0x40, level: false });
@@ -264,7 +269,7 @@ mod tests {
         inbox.post(MessageKind::Startup(2), Trigger::Edge);
         inbox.post(MessageKind::Startup(3), Trigger::Edge);
         let expected = Signals { init: true, startup: Some(2), nmis: 0 };
-        assert_eq!(drain(&inbox, &mut lapic), expected, "the first start-up after INIT");
+        assert_eq!(take(&inbox, &mut lapic), expected, "the first start-up after INIT");
         assert!(!lapic.is_enabled());
         assert_eq!(lapic.highest_irr(), None);
         assert!(is_empty(&inbox));
@@ -276,16 +281,16 @@ mod tests {
         inbox.post_init();
         inbox.post_nmi();
         inbox.post_nmi();
-        assert_eq!(drain(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
+        assert_eq!(take(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
         inbox.post_startup(0);
-        assert_eq!(drain(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
+        assert_eq!(take(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
     }
 
     #[test]
     fn a_lowest_priority_vector_is_a_vector() {
         let (inbox, mut lapic) = (Inbox::default(), lapic());
         inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
-        let _ = drain(&inbox, &mut lapic);
+        let _ = take(&inbox, &mut lapic);
         assert_eq!(lapic.pending(), Some(0x99));
     }
 
@@ -317,7 +322,7 @@ mod tests {
             let mut lapic = lapic();
             let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
             while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
-                let _ = drain(&inbox, &mut lapic);
+                let _ = take(&inbox, &mut lapic);
                 while let Some(vector) = lapic.pending() {
                     lapic.begin_service(vector);
                     let _ = lapic.eoi();

@@ -8,24 +8,10 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::devices::pc::lapic::{Effect, TimerClock, msr};
-use crate::model::{OwnerAction, announced, explore, hint_alone, take_events};
+use crate::devices::pc::lapic::Effect;
+use crate::model::{OwnerAction, announced, explore, explored, hint_alone, take_events};
 
 const VECTOR: u8 = 0x40;
-
-fn lapic() -> Lapic {
-    let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
-    let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
-    let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
-    lapic
-}
-
-/// D, as in the hypervisor.
-fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
-    let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
-    inbox.drain_vectors(lapic);
-    signals
-}
 
 /// Serves a vector that has arrived; returns whether it was level-triggered.
 fn serve(lapic: &mut Lapic) -> Option<bool> {
@@ -68,15 +54,12 @@ fn post_nmi(inbox: &Inbox, announce: &mut dyn FnMut()) {
     announce();
 }
 
-/// A and B, C and D: an announced item is found, or the owner is kicked or woken.
-#[test]
-fn g6_a_vector_is_found_or_its_owner_is_kicked() {
-    explore(None, || vector_is_found(OwnerAction::Enter, take_events, post_vector));
-}
-
-#[test]
-fn g6_a_vector_is_found_or_its_owner_is_woken() {
-    explore(None, || vector_is_found(OwnerAction::Halt, take_events, post_vector));
+explored! {
+    /// A and B, C and D: an announced item is found, or the owner is kicked or woken.
+    fn g6_a_vector_is_found_or_its_owner_is_kicked(None):
+        || vector_is_found(OwnerAction::Enter, take_events, post_vector);
+    fn g6_a_vector_is_found_or_its_owner_is_woken(None):
+        || vector_is_found(OwnerAction::Halt, take_events, post_vector);
 }
 
 #[test]
@@ -98,40 +81,25 @@ fn g6_a_signal_is_found_or_its_owner_is_told() {
     }
 }
 
-/// B precedes A.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_posted_after_the_announcement() {
-    explore(None, || {
+explored! {
+    /// B precedes A.
+    fn g6_posted_after_the_announcement(None) fails "announced and not found": || {
         vector_is_found(OwnerAction::Enter, take_events, |inbox, announce| {
             announce();
             inbox.post_fixed(VECTOR, Trigger::Level);
         });
-    });
-}
-
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_signal_posted_after_the_announcement() {
-    explore(None, || {
+    };
+    fn g6_signal_posted_after_the_announcement(None) fails "announced and not found": || {
         signal_is_found(OwnerAction::Halt, take_events, |inbox, announce| {
             announce();
             inbox.post_nmi();
         });
-    });
-}
-
-/// C without an order: the load of D may read a value from before A.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_notify_word_read_without_order() {
-    explore(None, || vector_is_found(OwnerAction::Enter, hint_alone, post_vector));
-}
-
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_notify_word_read_without_order_before_signals() {
-    explore(None, || signal_is_found(OwnerAction::Enter, hint_alone, post_nmi));
+    };
+    /// C without an order: the load of D may read a value from before A.
+    fn g6_notify_word_read_without_order(None) fails "announced and not found":
+        || vector_is_found(OwnerAction::Enter, hint_alone, post_vector);
+    fn g6_notify_word_read_without_order_before_signals(None) fails "announced and not found":
+        || signal_is_found(OwnerAction::Enter, hint_alone, post_nmi);
 }
 
 /// A level-triggered and an edge-triggered interrupt of one vector, beside the owner, which serves
@@ -156,23 +124,18 @@ fn triggers(post: fn(&Inbox, Trigger)) {
     assert_eq!(look(&mut lapic), Some(false), "the trigger of a former interrupt");
 }
 
-#[test]
-fn u54_an_eoi_is_sent_for_each_level_triggered_interrupt() {
-    explore(None, || triggers(|inbox, trigger| inbox.post_fixed(VECTOR, trigger)));
-}
-
-/// The later one of two decides, as in TMR: nobody knows which of them was drained.
-#[test]
-#[should_panic(expected = "the I/O APIC gets another number")]
-fn u54_edge_that_replaces_level() {
-    explore(None, || {
+explored! {
+    fn u54_an_eoi_is_sent_for_each_level_triggered_interrupt(None):
+        || triggers(|inbox, trigger| inbox.post_fixed(VECTOR, trigger));
+    /// The later one of two decides, as in TMR: nobody knows which of them was drained.
+    fn u54_edge_that_replaces_level(None) fails "the I/O APIC gets another number": || {
         triggers(|inbox, trigger| {
             if trigger == Trigger::Edge {
                 inbox.level[1].fetch_and(!1, Ordering::AcqRel);
             }
             inbox.post_fixed(VECTOR, trigger);
         });
-    });
+    };
 }
 
 /// The effect of INIT, with one poster beside the owner. `take` is the owner's, called twice beside
@@ -211,22 +174,12 @@ fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) 
     assert!(was_reset && started > 0, "INIT or start-up is lost");
 }
 
-#[test]
-fn o15_init_cancels_what_came_before_it() {
-    explore(Some(3), || init_cancels(Inbox::post_init, take));
-}
-
-/// INIT is added to the present signals, instead of replacing them.
-#[test]
-#[should_panic(expected = "it came before INIT")]
-fn o15_init_that_cancels_no_signals() {
-    explore(Some(3), || init_cancels(|inbox| _ = inbox.signals.fetch_or(INIT, Ordering::Release), take));
-}
-
-#[test]
-#[should_panic(expected = "it came before INIT")]
-fn o15_init_that_cancels_no_vectors() {
-    explore(Some(3), || {
+explored! {
+    fn o15_init_cancels_what_came_before_it(Some(3)): || init_cancels(Inbox::post_init, take);
+    /// INIT is added to the present signals, instead of replacing them.
+    fn o15_init_that_cancels_no_signals(Some(3)) fails "it came before INIT":
+        || init_cancels(|inbox| _ = inbox.signals.fetch_or(INIT, Ordering::Release), take);
+    fn o15_init_that_cancels_no_vectors(Some(3)) fails "it came before INIT": || {
         init_cancels(Inbox::post_init, |inbox, lapic| {
             let signals = inbox.signals.swap(0, Ordering::Acquire);
             inbox.drain_vectors(lapic);
@@ -236,7 +189,7 @@ fn o15_init_that_cancels_no_vectors() {
                 nmis: 0,
             }
         });
-    });
+    };
 }
 
 /// Two posters beside the owner, which takes once while they run and once after them.
@@ -258,26 +211,16 @@ fn two_nmis(post: fn(&Inbox)) {
     assert_eq!(nmis, 2, "an NMI is lost or doubled");
 }
 
-#[test]
-fn two_nmis_are_two() {
-    explore(None, || two_nmis(Inbox::post_nmi));
-}
-
-#[test]
-#[should_panic(expected = "an NMI is lost")]
-fn second_nmi_that_joins_the_first() {
-    explore(None, || two_nmis(|inbox| _ = inbox.signals.fetch_or(NMI, Ordering::Release)));
-}
-
-#[test]
-#[should_panic(expected = "an NMI is lost")]
-fn second_nmi_by_a_look_before() {
-    explore(None, || {
+explored! {
+    fn two_nmis_are_two(None): || two_nmis(Inbox::post_nmi);
+    fn second_nmi_that_joins_the_first(None) fails "an NMI is lost":
+        || two_nmis(|inbox| _ = inbox.signals.fetch_or(NMI, Ordering::Release));
+    fn second_nmi_by_a_look_before(None) fails "an NMI is lost": || {
         two_nmis(|inbox| {
             let is_second = inbox.signals.load(Ordering::Acquire) & NMI != 0;
             inbox.signals.fetch_or(if is_second { SECOND_NMI } else { NMI }, Ordering::Release);
         });
-    });
+    };
 }
 
 fn two_startups(post: [fn(&Inbox); 2]) {
@@ -287,9 +230,9 @@ fn two_startups(post: [fn(&Inbox); 2]) {
     assert!(taken[0].is_none() || taken[0] != taken[1], "one start-up is two");
 }
 
-#[test]
-fn one_of_two_startups_counts() {
-    explore(None, || two_startups([|inbox| inbox.post_startup(1), |inbox| inbox.post_startup(2)]));
+explored! {
+    fn one_of_two_startups_counts(None):
+        || two_startups([|inbox| inbox.post_startup(1), |inbox| inbox.post_startup(2)]);
 }
 
 #[test]

@@ -168,15 +168,20 @@ fn a_doorbell_posts_the_message_of_its_vector() {
     });
 }
 
+/// The first guest rings these of the second.
+fn ring(board: &'static Board<MockSvm>, vectors: &[u32]) {
+    at_row(board, 0, |guest, _| {
+        guest.write_config(FIRST, COMMAND, MEMORY);
+        vectors.iter().for_each(|vector| guest.store(DOORBELL, 4, 1 << 16 | vector));
+    });
+}
+
 #[test]
 fn u42_a_ring_for_several_vcpus_is_delivered_by_the_one_that_is_rung() {
     let board = board(&[ONE, TWO]);
     let other = listener(board);
     let ring = |vectors: &[u32]| {
-        at_row(board, 0, |guest, _| {
-            guest.write_config(FIRST, COMMAND, MEMORY);
-            vectors.iter().for_each(|vector| guest.store(DOORBELL, 4, 1 << 16 | vector));
-        });
+        ring(board, vectors);
         assert_eq!((arrived(other, 0), arrived(other, 1)), (vec![], vec![]), "not by the one that rings");
     };
     at_row(board, 1, |guest, _| {
@@ -200,12 +205,7 @@ fn u42_a_ring_for_several_vcpus_is_delivered_by_the_one_that_is_rung() {
 fn what_is_masked_pends_and_what_is_off_is_lost() {
     let board = board(&[ONE, TWO]);
     let other = listener(board);
-    let ring = |vectors: &[u32]| {
-        at_row(board, 0, |guest, _| {
-            guest.write_config(FIRST, COMMAND, MEMORY);
-            vectors.iter().for_each(|vector| guest.store(DOORBELL, 4, 1 << 16 | vector));
-        });
-    };
+    let ring = |vectors: &[u32]| ring(board, vectors);
     let then = |act: &dyn Fn(&mut Guest<'_, '_>)| at_row(board, 1, |guest, _| act(guest));
     then(&|guest| guest.set_mask(TABLE, 2, true));
     ring(&[2, 2]);

@@ -2,18 +2,13 @@ mod access;
 mod strings;
 mod values;
 
+use super::arithmetic::{AF, CF, OF, PF, SF, ZF};
 use super::*;
 use iced_x86::{Decoder, DecoderOptions};
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
 const RBX: usize = 3;
-const CF: u64 = 1 << 0;
-const PF: u64 = 1 << 2;
-const AF: u64 = 1 << 4;
-const ZF: u64 = 1 << 6;
-const SF: u64 = 1 << 7;
-const OF: u64 = 1 << 11;
 const ARITHMETIC: u64 = CF | PF | AF | ZF | SF | OF;
 
 /// A page of a device whose registers have the width of each access.

@@ -8,7 +8,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::model::{OwnerAction, announced, explore, hint_alone, take_events};
+use crate::model::{OwnerAction, announced, explore, explored, hint_alone, take_events};
 use crate::sync::Mutex;
 
 const SPI: u8 = 40;
@@ -87,38 +87,27 @@ fn g6_private_interrupts_are_found_or_their_owner_is_told() {
     }
 }
 
-/// P precedes A and B.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_posted_after_the_announcement() {
-    explore(None, || {
+explored! {
+    /// P precedes A and B.
+    fn g6_posted_after_the_announcement(None) fails "announced and not found": || {
         let post: Post = |inbox, announce| {
             announce();
             inbox.post_spi(SPI);
         };
         is_found(OwnerAction::Halt, take_events, post, Inbox::take, spi());
-    });
-}
-
-/// B precedes A.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_signalled_before_the_spi_is_there() {
-    explore(None, || {
+    };
+    /// B precedes A.
+    fn g6_signalled_before_the_spi_is_there(None) fails "announced and not found": || {
         let post: Post = |inbox, announce| {
             inbox.signals.fetch_or(SPIS, Ordering::Release);
             inbox.spis[0].fetch_or(1 << SPI, Ordering::Relaxed);
             announce();
         };
         is_found(OwnerAction::Enter, take_events, post, Inbox::take, spi());
-    });
-}
-
-/// C without an order.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_notify_word_read_without_order() {
-    explore(None, || is_found(OwnerAction::Enter, hint_alone, post_spi, Inbox::take, spi()));
+    };
+    /// C without an order.
+    fn g6_notify_word_read_without_order(None) fails "announced and not found":
+        || is_found(OwnerAction::Enter, hint_alone, post_spi, Inbox::take, spi());
 }
 
 /// An SPI is posted after another signal, so that the owner takes its signals in any case.
@@ -130,51 +119,36 @@ fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
     });
 }
 
-#[test]
-fn g6_an_spi_is_found_behind_another_signal() {
-    explore(None, || spi_is_found_behind_another(|inbox| inbox.take().spis));
-}
-
-/// E precedes D: an SPI posted between the two is dropped with its signal.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn g6_spis_taken_before_their_signal() {
-    explore(None, || {
+explored! {
+    fn g6_an_spi_is_found_behind_another_signal(None):
+        || spi_is_found_behind_another(|inbox| inbox.take().spis);
+    /// E precedes D: an SPI posted between the two is dropped with its signal.
+    fn g6_spis_taken_before_their_signal(None) fails "announced and not found": || {
         spi_is_found_behind_another(|inbox| {
             let spis =
                 Bits::from_words(core::array::from_fn(|word| inbox.spis[word].swap(0, Ordering::Relaxed)));
             let is_signalled = inbox.signals.swap(0, Ordering::Acquire) & SPIS != 0;
             if is_signalled { spis } else { Bits::EMPTY }
         });
-    });
-}
-
-/// B does not release the groups.
-#[test]
-#[should_panic(expected = "signalled without")]
-fn groups_that_are_not_released() {
-    explore(None, || {
+    };
+    /// B does not release the groups.
+    fn groups_that_are_not_released(None) fails "signalled without": || {
         let post: Post = |inbox, announce| {
             inbox.groups.store(Groups::BOTH.bits(), Ordering::Relaxed);
             inbox.signals.fetch_or(GROUPS, Ordering::Relaxed);
             announce();
         };
         is_found(OwnerAction::Enter, take_events, post, Inbox::take, groups());
-    });
-}
-
-/// D does not acquire them.
-#[test]
-#[should_panic(expected = "signalled without")]
-fn groups_that_are_not_acquired() {
-    explore(None, || {
+    };
+    /// D does not acquire them.
+    fn groups_that_are_not_acquired(None) fails "signalled without": || {
         let take = |inbox: &Inbox| {
             let signals = inbox.signals.swap(0, Ordering::Relaxed);
             let groups = Groups::from_bits(inbox.groups.load(Ordering::Relaxed));
             Posted { groups: (signals & GROUPS != 0).then_some(groups), ..Posted::default() }
         };
         is_found(OwnerAction::Enter, take_events, post_groups, take, groups());
-    });
+    };
 }
 
 /// Two vCPUs write GICD_CTLR, serialised by its lock, and a third takes their posts.
@@ -193,24 +167,18 @@ fn last_groups(post: fn(&Mutex<Groups>, &Inbox, Groups)) {
     assert_eq!(view, *distributor.lock(), "the vCPU goes by groups that are not the last");
 }
 
-#[test]
-fn the_groups_that_are_found_last_are_those_written_last() {
-    explore(Some(3), || {
+explored! {
+    fn the_groups_that_are_found_last_are_those_written_last(Some(3)): || {
         last_groups(|distributor, inbox, groups| {
             let mut distributor = distributor.lock();
             *distributor = groups;
             inbox.post_groups(groups);
         });
-    });
-}
-
-#[test]
-#[should_panic(expected = "not the last")]
-fn groups_posted_out_of_the_lock() {
-    explore(Some(3), || {
+    };
+    fn groups_posted_out_of_the_lock(Some(3)) fails "not the last": || {
         last_groups(|distributor, inbox, groups| {
             *distributor.lock() = groups;
             inbox.post_groups(groups);
         });
-    });
+    };
 }

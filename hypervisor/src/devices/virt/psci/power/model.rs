@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::model::{OwnerAction, announced, explore, hint_alone, take_events};
+use crate::model::{OwnerAction, announced, explored, hint_alone, take_events};
 
 const FIRST: Start = Start { entry: 0x1000, context: 7 };
 const SECOND: Start = Start { entry: 0x2000, context: 8 };
@@ -27,29 +27,19 @@ fn post_first(power: &Power, announce: &mut dyn FnMut()) {
     announce();
 }
 
-/// A to F: a vCPU that is off and blocks is woken, and starts at its entry point.
-#[test]
-fn a_start_is_found_or_its_owner_is_woken() {
-    explore(None, || start_is_found(take_events, post_first, Power::take_start));
-}
-
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn told_before_the_start_is_there() {
-    explore(None, || {
+explored! {
+    /// A to F: a vCPU that is off and blocks is woken, and starts at its entry point.
+    fn a_start_is_found_or_its_owner_is_woken(None):
+        || start_is_found(take_events, post_first, Power::take_start);
+    fn told_before_the_start_is_there(None) fails "announced and not found": || {
         let post = |power: &Power, announce: &mut dyn FnMut()| {
             announce();
             power.turn_on(FIRST).expect("it is off");
         };
         start_is_found(take_events, post, Power::take_start);
-    });
-}
-
-/// C before B.
-#[test]
-#[should_panic(expected = "it starts elsewhere")]
-fn pending_before_the_entry_is_there() {
-    explore(None, || {
+    };
+    /// C before B.
+    fn pending_before_the_entry_is_there(None) fails "it starts elsewhere": || {
         let post = |power: &Power, announce: &mut dyn FnMut()| {
             power.state.swap(PENDING, Ordering::AcqRel);
             power.entry.store(FIRST.entry, Ordering::Relaxed);
@@ -57,14 +47,9 @@ fn pending_before_the_entry_is_there() {
             announce();
         };
         start_is_found(take_events, post, Power::take_start);
-    });
-}
-
-/// C does not release B.
-#[test]
-#[should_panic(expected = "it starts elsewhere")]
-fn pending_that_is_not_released() {
-    explore(None, || {
+    };
+    /// C does not release B.
+    fn pending_that_is_not_released(None) fails "it starts elsewhere": || {
         let post = |power: &Power, announce: &mut dyn FnMut()| {
             power.entry.store(FIRST.entry, Ordering::Relaxed);
             power.context.store(FIRST.context, Ordering::Relaxed);
@@ -72,31 +57,21 @@ fn pending_that_is_not_released() {
             announce();
         };
         start_is_found(take_events, post, Power::take_start);
-    });
-}
-
-/// E does not acquire it.
-#[test]
-#[should_panic(expected = "it starts elsewhere")]
-fn pending_that_is_not_acquired() {
-    explore(None, || {
+    };
+    /// E does not acquire it.
+    fn pending_that_is_not_acquired(None) fails "it starts elsewhere": || {
         start_is_found(take_events, post_first, |power| {
             power.state.compare_exchange(PENDING, ON, Ordering::Relaxed, Ordering::Relaxed).ok()?;
             let (entry, context) = (&power.entry, &power.context);
             Some(Start { entry: entry.load(Ordering::Relaxed), context: context.load(Ordering::Relaxed) })
         });
-    });
-}
-
-/// D is a check without an order, after a check of the state, also without an order.
-#[test]
-#[should_panic(expected = "announced and not found")]
-fn notify_word_read_without_order() {
-    explore(None, || {
+    };
+    /// D is a check without an order, after a check of the state, also without an order.
+    fn notify_word_read_without_order(None) fails "announced and not found": || {
         start_is_found(hint_alone, post_first, |power| {
             (power.state.load(Ordering::Relaxed) == PENDING).then(|| power.take_start()).flatten()
         });
-    });
+    };
 }
 
 /// Two callers of CPU_ON, and the vCPU. One of them succeeds, and the vCPU starts with its
@@ -115,16 +90,10 @@ fn two_callers(turn_on: fn(&Power, Start) -> bool) {
     assert!(power.is_on() && power.take_start().is_none());
 }
 
-#[test]
-fn of_two_callers_one_starts_it() {
-    explore(None, || two_callers(|power, start| power.turn_on(start).is_ok()));
-}
-
-/// Without A: any caller that finds the vCPU off writes its arguments.
-#[test]
-#[should_panic(expected = "not one of the callers")]
-fn start_without_a_claim() {
-    explore(None, || {
+explored! {
+    fn of_two_callers_one_starts_it(None): || two_callers(|power, start| power.turn_on(start).is_ok());
+    /// Without A: any caller that finds the vCPU off writes its arguments.
+    fn start_without_a_claim(None) fails "not one of the callers": || {
         two_callers(|power, start| {
             let is_off = power.state.load(Ordering::Acquire) == OFF;
             if is_off {
@@ -134,7 +103,7 @@ fn start_without_a_claim() {
             }
             is_off
         });
-    });
+    };
 }
 
 /// A vCPU that is turning off, with its earlier stores, and its notify word.
@@ -187,19 +156,10 @@ fn is_off(power: &Power) -> bool {
     power.affinity() == AffinityState::Off
 }
 
-#[test]
-fn off_and_on_again() {
-    explore(None, || off_and_on(Power::turn_off, is_off));
-}
-
-#[test]
-#[should_panic(expected = "what it did before")]
-fn off_that_is_not_released() {
-    explore(None, || off_and_on(|power| power.state.store(OFF, Ordering::Relaxed), is_off));
-}
-
-#[test]
-#[should_panic(expected = "what it did before")]
-fn off_that_is_not_acquired() {
-    explore(None, || off_and_on(Power::turn_off, |power| power.state.load(Ordering::Relaxed) == OFF));
+explored! {
+    fn off_and_on_again(None): || off_and_on(Power::turn_off, is_off);
+    fn off_that_is_not_released(None) fails "what it did before":
+        || off_and_on(|power| power.state.store(OFF, Ordering::Relaxed), is_off);
+    fn off_that_is_not_acquired(None) fails "what it did before":
+        || off_and_on(Power::turn_off, |power| power.state.load(Ordering::Relaxed) == OFF);
 }
