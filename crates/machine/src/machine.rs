@@ -40,7 +40,6 @@ const POINTS_PER_OPERATION: u64 = 40_000;
 pub(crate) struct AbstractMachine {
     /// Processors and memory. Borrowed only for the duration of one access.
     pub(crate) hw: RefCell<Hw>,
-    /// The guarantees.
     pub(crate) oracle: RefCell<Oracle>,
     pub(crate) sched: Scheduler,
     pub(crate) config: Config,
@@ -97,7 +96,6 @@ impl AbstractMachine {
         }
     }
 
-    /// Whether the driver makes this mistake.
     pub(crate) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
@@ -161,7 +159,6 @@ impl AbstractMachine {
         self.hw.borrow().memory.now()
     }
 
-    /// A number below `end`.
     pub(crate) fn below(&self, end: usize) -> usize {
         self.hw.borrow_mut().rng.below(end)
     }
@@ -230,12 +227,10 @@ impl AbstractMachine {
         self.hw.borrow_mut().take_interrupt(cpu);
     }
 
-    /// Number of nested tables that a virtual machine has.
     pub(crate) fn table_count(&self, vm: usize) -> usize {
         self.tables[vm].get()
     }
 
-    /// Records whether a virtual machine is being destroyed.
     pub(crate) fn set_ending(&self, vm: usize, is_ending: bool) {
         self.ending[vm].set(is_ending);
     }
@@ -264,12 +259,10 @@ impl AbstractMachine {
         self.busy.get() != 0
     }
 
-    /// One of them has ended.
     pub(crate) fn end_actor(&self) {
         self.busy.set(self.busy.get() - 1);
     }
 
-    /// Whether the current actor is this CPU.
     pub(crate) fn is_on(&self, cpu: usize) -> bool {
         self.sched.current() == Some(cpu)
     }
@@ -287,7 +280,6 @@ impl AbstractMachine {
         self.failure.borrow().clone()
     }
 
-    /// The last events.
     pub(crate) fn trace(&self) -> Vec<String> {
         self.trace.as_ref().map(|trace| trace.borrow().iter().cloned().collect()).unwrap_or_default()
     }
@@ -301,7 +293,6 @@ pub(crate) struct TablePool<'m> {
 }
 
 impl<'m> TablePool<'m> {
-    /// The tables of a virtual machine.
     pub(crate) fn new(machine: &'m AbstractMachine, vm: usize) -> Self {
         Self { machine, vm }
     }

@@ -36,7 +36,6 @@ struct VmPromises {
     vcpus: Vec<GuestPromises>,
 }
 
-/// All guarantees.
 #[derive(Debug)]
 pub(crate) struct Oracle {
     vms: Vec<VmPromises>,

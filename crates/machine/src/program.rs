@@ -146,13 +146,11 @@ pub struct Config {
     pub track: Track,
     /// Entries that a change visits before it yields.
     pub step: u32,
-    /// Nested pages are all large.
     pub large_only: bool,
     /// VP index of the first vCPU: those before it never run.
     pub first_vp: usize,
     /// Pages of a list up to which they are flushed one by one.
     pub page_limit: u64,
-    /// Guests use PCIDs.
     pub pcid: bool,
     /// Processors flush guests' and nested translations by two instructions, as others than AMD's
     /// do.
@@ -164,7 +162,6 @@ pub struct Config {
     pub reuses_targets: bool,
     /// Additional properties of an Arm64 machine.
     pub arm: Arm,
-    /// Devices with DMA.
     pub dma: Dma,
 }
 
@@ -185,7 +182,6 @@ pub struct Dma {
 pub(crate) const VMS_MAX: usize = 3;
 
 impl Dma {
-    /// No devices.
     pub const NONE: Self = Self { devices: [0; VMS_MAX], ats: 0, ring: 4, at: GpaPage { area: 0, page: 0 } };
 
     /// The places of a virtual machine's devices.
@@ -194,7 +190,6 @@ impl Dma {
         first..first + self.devices[vm]
     }
 
-    /// Whether there are any.
     pub fn has_devices(&self) -> bool {
         self.devices != [0; VMS_MAX]
     }
@@ -231,12 +226,10 @@ pub struct Program {
 }
 
 impl Program {
-    /// Number of operations.
     pub fn len(&self) -> usize {
         self.guests.iter().map(Vec::len).sum::<usize>() + self.hosts.iter().map(Vec::len).sum::<usize>()
     }
 
-    /// Whether it does nothing.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

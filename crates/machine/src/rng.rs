@@ -6,7 +6,6 @@
 pub(crate) struct Rng(u64);
 
 impl Rng {
-    /// The sequence of `seed`.
     pub(crate) const fn new(seed: u64) -> Self {
         Self(seed)
     }

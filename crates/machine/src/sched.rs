@@ -50,9 +50,7 @@ pub(crate) struct Scheduler {
 pub(crate) enum Ended {
     /// [`Scheduler::stop`] was called.
     Stopped,
-    /// An actor panicked.
     Panicked(String),
-    /// They went on for too long.
     Endless,
 }
 

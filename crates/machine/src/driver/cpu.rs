@@ -217,7 +217,6 @@ impl<F: Architecture> Visit<'_, '_, F> {
         false
     }
 
-    /// The vCPU arrives at the CPU.
     fn arrive(&mut self) {
         let (machine, number) = (self.cpu.machine, self.cpu.number);
         if F::ARCH == Arch::Amd64 {

@@ -54,7 +54,6 @@ impl<'m> Behind<'m> {
         Self { machine, ring: has_devices.then_some(ring), vm }
     }
 
-    /// Whether there are any.
     pub(crate) fn has_devices(&self) -> bool {
         self.ring.is_some()
     }

@@ -138,7 +138,6 @@ impl<F: Architecture> InputSource for Source<'_, '_, F> {
 }
 
 impl<F: Architecture> Guest<'_, '_, F> {
-    /// A hypercall of the vCPU.
     pub(super) fn hypercall(&mut self, registers: &CallRegisters) {
         let (vm, machine, number) = (self.vm, self.cpu.machine, self.number);
         let Some(call) = &self.vcpu.call else { return };
@@ -178,7 +177,6 @@ impl<F: Architecture> Guest<'_, '_, F> {
         self.returned(result, &input_of(&decoded));
     }
 
-    /// A call has returned to the guest.
     fn returned(&mut self, result: HvResult, done: &Meant) {
         let vm = self.vm;
         let Some(call) = &mut self.vcpu.call else { return };

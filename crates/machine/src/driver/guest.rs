@@ -35,7 +35,6 @@ pub(crate) enum Exit {
 #[derive(Clone, Debug)]
 pub(crate) struct PendingCall {
     pub(crate) op: FlushOp,
-    /// The calls to make, each with its input.
     pub(crate) calls: Vec<(tlfs::encode::EncodedCall, Box<[u64; PAGE_WORDS]>)>,
     /// Words of the first call's input that have been written.
     pub(super) written: usize,
@@ -45,9 +44,7 @@ pub(crate) struct PendingCall {
 
 /// The continuation after an instruction.
 pub(super) enum Step {
-    /// The same operation.
     Again,
-    /// The next operation.
     Next,
     Exit(Exit),
     /// Exit, and the operation is done.
@@ -84,7 +81,6 @@ impl<F: Architecture> Guest<'_, '_, F> {
         }
     }
 
-    /// Ends the current operation.
     pub(super) fn finish_op(&mut self) {
         self.cpu.machine.finish_op(self.vcpu);
     }

@@ -39,7 +39,6 @@ pub(crate) struct Row<'m, F: Architecture> {
 }
 
 impl<'m, F: Architecture> Row<'m, F> {
-    /// With its first guest.
     pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
         let vm = Rc::new(Vm::new(behind, index, heritage));
         let machine = behind.machine;
@@ -54,7 +53,6 @@ impl<'m, F: Architecture> Row<'m, F> {
         }
     }
 
-    /// The guest that is here now.
     pub(crate) fn vm(&self) -> Option<Rc<Vm<'m, F>>> {
         self.current.borrow().clone()
     }

@@ -41,7 +41,6 @@ pub(super) struct Guest<'g, 'm, F: Architecture> {
     invalidated: Option<u64>,
     /// Guest mode was not entered since interrupts were held.
     is_called_off: bool,
-    /// How the last stay ended.
     pub(super) exit: Option<Exit>,
 }
 

@@ -104,7 +104,6 @@ fn stage_1(DeviceEntry { domain, root }: DeviceEntry) -> Option<(StreamEntry, Co
     StreamEntry::stage_1(context, Reads::Coherent).zip(ContextDescriptor::new(&tables))
 }
 
-/// The ring.
 #[derive(Debug)]
 pub(crate) struct Ring<'m> {
     queue: Queue<Registers<'m>, Rc<[Entry]>>,
@@ -112,7 +111,6 @@ pub(crate) struct Ring<'m> {
 }
 
 impl<'m> Ring<'m> {
-    /// A machine's ring.
     pub(crate) fn new(machine: &'m AbstractMachine) -> Self {
         let len = machine.config.dma.ring;
         let entries: Rc<[Entry]> = (0..len).map(|_| Entry::default()).collect();
@@ -124,7 +122,6 @@ impl<'m> Ring<'m> {
         self.queue.port().machine
     }
 
-    /// [`dma::amd_vi::begin`].
     pub(super) fn begin(
         &self,
         domain: &dma::Domain<'_>,
@@ -141,7 +138,6 @@ impl<'m> Ring<'m> {
         }
     }
 
-    /// [`dma::finish`].
     pub(super) fn finish(&self, begun: dma::Begun) -> Result<(), Stuck> {
         let finished = dma::finish(&self.queue, begun);
         self.machine().note(|| format!("has waited for the IOMMU: {begun:?}"));
@@ -235,7 +231,6 @@ impl<'m> Ring<'m> {
     }
 }
 
-/// The actor of the IOMMU.
 pub(crate) fn run_iommu(ring: &Ring<'_>) {
     let machine = ring.machine();
     while machine.is_busy() {

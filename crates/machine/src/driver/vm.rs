@@ -56,7 +56,6 @@ pub(crate) struct GuestTables {
 
 /// An architecture, by the format of its nested tables.
 pub(crate) trait Architecture: TableFormat {
-    /// The architecture.
     const ARCH: Arch;
 }
 
@@ -165,7 +164,6 @@ impl Vcpu {
 }
 
 impl AbstractMachine {
-    /// Ends the current operation of a vCPU.
     pub(super) fn finish_op(&self, vcpu: &mut Vcpu) {
         vcpu.next += 1;
         vcpu.tries = 0;
@@ -182,7 +180,6 @@ pub(crate) struct Log {
 }
 
 impl<'m, F: Architecture> Vm<'m, F> {
-    /// The machine's virtual machine of this index.
     pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
         let machine = behind.machine;
         let count = machine.config.vcpus;
@@ -290,7 +287,6 @@ impl<'m, F: Architecture> Vm<'m, F> {
         &self.targets[self.machine.config.first_vp + vcpu]
     }
 
-    /// Roots that a vCPU runs with.
     pub(crate) fn roots(&self, space: usize) -> Roots {
         Roots { nested: self.space.root().0, guest: table::root(space) }
     }
@@ -350,7 +346,6 @@ unsafe impl<'m, F: Architecture> Walkers for Vm<'m, F> {
     }
 }
 
-/// The slots that a guest begins with.
 fn first_slots(machine: &AbstractMachine) -> Memslots {
     let mut slots = match machine.has(Bug::ShortGeneration) {
         true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),

@@ -6,7 +6,6 @@ use crate::program::{Arm, Config, Dma, GpaPage, Track, VMS_MAX};
 use crate::rng::Rng;
 
 impl Config {
-    /// A random machine of `arch`.
     pub(super) fn random(arch: Arch, rng: &mut Rng) -> Self {
         let vms = rng.pick(&[1, 1, 2]);
         Self {

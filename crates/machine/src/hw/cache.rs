@@ -32,7 +32,6 @@ pub(crate) enum Item {
 /// The entries that an invalidation removes under one tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalidation {
-    /// Everything.
     All,
     /// Entries that depend on the guest's tables.
     Guest,
@@ -62,7 +61,6 @@ const fn is_same_page(a: u64, b: u64, level: Level) -> bool {
 }
 
 impl Invalidation {
-    /// Whether it must remove `item`.
     pub(crate) fn removes(&self, item: Item) -> bool {
         match (*self, item) {
             (Self::All, _) => true,
@@ -143,7 +141,6 @@ impl Context {
         self.roots.push_back((time, guest_root));
     }
 
-    /// Records an invalidation.
     pub(crate) fn invalidate(&mut self, time: u64, what: Invalidation) {
         self.invalidate_of(time, what, None);
     }

@@ -17,7 +17,6 @@ const BUDGET: u32 = 4;
 /// A completed access of a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dma {
-    /// The translation.
     pub nested: Nested,
     /// The root by which the IOMMU went.
     pub root: u64,
@@ -156,7 +155,6 @@ impl DeviceWalker<'_> {
         walker.nested(now, gpa, false)
     }
 
-    /// A walk now.
     fn walk(&mut self, now: u64, gpa: u64) -> Result<Nested, Fault> {
         match self.own_root {
             Some(root) => self.walker.nested_walk_by(now, gpa, root),

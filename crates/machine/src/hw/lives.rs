@@ -10,7 +10,6 @@ const LIVES_MAX: usize = 8;
 pub(crate) enum Presence {
     /// In use, in its life with this number.
     Alive(u32),
-    /// It was free.
     Free,
     /// Too long ago.
     Unknown,
@@ -25,7 +24,6 @@ pub(super) struct Lives {
 }
 
 impl Lives {
-    /// Begins a life.
     pub(super) fn begin(&mut self, time: u64) {
         if self.spans.len() == LIVES_MAX {
             self.spans.pop_front();

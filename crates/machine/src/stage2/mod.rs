@@ -73,12 +73,10 @@ impl Stage2 {
         }
     }
 
-    /// The VMID that a CPU has loaded.
     pub(crate) fn loaded(&self, cpu: usize) -> Tag {
         (self.vttbr[cpu].get() >> 48) as Tag
     }
 
-    /// The tag of a virtual machine.
     fn tag(&self, vm: usize) -> Rc<MachineTag> {
         Rc::clone(&self.tags.borrow()[vm])
     }
@@ -181,7 +179,6 @@ impl AbstractMachine {
         }
     }
 
-    /// A CPU enters the address space of a virtual machine.
     pub(crate) fn enter_address_space(&self, cpu: usize, vm: usize, roots: Roots, place: &mut CpuStage2) {
         let tag = self.stage2.tag(vm);
         let tlb = self.tlb(cpu, Some(roots));
@@ -202,7 +199,6 @@ impl AbstractMachine {
         self.stage2.must_leave[cpu].get()
     }
 
-    /// A CPU leaves its address space.
     pub(crate) fn leave_address_space(&self, cpu: usize, place: &mut CpuStage2) {
         let Stage2 { nowhere, setup, must_leave, .. } = &self.stage2;
         let roots = Roots { nested: *nowhere, guest: 0 };
@@ -239,7 +235,6 @@ impl AbstractMachine {
         let _it_does_not_run = self.stage2.vmids.assign(self.known_as(cpu), &stranger);
     }
 
-    /// The CPU of the current actor.
     fn own_cpu(&self) -> usize {
         self.sched.current().filter(|&actor| actor < self.config.cpus).unwrap_or(0)
     }

@@ -21,7 +21,6 @@ use super::cache::{Context, Invalidation};
 pub(crate) struct DeviceEntry {
     /// The tag.
     pub domain: u16,
-    /// Root of the tables.
     pub root: u64,
 }
 
@@ -77,7 +76,6 @@ impl Device {
     }
 }
 
-/// The IOMMU.
 #[derive(Debug, Default)]
 pub(crate) struct Iommu {
     /// Index of the entry up to which it may read: a register.

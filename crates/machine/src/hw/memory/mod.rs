@@ -96,7 +96,6 @@ impl Memory {
         self.now
     }
 
-    /// Advances time, and returns it.
     pub(crate) fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
