@@ -82,7 +82,7 @@ fn read(mut source: impl Read, waiting: &SyncSender<u8>, has_left: &AtomicBool, 
             Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => continue,
             Err(_) => return,
         };
-        let Typed { bytes, leaves } = keys.feed(&buffer[..count]);
+        let (bytes, leaves) = keys.feed(&buffer[..count]);
         bytes.into_iter().for_each(|byte| _ = waiting.try_send(byte));
         if leaves {
             has_left.store(true, Ordering::Relaxed);
@@ -120,13 +120,6 @@ fn send(mut sink: impl Sink, waiting: &Receiver<u8>, says: &Sender<String>) {
 /// Ctrl-A.
 const ESCAPE: u8 = 1;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Typed {
-    bytes: Vec<u8>,
-    /// The key to leave was pressed; what follows is ignored.
-    leaves: bool,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     leave: u8,
@@ -138,23 +131,21 @@ impl Keys {
         Self { leave, is_escaped: false }
     }
 
-    /// What these bytes mean, which follow the previous ones. Ctrl-A a is Ctrl-A for the guest, and
-    /// so is Ctrl-A twice; any other key after Ctrl-A is ignored.
-    fn feed(&mut self, bytes: &[u8]) -> Typed {
-        let mut typed = Typed::default();
+    /// What these bytes, which follow the previous ones, mean for the guest, and whether the key to
+    /// leave was pressed; what follows that is ignored. Ctrl-A a is Ctrl-A for the guest, and so is
+    /// Ctrl-A twice; any other key after Ctrl-A is ignored.
+    fn feed(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let mut typed = Vec::new();
         for &byte in bytes {
             match (std::mem::take(&mut self.is_escaped), byte) {
                 (false, ESCAPE) => self.is_escaped = true,
-                (false, byte) => typed.bytes.push(byte),
-                (true, b'a' | ESCAPE) => typed.bytes.push(ESCAPE),
-                (true, key) if key == self.leave => {
-                    typed.leaves = true;
-                    return typed;
-                }
+                (false, byte) => typed.push(byte),
+                (true, b'a' | ESCAPE) => typed.push(ESCAPE),
+                (true, key) if key == self.leave => return (typed, true),
                 (true, _) => {}
             }
         }
-        typed
+        (typed, false)
     }
 }
 
@@ -278,16 +269,14 @@ mod tests {
         ] {
             for size in 1..=text.len() {
                 let mut keys = Keys::new(b'd');
-                let mut all = Typed::default();
-                for part in text.chunks(size) {
+                let (mut all, mut left) = (Vec::new(), false);
+                let mut parts = text.chunks(size);
+                while let Some(part) = parts.next().filter(|_| !left) {
                     let typed = keys.feed(part);
-                    all.bytes.extend(typed.bytes);
-                    all.leaves = typed.leaves;
-                    if all.leaves {
-                        break;
-                    }
+                    all.extend(typed.0);
+                    left = typed.1;
                 }
-                assert_eq!(all, Typed { bytes: bytes.to_vec(), leaves }, "{text:?} in pieces of {size}");
+                assert_eq!((&*all, left), (bytes, leaves), "{text:?} in pieces of {size}");
             }
         }
     }
