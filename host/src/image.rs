@@ -1,8 +1,8 @@
 //! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors;
 //! and tlbcheck as a bzImage.
 
-use crate::bzimage;
 use crate::cli::ImageArgs;
+use crate::machine::flat;
 use crate::machine::spec::Payload;
 use crate::prelude::*;
 use clap::ValueEnum;
@@ -80,7 +80,7 @@ pub(crate) fn image(args: &ImageArgs) -> Result<u8> {
 
 pub(crate) fn write_bzimage(tlbcheck: &Path, output: &Path) -> Result<()> {
     let elf = fs::read(tlbcheck).with_context(|| format!("cannot read {}", tlbcheck.display()))?;
-    let image = bzimage::from_elf(&elf).context("cannot make a bzImage of tlbcheck")?;
+    let image = flat::bzimage_from_elf(&elf).context("cannot make a bzImage of tlbcheck")?;
     fs::write(output, image).with_context(|| format!("cannot write {}", output.display()))
 }
 

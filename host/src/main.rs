@@ -5,7 +5,6 @@ mod arch;
 mod bench;
 mod book;
 mod browser;
-mod bzimage;
 mod check;
 mod cli;
 mod consoles;

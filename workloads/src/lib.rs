@@ -2,9 +2,7 @@
 //! mappings, phases for instruction counters, the kernel's interrupt counts, the process's times,
 //! and the report channel to the host tool.
 
-pub mod interrupts;
 pub mod mapping;
 pub mod options;
 pub mod phase;
-pub mod report;
 pub mod times;

@@ -4,7 +4,7 @@
 use super::limits;
 use super::phases::Phases;
 use crate::guest::cache::Versions;
-use crate::machine::outcome::Outcome;
+use crate::machine::process::Outcome;
 use crate::prelude::*;
 use crate::results::Writer;
 use crate::run::reporting_console;

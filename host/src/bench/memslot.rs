@@ -3,7 +3,7 @@
 
 use super::lab::{self, BARE_MEMORY};
 use crate::cli::MemslotArgs;
-use crate::machine::outcome::Outcome;
+use crate::machine::process::Outcome;
 use crate::prelude::*;
 use hostlink::config::{NestedPage, Zap};
 use hostlink::ctl::record::Deleted;

@@ -3,7 +3,7 @@
 use crate::cli::CheckArgs;
 use crate::guest::peer::Flushes;
 use crate::machine::emulator::describe;
-use crate::machine::outcome::Outcome;
+use crate::machine::process::Outcome;
 use crate::prelude::*;
 use crate::results::Writer;
 use crate::run::refuse_foreign_defect;

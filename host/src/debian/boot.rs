@@ -4,7 +4,7 @@
 use super::tree::SETUP;
 use crate::machine::devices::drive;
 use crate::machine::emulator::describe;
-use crate::machine::outcome::Outcome;
+use crate::machine::process::Outcome;
 use crate::machine::spec::Payload;
 use crate::prelude::*;
 use crate::steps::Steps;

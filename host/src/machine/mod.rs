@@ -9,7 +9,6 @@ pub(crate) mod emulator;
 pub(crate) mod flat;
 pub(crate) mod guests;
 pub(crate) mod log_file;
-pub(crate) mod outcome;
 pub(crate) mod own_time;
 pub(crate) mod process;
 pub(crate) mod ram;

@@ -5,7 +5,7 @@ mod several;
 
 use crate::cli::RunArgs;
 use crate::machine::emulator::describe;
-use crate::machine::outcome::Outcome;
+use crate::machine::process::Outcome;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
 use crate::prelude::*;

@@ -1,9 +1,8 @@
 //! A guest and the way it is put into the machine: on Quell by a bundle, or directly.
 
-mod owning;
-mod quell;
-
-use crate::guest::cache::{self, GuestFiles};
+use crate::guest::cache::{self, GuestFiles, OtherKernel};
+use crate::guest::cpio::Archive;
+use crate::guest::peer::owning::Given;
 use crate::guest::{initramfs, kernel, peer, vmm};
 use crate::machine::bundle::{self, Symbols, memory_around};
 use crate::machine::devices::{self, Devices};
@@ -14,6 +13,8 @@ use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPo
 use hostlink::trace::RING_BYTES_MAX;
 pub(crate) use quell::Guests;
 use quell::OnQuell;
+
+mod quell;
 
 /// Guest memory below this is used by firmware tables and the like, not by kernel and initrd.
 const LOW_MEMORY_BYTES: u64 = 1 << 20;
@@ -274,6 +275,41 @@ impl StockGuest {
             bytes.extend(initramfs::command(command));
         }
         bytes
+    }
+}
+
+impl StockGuest {
+    /// A machine of one CPU whose kernel runs `guest` under KVM, which may poll before it halts.
+    pub(crate) fn with_kvm_and_devices(
+        &self,
+        kernel: &OtherKernel,
+        guest: &Guest,
+        polls: bool,
+        clock: Clock,
+        directory: &Path,
+    ) -> Result<Spec> {
+        ensure!(self.arch == Arch::X86_64, "KVM gives devices to guests on x86_64 machines only");
+        let built = devices::build(guest.platform, [&guest.devices].into_iter(), true)?;
+        let names = built.names.concat();
+        let functions: Vec<_> = names.split_whitespace().map(str::to_owned).collect();
+        // One vCPU flushes nobody: KVM has its own interface, which is its best.
+        let inner = guest.under_kvm(peer::Flushes::Paravirtual, false);
+        let files = peer::owning::archive(kernel, &inner, &Given { functions: &functions, polls })?;
+        let initrd = [self.initramfs.clone(), files].concat();
+        let memory = peer::memory(&inner, initrd.len() as u64);
+        let kernel = kernel.kernel.clone();
+        let host = Guest::new(Platform::X86_64, kernel, Some(initrd), peer::owning::cmdline());
+        let spec = Guest { memory, ..host }.on_bare_machine(1, directory)?;
+        Ok(Spec { clock, devices: built.args, ..spec })
+    }
+
+    /// Runs a command, with the program `phase`, by which the command tells what is counted.
+    pub(crate) fn counting_initrd(&self, command: &str) -> Result<Vec<u8>> {
+        let path = workspace::build(workspace::PHASE, self.arch)?;
+        let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut archive = Archive::default();
+        archive.file("bin/phase", 0o755, &program);
+        Ok([self.initramfs.clone(), archive.finish(), initramfs::command(command)].concat())
     }
 }
 

@@ -14,8 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 use workloads::mapping::{Mapping, page_bytes};
-use workloads::options::Program;
-use workloads::report::Report;
+use workloads::options::{Program, Report};
 
 const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH] [--settle MS]";
 /// The maximum address of a mapping of `/dev/mem`, and the maximum size mapped.

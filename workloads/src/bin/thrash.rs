@@ -12,10 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 use std::{error, fs, io, thread};
-use workloads::interrupts::IpiCounts;
 use workloads::mapping::{Mapping, page_bytes};
-use workloads::options::{Program, cpus};
-use workloads::report::Report;
+use workloads::options::{Program, Report, cpus};
+use workloads::times::IpiCounts;
 use workloads::times::{Stopwatch, Times};
 
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
@@ -176,7 +175,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
     use std::os::unix::fs::FileExt;
-    use workloads::report::reported;
+    use workloads::options::reported;
 
     #[test]
     fn every_round_of_every_thread_is_made() {

@@ -11,7 +11,7 @@ use crate::bench::unmap;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
-use crate::machine::outcome::Outcome;
+use crate::machine::process::Outcome;
 use crate::prelude::*;
 use hostlink::config::NestedPage;
 

@@ -1,8 +1,7 @@
 //! Guests on Quell.
 
-use super::BOOT_TIMEOUT;
-use super::Lab;
 use super::expect::*;
+use super::{BOOT_TIMEOUT, Lab};
 use crate::bench::load::Setup;
 use crate::bench::migrate::Writer;
 use crate::bench::phases::Phases;

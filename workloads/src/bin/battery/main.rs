@@ -11,8 +11,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{error, fs, io, thread};
-use workloads::options::{Program, cpus};
-use workloads::report::Report;
+use workloads::options::{Program, Report, cpus};
 
 mod huge;
 mod ksm;

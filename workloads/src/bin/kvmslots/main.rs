@@ -20,8 +20,7 @@ use round::Part;
 use serde_json::json;
 use std::io;
 use std::process::ExitCode;
-use workloads::options::Program;
-use workloads::report::Report;
+use workloads::options::{Program, Report};
 
 const PAGES_PER_MIB: u64 = 256;
 /// The guest's room for slots.

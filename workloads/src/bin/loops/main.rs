@@ -10,9 +10,8 @@ use serde_json::json;
 use std::io;
 use std::process::ExitCode;
 use team::{Damage, Worker};
-use workloads::interrupts::IpiCounts;
-use workloads::options::{FAILED, Given, Program, WRONG, cpus};
-use workloads::report::Report;
+use workloads::options::{FAILED, Given, Program, Report, WRONG, cpus};
+use workloads::times::IpiCounts;
 use workloads::times::{Stopwatch, Times};
 
 mod memory;

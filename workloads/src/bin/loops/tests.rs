@@ -3,7 +3,7 @@
 use super::*;
 use crate::team::{Trouble, Worker};
 use serde_json::Value;
-use workloads::report::reported;
+use workloads::options::reported;
 
 /// Runs a loop, and returns its last line.
 fn end_of(name: &str, threads: &str, rounds: &str) -> Value {

@@ -18,8 +18,7 @@ use stage::{Header, Stage};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::{env, io, process};
-use workloads::options::{Program, cpus};
-use workloads::report::Report;
+use workloads::options::{Program, Report, cpus};
 use workloads::times::{Stopwatch, Times};
 
 const USAGE: &str = "\

@@ -22,8 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
 use workloads::mapping::page_bytes;
-use workloads::options::{Program, cpus};
-use workloads::report::Report;
+use workloads::options::{Program, Report, cpus};
 use workloads::times::{Stopwatch, Times};
 
 /// Number of pages that a thread touches between two checks of whether it should end.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::rom::tests::fake;
-use workloads::report::reported;
+use workloads::options::reported;
 
 fn report_of(args: &[&str], rom: &Rom) -> (bool, Vec<Value>) {
     let options = Options::program().parse(args.iter().copied()).expect("parses");

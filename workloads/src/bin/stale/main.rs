@@ -23,8 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 use std::{error, io, thread};
-use workloads::options::{Program, cpus};
-use workloads::report::Report;
+use workloads::options::{Program, Report, cpus};
 
 /// One thread out of this many is a remapper.
 const THREADS_PER_REMAPPER: u64 = 8;
