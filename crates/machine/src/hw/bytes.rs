@@ -8,7 +8,6 @@ use paging::Entries;
 
 use super::memory::{FRAME_SIZE, REGION_SIZE};
 
-/// The bytes of physical memory.
 #[derive(Debug)]
 pub(crate) struct Bytes {
     allocation: NonNull<u8>,
@@ -32,7 +31,6 @@ impl Bytes {
         Self { allocation, layout, start, len }
     }
 
-    /// Start of memory.
     pub(super) fn start(&self) -> u64 {
         self.start
     }

@@ -60,7 +60,6 @@ pub(crate) struct Hw {
     /// alone has an instruction of its own.
     pub two_flushes: bool,
     cpus: Vec<Cpu>,
-    /// The IOMMU, and the devices behind it.
     pub iommu: Iommu,
     /// Room for walkers.
     pub(super) words: Vec<u64>,
@@ -68,7 +67,6 @@ pub(crate) struct Hw {
 }
 
 impl Hw {
-    /// `cpus` processors of `arch`.
     pub(crate) fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
         let cpus = (0..cpus).map(|_| Cpu::default()).collect();
         Self {
@@ -184,12 +182,10 @@ impl Hw {
         self.cpus[cpu].interrupt = true;
     }
 
-    /// Whether an interrupt is pending.
     pub(crate) fn is_interrupted(&self, cpu: usize) -> bool {
         self.cpus[cpu].interrupt
     }
 
-    /// Takes the pending interrupt.
     pub(crate) fn take_interrupt(&mut self, cpu: usize) {
         self.cpus[cpu].interrupt = false;
     }

@@ -5,7 +5,6 @@ use paging::ENTRY_COUNT;
 /// The most changes of one table that are remembered: a split writes 512.
 const PAST_MAX: usize = 1200;
 
-/// A word's change.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     time: u64,
@@ -39,7 +38,6 @@ impl History {
         }
     }
 
-    /// The current words.
     pub(super) fn words(&self) -> &[u64; ENTRY_COUNT] {
         &self.words
     }

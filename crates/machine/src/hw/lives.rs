@@ -43,7 +43,6 @@ impl Lives {
         }
     }
 
-    /// The state at a time.
     pub(super) fn at(&self, time: u64) -> Presence {
         for (age, &(begin, end)) in (0u32..).zip(self.spans.iter().rev()) {
             if time >= end {

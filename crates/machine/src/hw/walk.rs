@@ -22,7 +22,6 @@ pub(crate) struct Step {
     /// nested ones.
     pub address: u64,
     pub level: Level,
-    /// Address of the entry.
     pub word: u64,
     /// Address of a guest's entry in its own view: guest physical.
     pub word_gpa: Option<u64>,
@@ -53,17 +52,13 @@ pub(crate) enum Fault {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FramePlace {
     pub pa: u64,
-    /// Number of the frame's life.
     pub life: u32,
 }
 
-/// A nested translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nested {
     pub place: FramePlace,
-    /// Size of the page.
     pub level: Level,
-    /// Stores are allowed.
     pub write: bool,
     /// The store need not be recorded any more.
     pub dirty: bool,
@@ -72,10 +67,8 @@ pub(crate) struct Nested {
     pub time: u64,
 }
 
-/// A translation of a virtual address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Translation {
-    /// Guest physical.
     pub gpa: u64,
     pub nested: Nested,
     /// The guest allows stores.

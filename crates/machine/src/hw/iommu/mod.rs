@@ -105,7 +105,6 @@ impl Iommu {
         &self.devices[device]
     }
 
-    /// What is held of a domain.
     pub(super) fn domain(&self, domain: u16) -> Option<&Context> {
         self.domains.iter().find(|(number, _)| *number == domain).map(|(_, context)| context)
     }
@@ -166,7 +165,6 @@ impl Iommu {
         !self.pending.iter().any(|order| matches!(order, Order::Sync | Order::Wait { holds: true, .. }))
     }
 
-    /// It has read a command.
     pub(crate) fn read(&mut self, order: Order) {
         self.pending.push(order);
     }

@@ -13,7 +13,6 @@ use crate::hw::cache::Invalidation;
 
 /// Where the context descriptors are: that of domain 0 is the first. The address is not used.
 pub(crate) const DESCRIPTORS: u64 = 0x4_0000;
-/// Bytes of one.
 const DESCRIPTOR_BYTES: u64 = 64;
 /// Structures of each kind.
 const COUNT: usize = 32;
@@ -29,7 +28,6 @@ pub(crate) struct Structures {
 }
 
 impl Structures {
-    /// One of them.
     pub(crate) fn load(&self, of: Structure) -> [u64; 8] {
         match of {
             Structure::Entry(stream) => self.entries[stream.0 as usize],
@@ -37,7 +35,6 @@ impl Structures {
         }
     }
 
-    /// A word of one is written.
     pub(super) fn store(&mut self, of: Structure, word: usize, value: u64) {
         let words = match of {
             Structure::Entry(stream) => &mut self.entries[stream.0 as usize],

@@ -22,11 +22,9 @@ use super::bytes::Bytes;
 use super::history::History;
 use super::lives::{Lives, Presence};
 
-/// Bytes of a frame.
 pub(crate) const FRAME_SIZE: u64 = 4096;
 /// Bytes of a region, and its alignment: the largest page of the model.
 pub(crate) const REGION_SIZE: u64 = 2 << 20;
-/// Frames of a region.
 pub(crate) const REGION_FRAMES: usize = (REGION_SIZE / FRAME_SIZE) as usize;
 /// The contents of free memory. To page tables it is an absent entry, so that nothing goes wrong
 /// before it is detected.
