@@ -5,8 +5,7 @@
 //! byte when it is done. On KVM our own monitor, kvmslots, does it itself. Both machines have one
 //! CPU and count instructions: kvmslots reports nanoseconds, and an instruction is one.
 
-use super::cases::{Case, Comparison, INSTRUCTIONS, Metric, TWO_WAYS, Work, compare};
-use super::way::{HYPERCALL, KVM_HYPERV};
+use super::cases::{Case, Comparison, INSTRUCTIONS, Metric, TWO_WAYS, Work, relative};
 use crate::bench::lab::BARE_MEMORY as OWN;
 use crate::bench::load::all_dirty;
 use crate::machine::control::Control;
@@ -67,10 +66,6 @@ impl Slots {
 
 const fn step(name: &'static str, pointer: &'static str) -> Metric {
     Metric { name, unit: INSTRUCTIONS, event: "round", of: None, pointer, factor: 1.0 }
-}
-
-const fn relative(metric: &'static str, target: Option<f64>) -> Comparison {
-    compare(metric, HYPERCALL, &[KVM_HYPERV], target)
 }
 
 const fn case(name: &'static str, about: &'static str, slots: Slots, ratios: &'static [Comparison]) -> Case {
