@@ -54,11 +54,8 @@ impl Latencies {
 
     /// The lengths counted, ascending, and how often: each stands for those down to 31/32 of it.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u32)> {
-        self.0
-            .iter()
-            .enumerate()
-            .filter(|(_, count)| **count != 0)
-            .map(|(place, count)| (greatest(place), *count))
+        let counted = self.0.iter().enumerate().filter(|(_, count)| **count != 0);
+        counted.map(|(place, count)| (greatest(place), *count))
     }
 }
 

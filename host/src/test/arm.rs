@@ -40,15 +40,9 @@ pub(super) const BARE: [Case; 6] = [
     tool("arm_bare_max", "{arm} {seven} --cpu max --bare")
         .ends(7, "")
         .about("Debian's arm64 kernel runs to power-off, and its command's status is passed on"),
-    tool("arm_bare_neoverse_n1", "{arm} {seven} --cpu neoverse-n1 --bare")
-        .ends(7, "")
-        .about("the same on a neoverse-n1"),
-    tool("arm_bare_cortex_a72", "{arm} {seven} --cpu cortex-a72 --bare")
-        .ends(7, "")
-        .about("and on a cortex-a72"),
-    act("arm_plugin_counts", counts)
-        .about("QEMU's plugin counts instructions by kind and phase, each once")
-        .on(MAX),
+    tool("arm_bare_neoverse_n1", "{arm} {seven} --cpu neoverse-n1 --bare").ends(7, "").about("the same"),
+    tool("arm_bare_cortex_a72", "{arm} {seven} --cpu cortex-a72 --bare").ends(7, "").about("likewise"),
+    act("arm_plugin_counts", counts).about("QEMU's plugin counts instructions by kind and phase").on(MAX),
 ];
 
 /// Uses memory until it is ended.
@@ -63,9 +57,7 @@ const STOLEN: &str = "say() { set -- $(head -n 1 /proc/stat); \
     say; for i in 1 2 3 4; do work & done; wait; say";
 
 pub(super) const ON_QUELL: [Case; 27] = on_max([
-    tool("arm_exec_status_passed_on", "{arm} {seven}")
-        .ends(7, "")
-        .about("the command's status is the tool's on Arm as well"),
+    tool("arm_exec_status_passed_on", "{arm} {seven}").ends(7, "").about("the status is passed on, too"),
     tool("arm_panic_is_reported_with_symbols", "{arm} 'reboot -f' --reset panic")
         .ends(70, "hypervisor::arch::aarch64")
         .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
@@ -87,9 +79,7 @@ pub(super) const ON_QUELL: [Case; 27] = on_max([
     runs("arm_one_vcpu_on_one_cpu", (1, 1), "test \"$(nproc)\" = 1").about("the smallest guest boots"),
     runs("arm_nproc_is_8_on_max", (8, 2), EIGHT).about("all vCPUs come up, four to a CPU"),
     runs("arm_nproc_is_8_on_neoverse_n1", (8, 2), EIGHT).about("and on a neoverse-n1").on(N1),
-    runs("arm_nproc_is_8_on_cortex_a72", (8, 2), EIGHT)
-        .about("and on a cortex-a72, which has no VHE")
-        .on(A72),
+    runs("arm_nproc_is_8_on_cortex_a72", (8, 2), EIGHT).about("on a cortex-a72, which has no VHE").on(A72),
     runs("arm_nproc_is_16", (16, 2), "test \"$(nproc)\" = 16").about("eight vCPUs to a CPU come up as well"),
     runs("arm_thrash", (4, 2), THRASH).about("four threads flush a lot on two CPUs"),
     stale("arm_o1_nothing_stale_on_max").about("no reader sees a removed page"),

@@ -12,9 +12,7 @@ pub(super) const ROWS: &[Case] = &[
     probe("audit_probe", "all", ProbeEnd::AllPassed)
         .about("guest errors, with clean bits and flushes of one ASID")
         .with(PRETEND),
-    stock("audit_slots", (4, 2), MMTEST, Expect::Intact)
-        .about("memory that is added and removed, likewise")
-        .with(PRETEND),
+    stock("audit_slots", (4, 2), MMTEST, Expect::Intact).about("memory comes and goes").with(PRETEND),
     hostile("audit_storm", "storm seed=0xa0d17 rounds=1 count=4000 rest", (4, 2))
         .about("random values for everything, likewise")
         .with(PRETEND),

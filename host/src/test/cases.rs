@@ -327,9 +327,7 @@ pub(super) const CASES: [Case; 47] = [
     tool("u51_a_log_that_is_full", "run --timeout 120 --log /dev/full --exec true")
         .ends(1, "some output is lost: /dev/full: No space left on device")
         .about("a log that cannot be written is an error at the end"),
-    tool("exec_status_passed_on", "run --timeout 120 --exec 'exit 7'")
-        .ends(7, "")
-        .about("the command's status is the tool's"),
+    tool("exec_status_passed_on", "run --timeout 120 --exec 'exit 7'").ends(7, "").about("it is passed on"),
     tool("panic_is_reported_with_symbols", "run --exec 'reboot -f' --reset panic --timeout 100")
         .ends(70, "hypervisor::vm::run::cpu_loop")
         .about("a panic of the hypervisor ends the run with status 70 and a backtrace with names"),
@@ -366,8 +364,7 @@ pub(super) const CASES: [Case; 47] = [
     probe("u32_interrupts_come_once_in_threads", "u32_interrupts_once", ProbeEnd::SecondPassed)
         .about("nor when each processor has a thread")
         .or_long("u32_interrupts_once count=1000000"),
-    runs("flush_hypercall_line_in_the_log", (2, 2), HYPERCALL_LINE)
-        .about("Linux finds and uses the flush hypercalls"),
+    runs("flush_hypercall_line_in_the_log", (2, 2), HYPERCALL_LINE).about("Linux uses flush hypercalls"),
     runs("no_flush_hypercall_line_with_ipis", (2, 2), NO_HYPERCALL_LINE)
         .about("and does not use them without the hint")
         .by_ipis(),
@@ -375,8 +372,7 @@ pub(super) const CASES: [Case; 47] = [
     runs("nproc_is_32", (32, 2), "test \"$(nproc)\" = 32").about("sixteen vCPUs to a CPU come up as well"),
     stock("lost_wakeups_are_few", (32, 2), THRASH_33, Expect::FewLost)
         .about("lost wake-ups, which the tick and repeated kicks repair, are counted and rare"),
-    runs("nproc_is_255", (255, 2), "test \"$(nproc)\" = 255")
-        .about("the maximum number of vCPUs reaches userspace"),
+    runs("nproc_is_255", (255, 2), "test \"$(nproc)\" = 255").about("the most vCPUs reach userspace"),
     stock("thrash_on_128_vcpus", (128, 2), THRASH_65, Expect::TlbIpis(false))
         .about("65 threads on 128 vCPUs flush only by hypercall, which requires VP sets")
         .with(&["pretend=on"]),
@@ -387,9 +383,7 @@ pub(super) const CASES: [Case; 47] = [
     runs("clock_is_trusted", (2, 2), TRUSTED).about("the kernel's watchdog does not reject its clock source"),
     stock("no_tlb_ipis_with_hypercalls", (4, 2), THRASH, Expect::TlbIpis(false))
         .about("remote flushes use only hypercalls"),
-    stock("no_hypercalls_with_ipis", (4, 2), THRASH, Expect::TlbIpis(true))
-        .about("and only IPIs without the hint")
-        .by_ipis(),
+    stock("no_hypercalls_with_ipis", (4, 2), THRASH, Expect::TlbIpis(true)).about("or only IPIs").by_ipis(),
     stock("o1_nothing_stale_with_hypercalls", (8, 2), STALE, Expect::NothingStale)
         .about("no reader sees a page after the system call that removed it has returned")
         .or_long(STALE_LONG),

@@ -5,9 +5,7 @@ use crate::test::prelude::*;
 use std::env;
 
 pub(super) const ROWS: [Case; 2] = [
-    act("book_is_made", makes_book)
-        .about("mdBook makes a book of the documents, with all chapters")
-        .only_long(),
+    act("book_is_made", makes_book).about("mdBook makes a book of all documents").only_long(),
     act("release_is_the_same_wherever_it_is_built", is_reproducible)
         .about("two builds of a release, in two places, have the same bits, and the checksums are right")
         .only_long(),

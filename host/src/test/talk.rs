@@ -190,12 +190,8 @@ pub(super) fn migrate(writer: &mut Writer) -> Result<()> {
 
 /// The hypervisor's report of the largest piece of free memory.
 fn largest_free(writer: &Writer) -> Result<String> {
-    let error = writer
-        .load
-        .control()?
-        .add(1 << 36, TOO_MUCH)
-        .err()
-        .context("there was more memory than there can be")?;
+    let added = writer.load.control()?.add(1 << 36, TOO_MUCH);
+    let error = added.err().context("there was more memory than there can be")?;
     let message = format!("{error:#}");
     let (_, largest) = message.split_once("the largest has ").with_context(|| message.clone())?;
     Ok(largest.to_owned())

@@ -34,10 +34,9 @@ pub(crate) fn prepare(info: &BootInfo) {
     FREE.call_once(|| {
         let after_image = own::image_end().next_multiple_of(PAGE);
         let ranges = info.ram.iter().map(|ram| ram.start.max(after_image)..ram.end & !(PAGE - 1));
-        ranges
-            .filter(|range| range.start < range.end)
-            .max_by_key(|range| range.end - range.start)
-            .unwrap_or(0..0)
+        let largest =
+            ranges.filter(|range| range.start < range.end).max_by_key(|range| range.end - range.start);
+        largest.unwrap_or(0..0)
     });
     for number in 1..count {
         assert!(processors::start(number), "processor {number} does not start");

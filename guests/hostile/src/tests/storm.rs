@@ -127,10 +127,8 @@ fn one(orders: &Orders<'_>, seed: u64) -> Verdict {
     DONE.store(0, Ordering::Relaxed);
     ORDERLY.store(0, Ordering::Relaxed);
     let mut pattern = random(seed, usize::MAX - 1);
-    CANARY
-        .iter()
-        .flat_map(|page| page.words())
-        .for_each(|word| word.store(pattern.word(), Ordering::Relaxed));
+    let words = CANARY.iter().flat_map(|page| page.words());
+    words.for_each(|word| word.store(pattern.word(), Ordering::Relaxed));
     rest(orders, "storm");
     machine::on_all(rage);
     say(format_args!("{count} operations on {} processors, seed {seed:#x}", machine::count()));

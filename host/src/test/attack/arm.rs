@@ -32,8 +32,7 @@ pub(in crate::test) const ROWS: &[Case] = &on_max([
         .with(&["defect=late-cpu"]),
     stock("u18_flood_on_arm", (1, 1), FLOOD, Expect::Flood)
         .about("nor is it if the guest's reports arrive on its console"),
-    hostile("u26_physical_timer", "u26_physical_timer", (2, 1))
-        .about("EL1's physical timer interrupts, and ends WFI"),
+    hostile("u26_physical_timer", "u26_physical_timer", (2, 1)).about("its interrupts come, and end WFI"),
     hostile("u26_debug_registers", "u26_debug_registers", (4, 1))
         .about("breakpoints and watchpoints stop the vCPU that has set them, and no other"),
     hostile("u26_device_accesses", "u26_device_accesses", (1, 1))
@@ -44,8 +43,5 @@ pub(in crate::test) const ROWS: &[Case] = &on_max([
     tool("u30_128_vcpus_on_two_cpus", VCPUS_128)
         .ends(7, "")
         .about("vCPUs that wait for a word in memory are passed over until it changes"),
-    tool("u30_255_vcpus_on_two_cpus", VCPUS_255)
-        .ends(7, "")
-        .about("the maximum number of vCPUs reaches userspace")
-        .only_long(),
+    tool("u30_255_vcpus_on_two_cpus", VCPUS_255).ends(7, "").about("the most vCPUs come up").only_long(),
 ]);

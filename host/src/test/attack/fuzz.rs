@@ -12,9 +12,7 @@ pub(in crate::test) const ROWS: &[Case] = &[
         .about("random system registers, instructions, devices, PSCI calls and requests lose nothing")
         .on(MAX)
         .or_long("storm seed=0x10000 rounds=1500 count=4000 rest"),
-    hostile("hostile_guest_is_alive", "alive", (4, 2))
-        .about("the guest that tries everything runs on all vCPUs")
-        .on_both(),
+    hostile("hostile_guest_is_alive", "alive", (4, 2)).about("the guest runs on all vCPUs").on_both(),
     hostile("open_state_is_in_the_table", "walk", (2, 1))
         .about("each MSR, port and CPUID leaf is in the table or absent, and none belongs to another vCPU"),
     hostile("open_state_is_in_the_table_on_max", "walk", (2, 1))

@@ -49,10 +49,8 @@ const fn sleeper(name: &'static str) -> Case {
 }
 
 pub(in crate::test) const ROWS: &[Case] = &[
-    uses_memory("u10_guest_of_3g", THREE, 3 * GIB)
-        .about("memory that is larger than the machine's piece below 4 GiB"),
-    uses_memory("u10_guest_of_5g", FIVE, 5 * GIB)
-        .about("memory on both sides of the guest's own gap below 4 GiB"),
+    uses_memory("u10_guest_of_3g", THREE, 3 * GIB).about("more than the machine's piece below 4 GiB"),
+    uses_memory("u10_guest_of_5g", FIVE, 5 * GIB).about("memory beside the guest's own gap below 4 GiB"),
     uses_memory("u10_guest_of_12g", TWELVE, 12 * GIB).about("and much more of it").only_long(),
     uses_memory("u10_arm_guest_of_5g", FIVE, 5 * GIB).about("memory above 4 GiB on Arm64").on(MAX),
     tool("o1_the_usual_image_refuses_to_make_mistakes", "run --set defect=no-kick --exec true")

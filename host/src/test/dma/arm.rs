@@ -127,15 +127,8 @@ fn whole(kind: Kind, has_class: bool) -> Kind {
 }
 
 const fn fault(address: u64, access: Access) -> Fault {
-    Fault {
-        address,
-        access,
-        is_privileged: false,
-        class: Class::Input,
-        stage: Stage::One,
-        ipa: None,
-        stalled: None,
-    }
+    let (class, stage) = (Class::Input, Stage::One);
+    Fault { address, access, is_privileged: false, class, stage, ipa: None, stalled: None }
 }
 
 const fn not_mapped(address: u64) -> Option<Kind> {

@@ -107,12 +107,8 @@ pub(super) fn run_all(
             why.push_str(&format!("{error:#}"));
         }
         running.end(result.is_ok(), note, &why);
-        let second = usize::from(result.is_ok() && !note.is_empty());
-        tally.add(Tally {
-            passed: usize::from(result.is_ok()),
-            failed: usize::from(result.is_err()),
-            second,
-        });
+        let [passed, failed] = [result.is_ok(), result.is_err()].map(usize::from);
+        tally.add(Tally { passed, failed, second: usize::from(result.is_ok() && !note.is_empty()) });
     }
     Ok(tally)
 }

@@ -74,11 +74,8 @@ impl Heard {
 
 impl Life {
     fn new(guest: &GuestSeen) -> Self {
-        Self {
-            id: guest.identity(),
-            consoles: guest.consoles.map(|place| place.map(Follower::new)),
-            texts: Default::default(),
-        }
+        let consoles = guest.consoles.map(|place| place.map(Follower::new));
+        Self { id: guest.identity(), consoles, texts: Default::default() }
     }
 
     fn read(&mut self, ram: &Ram, entries: &Entries) -> Result<()> {

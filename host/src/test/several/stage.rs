@@ -219,11 +219,8 @@ impl Stage<'_> {
     }
 
     pub(super) fn ask_one<R: Record>(&mut self, request: &Request) -> Result<R> {
-        self.machine
-            .control()?
-            .with_patience(PATIENCE)
-            .ask_one(request)
-            .with_context(|| format!("'{request}'"))
+        let mut control = self.machine.control()?.with_patience(PATIENCE);
+        control.ask_one(request).with_context(|| format!("'{request}'"))
     }
 
     pub(super) fn refused(&mut self, request: &Request, reason: &str) -> Result<()> {

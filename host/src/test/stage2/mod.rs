@@ -80,7 +80,7 @@ pub(super) const ROWS: [Case; 18] = on_max([
     act("p19_memory_that_goes_is_gone_on_max", is_gone)
         .about("all vCPUs notice, and see zeroes when other memory is added"),
     act("p19_memory_that_goes_is_gone_on_neoverse_n1", is_gone).about("and on a neoverse-n1").on(N1),
-    act("p19_memory_that_goes_is_gone_on_cortex_a72", is_gone).about("and on a cortex-a72").on(A72),
+    act("p19_memory_that_goes_is_gone_on_cortex_a72", is_gone).about("likewise").on(A72),
     act("p19_memory_that_goes_is_gone_whole", is_gone)
         .about("and where all that the VMID tags is dropped")
         .with(&["stage2_unmap=whole"]),
@@ -116,8 +116,7 @@ pub(super) const ROWS: [Case; 18] = on_max([
     act("p19_missing_combined_is_counted", |room| is_refused(room, "vmalle1is: 0"))
         .about("without VMALLE1IS")
         .with(&["defect=stage2-no-combined"]),
-    act("a3_arrivals_drop", arrivals)
-        .about("each arrival of another vCPU on a CPU flushes that CPU's translations"),
+    act("a3_arrivals_drop", arrivals).about("an arrival of another vCPU on a CPU flushes its translations"),
     stock("a3_missing_arrival_flush_is_audited", (4, 2), STALE, Expect::Panic("audit: the CPU holds"))
         .about("and the auditor detects a missing flush")
         .with(&["defect=no-arrival-flush"]),

@@ -31,15 +31,8 @@ pub(super) struct What {
 impl What {
     /// One word of a non-global page, in the initial address space, with interrupts off.
     pub(super) fn page(processor: usize, address: u64) -> Self {
-        Self {
-            processor,
-            address,
-            words: 1,
-            every: PAGE,
-            space: window::space(),
-            global: false,
-            interrupts: false,
-        }
+        let space = window::space();
+        Self { processor, address, words: 1, every: PAGE, space, global: false, interrupts: false }
     }
 }
 

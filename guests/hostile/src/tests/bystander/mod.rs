@@ -81,11 +81,8 @@ static FIRST: Mutex<Option<Worker>> = Mutex::new(None);
 impl Worker {
     fn new(number: usize) -> Self {
         let patterns = Patterns::new(machine::free_memory(), number, machine::count());
-        Self {
-            patterns,
-            registers: own::Registers::load(number),
-            stops: Stops::new(clock::now(), clock::ticks(STOP_US)),
-        }
+        let stops = Stops::new(clock::now(), clock::ticks(STOP_US));
+        Self { patterns, registers: own::Registers::load(number), stops }
     }
 
     fn work(&mut self) {
