@@ -12,8 +12,7 @@ pub enum Task {
     List,
 }
 
-/// Instructions that the image deliberately omits, to show that rows detect the defect: rows that
-/// pass only because of a flush.
+/// Instructions that the image deliberately omits, to show that rows detect the defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Omission {
     /// Every TLBI.

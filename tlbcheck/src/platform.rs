@@ -97,8 +97,7 @@ impl Platform {
         platform
     }
 
-    /// A name for reports. Hypervisors with only the Hyper-V interface are distinguished by their
-    /// additional leaves, if they have any.
+    /// A name for reports. Additional leaves tell apart who has only the Hyper-V interface.
     pub const fn name(&self) -> &'static str {
         match self {
             Self { is_virtual: false, .. } => "bare",

@@ -93,8 +93,8 @@ pub(crate) const R8: usize = 7;
 pub(crate) const R10: usize = 9;
 pub(crate) const R11: usize = 10;
 
-/// A hypercall with the given registers, except R11, which is 0; returns their values after the
-/// call. A fault changes R10 and R11.
+/// A hypercall with these registers, R11 = 0; returns their new values. A fault changes R10 and
+/// R11.
 pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault> {
     registers[R11] = 0;
     // SAFETY: the probe's calls write no memory; a fault is guarded, and does not change the stack.
@@ -120,8 +120,7 @@ pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault
     Fault::check(registers[R11], registers[R10])
 }
 
-/// HvCallNotifyLongSpinWait in its fast form, through the hypercall page: with no other vCPU to
-/// run, a call that only returns.
+/// HvCallNotifyLongSpinWait in its fast form: with no other vCPU to run, a call that only returns.
 #[inline(always)]
 pub(crate) fn call_that_only_returns() -> u64 {
     let control = Control::new().with_call_code(CallCode::NOTIFY_LONG_SPIN_WAIT.0).with_fast(true);

@@ -104,8 +104,8 @@ static PAGES: AtomicU32 = AtomicU32::new(0);
 /// The same of [`VECTOR_SLOW`].
 static SLOW: AtomicU32 = AtomicU32::new(0);
 
-/// The present nesting depth of NMI handlers, its maximum, and the number of further NMIs that the
-/// handler should send to its own processor.
+/// The nesting depth of NMI handlers, its maximum, and how many NMIs the handler should send
+/// itself.
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
@@ -199,8 +199,7 @@ fn on_nmi(_: &Frame) {
     }
 }
 
-/// An IRET to a null code segment: #GP. If the fault's handler restored a trap flag, #DB would be
-/// raised afterwards, where none is expected.
+/// An IRET to a null code segment: #GP. If its handler restored a trap flag, #DB would follow.
 fn faulting_iret() {
     // SAFETY: it faults, and continues with the stack pointer kept in R9.
     unsafe {

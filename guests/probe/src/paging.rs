@@ -103,8 +103,8 @@ pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
 
 const LARGE_PAGES: usize = 2;
 
-/// Memory for them, with enough slack to align them at run time: with alignment by the linker, the
-/// image's file would be as large as a page.
+/// Memory to align them in at run time: by the linker, the image's file would be as large as a
+/// page.
 static LARGE_MEMORY: [Page; (LARGE_PAGES + 1) * 512] = [const { Page::new() }; (LARGE_PAGES + 1) * 512];
 
 /// Large page 0 or 1, as the small pages that it consists of.

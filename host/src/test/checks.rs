@@ -15,8 +15,7 @@ pub(super) struct Check {
     pub(super) defect: Option<Defect>,
     /// Instructions that tlbcheck omits itself.
     pub(super) omission: Option<Omission>,
-    /// The rows to run, with `*` for any suffix. If there is a defect, one has to fail; otherwise
-    /// all have to pass, except for skipped ones.
+    /// The rows to run, with `*` for any suffix. With a defect one has to fail, else none.
     pub(super) rows: Option<&'static str>,
     /// Prefixes of the names of rows that may be skipped; any row if there are none.
     pub(super) may_skip: Option<&'static [&'static str]>,
@@ -29,8 +28,7 @@ impl Check {
     }
 }
 
-/// Features that QEMU's software emulation lacks, and the row that requires a missing feature. No
-/// row of flushes by hypercall is among them.
+/// Features that QEMU's software emulation lacks, and the row that requires a missing feature.
 const SKIPPED_ON_QUELL: [&str; 5] =
     ["pcid-mixes", "pcid-cr3", "pcid-toggle", "invpcid-", "xmm-without-offer-accepted"];
 

@@ -33,8 +33,7 @@ const RESTART: &str = "a kernel starts another one by kexec, whose processors al
 const CRASH: &str = "the last processor crashes amid writes to a disk: the crash kernel runs there, with \
     the disk and the other kernel's memory";
 
-/// Processors go and come back, each alone and all together. Meanwhile flushes are watched, again
-/// and again, until all that is over.
+/// Processors go and come back, each alone and all together; meanwhile flushes are watched.
 const STALE: &str = "go() { echo $1 > /sys/devices/system/cpu/cpu$2/online || exit; }; \
     (for round in 1 2 3; do \
         for cpu in 1 2 3 4 5; do go 0 $cpu; go 1 $cpu; done; \

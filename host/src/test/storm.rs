@@ -27,8 +27,7 @@ pub(super) fn is_one(cmdline: &str) -> bool {
     cmdline.contains("test=storm")
 }
 
-/// When a storm's machine is ended if it has not finished: a minute's work, or an hour's, on a
-/// machine that others use as well.
+/// When a storm's machine is ended: a minute's work, or an hour's, on a machine that others use.
 pub(super) const fn timeout(is_long: bool) -> Duration {
     Duration::from_secs(if is_long { 4 * 3600 } else { 600 })
 }

@@ -20,15 +20,13 @@ const WIDTH: usize = 100;
 const SUBJECT_WIDTH: usize = 72;
 const LINES_MAX: usize = 400;
 
-/// Documents for people with little time, and the most lines that they have. In these, tables and
-/// figures have the width of the text, too.
+/// Documents for people with little time, and their most lines; tables are as wide as the text.
 const SHORT: [(&str, usize); 2] = [("ARCHITECTURE.md", 350), ("README.md", 130)];
 
 /// Tables, which are as long as there are rows.
 const TABLES: [&str; 2] = ["crates/coherence/src/shootdown/model/mutants.rs", "host/src/test/cases.rs"];
 
-/// Checks the tree, and the subject of the last commit or of the one that is being made. The status
-/// is 1 if something is not as it should be.
+/// Checks the tree, and the last commit's subject or that of the one being made; 1 if it is wrong.
 pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
     if args.install_hook {
         println!("{}", install_hook()?.display());

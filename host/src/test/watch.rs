@@ -60,8 +60,8 @@ fn top(machine: &Machine) -> Result<Rates> {
     rows.iter().map(rate).collect()
 }
 
-/// What was counted in the interval lies between what was counted before and after it, and the
-/// vCPUs' rates add up to the machine's.
+/// Counts of the interval lie between those before and after it; vCPUs' rates add up to the
+/// machine's.
 fn compare(rates: &Rates, counted: &Snapshot) -> Result<()> {
     let rate = |case: &str, name: &str| rates.get(&(case.to_owned(), name.to_owned())).copied();
     let seconds = rate("top", "interval").context("the interval is missing")?;

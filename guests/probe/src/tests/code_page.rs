@@ -44,8 +44,7 @@ fn execute(place: &Page) -> Code {
     }
 }
 
-/// Number of moves of the page, number of moves that the second processor has checked, and number
-/// of times that it executed the wrong code.
+/// Moves of the page, those that the second processor has checked, and how often it ran wrong code.
 static MOVED: AtomicU32 = AtomicU32::new(0);
 static CHECKED: AtomicU32 = AtomicU32::new(0);
 static WRONG: AtomicU32 = AtomicU32::new(0);

@@ -6,8 +6,7 @@ use crate::bench::limits::Limit;
 use crate::test::prelude::*;
 use hostile::attacks::Attack;
 
-/// Flushes of a batch, and batches that are measured: some hundred slices, and more than are needed
-/// where a guest is disturbed at all.
+/// Flushes of a batch, and batches that are measured: some hundred slices.
 const FLUSHES: u64 = 50;
 const BATCHES: u64 = 4;
 const SEED: u64 = 7;
@@ -17,8 +16,7 @@ pub(in crate::test) const ROWS: &[Case] = &[act("i1_guests_do_not_disturb_each_o
     .about("a guest keeps its memory, registers, flushes and share while another one attacks")
     .on_both()];
 
-/// One guest attacks, in one way after the other, and another one is not disturbed: their weights,
-/// and whether the attacker has a CPU set.
+/// The weights of attacker and other guest, whether the attacker has a CPU set, and what it does.
 const ATTACKS: [([u32; 2], bool, Attack); 6] = [
     ([100, 100], false, Attack::Flushes),
     ([100, 100], false, Attack::Resets),

@@ -69,8 +69,8 @@ pub(super) fn expect_status(outcome: &Outcome, expected: i32) -> Result<()> {
     Ok(())
 }
 
-/// The hunter remapped in every way it knows, and its readers saw pages change. If it ran several
-/// times, that is so of all runs together.
+/// The hunter remapped in every way it knows, and its readers saw pages change. So of all runs
+/// together.
 pub(super) fn expect_a_search(outcome: &Outcome) -> Result<()> {
     let (mut remaps, mut changes) = (BTreeMap::<&str, u64>::new(), 0);
     for end in outcome.reports.iter().filter(|report| report["event"] == "end") {

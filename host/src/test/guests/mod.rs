@@ -7,12 +7,11 @@ mod kernels;
 mod tests;
 mod tools;
 
-use super::Tally;
 use super::cases::Body;
 use super::progress::ProgressView;
 use super::room::Act;
 use super::second::SecondTries;
-use super::storm;
+use super::{Tally, storm};
 use crate::guest::cache::NotToBeHad;
 use crate::machine::devices::Devices;
 use crate::run::reporting_console;

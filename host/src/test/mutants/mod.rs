@@ -24,8 +24,7 @@ const BUILD_TIMEOUT_SECS: &str = "300";
 const AREA_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 /// Longest time for installing cargo-mutants.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(1800);
-/// Files of tests: breaking them proves nothing. cargo-mutants recognises their modules only if
-/// they are guarded by a plain `cfg(test)`.
+/// Files of tests, which cargo-mutants recognises only if guarded by a plain `cfg(test)`.
 const TEST_FILES: [&str; 2] = ["**/tests.rs", "crates/*/src/model/**"];
 /// The same for test modules inside files.
 const TEST_MODULES: &str = r"\btests::";

@@ -1,10 +1,9 @@
 //! A report of made-up traces and results.
 
 use crate::cli::ReportArgs;
-use crate::report;
 use crate::test::prelude::*;
-use crate::trace;
 use crate::trace::collect::{Collected, CpuRecords};
+use crate::{report, trace};
 use hostlink::trace::{Event, Record};
 
 /// Flushes of the trace by hypercall.

@@ -78,8 +78,7 @@ fn ends(stage: &mut Stage<'_>, name: &str, state: GuestState, exit: ExitCode) ->
     goes_on(stage)
 }
 
-/// A guest whose handler of faults faults: it ends, or is in its handler for ever, where it needs
-/// no end. The latter is destroyed.
+/// A guest whose handler of faults faults: it ends, or is in its handler until it is destroyed.
 fn faults(stage: &mut Stage<'_>, arch: Arch) -> Result<()> {
     match arch {
         Arch::X86_64 => ends(stage, "faults", GuestState::Off, ExitCode::GuestReset),

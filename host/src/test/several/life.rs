@@ -56,8 +56,7 @@ fn starts(stage: &mut Stage<'_>, before: &Memory) -> Result<()> {
     stage.refused(&Request::Start { guest }, "this is for a guest that is loaded, off or failed")
 }
 
-/// A guest that writes to memory all the time is paused: it shows nothing and takes no CPU until it
-/// is resumed, while the other one goes on.
+/// A paused guest shows nothing and takes no CPU until it is resumed, while the other one goes on.
 fn stops_while_paused(stage: &mut Stage<'_>, base: u64) -> Result<()> {
     let guest = subject()?;
     stage.type_text("subject", &format!("dirty={:#x},16M,0\n", base + (32 << 20)))?;

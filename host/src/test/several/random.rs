@@ -20,8 +20,7 @@ const BOUND: Duration = Duration::from_secs(10);
 const PAUSE_MS: u64 = 100;
 const DISK: usize = 1 << 20;
 
-/// Each request is answered within its bound, refused ones too; memory is as before at the end, and
-/// a guest that no request is about goes on.
+/// Each request is answered in time, or refused; memory is as before, and another guest goes on.
 pub(super) fn requests(room: &Room<'_>) -> Result<()> {
     let first = env::var("QUELL_REQUESTS_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     let machines = if room.is_long { MACHINES_LONG } else { MACHINES };

@@ -12,8 +12,7 @@ pub(in crate::arch) fn mask_interrupts() {
     interrupts::disable();
 }
 
-/// Ends QEMU by semihosting, with status 2 * code + 1 as by the debug exit device of x86-64, or
-/// switches the machine off by PSCI.
+/// Ends QEMU by semihosting, with status 2 * code + 1, or switches the machine off by PSCI.
 pub(in crate::arch) fn leave(code: u8, by_semihosting: bool) -> ! {
     if by_semihosting {
         // Where the call is not served the machine is switched off.

@@ -173,8 +173,8 @@ pub(super) fn flush(form: Form, target: TlbiOperand) {
     complete(form.0);
 }
 
-/// Drops everything from the TLBs, regardless of the command line's omissions: between rows, and
-/// after rounds without a flush.
+/// Drops everything from the TLBs, whatever is omitted: between rows, and after rounds without a
+/// flush.
 pub(super) fn settle() {
     // SAFETY: it drops translations, which are reloaded from the tables.
     unsafe { asm!("dsb ishst", "tlbi vmalle1is", "dsb ish", "isb", options(nostack, preserves_flags)) };

@@ -22,8 +22,7 @@ use baremetal::aarch64::{clock, processors::MAX_PROCESSORS};
 use tlbcheck::ensure;
 use tlbcheck::report::{Stop, Verdict, skip};
 
-use super::machine;
-use super::{tlbi, window};
+use super::{machine, tlbi, window};
 
 /// Rounds without a flush, one of which must be noticed.
 const TRIES: u64 = 50;

@@ -45,8 +45,7 @@ pub(in crate::tests) fn put(instructions: impl Iterator<Item = u32>) {
         page.0[2 * slot].store(instruction, Ordering::Relaxed);
     }
     let start = page.0.as_ptr().addr();
-    // The minimum line size: 16 bytes. DDI 0487 M.b, B2.7.4.2 "Instruction fetches": clean to the
-    // point of unification, then invalidate.
+    // The minimum line size: 16 bytes. DDI 0487 M.b, B2.7.4.2: clean, then invalidate.
     for line in (start..start + SIZE).step_by(16) {
         // SAFETY: maintenance of our own page.
         unsafe { asm!("dc cvau, {}", in(reg) line, options(nostack, preserves_flags)) };

@@ -98,8 +98,7 @@ fn sleep() {
     drain();
 }
 
-/// Makes the processor's own interface show interrupts again, and its redistributor those that wake
-/// a sleeper: it may have disabled both.
+/// Makes the processor's interface show interrupts again, and its redistributor those that wake it.
 fn open_interface() {
     let own = GICR + machine::number() as u64 * GICR_SIZE + 0x1_0000;
     for intid in [u64::from(interrupts::WAKE), TIMER] {

@@ -38,8 +38,7 @@ const COUNT: u64 = 500;
 const UNITS: u64 = 4;
 /// A time without a unit of work is a stop if it is longer than this.
 const STOP_US: u64 = 20_000;
-/// Units of work for which the second processor may not look before that is an error: it takes a
-/// few, unless it does not run at all.
+/// Units of work, of which it takes few, for which the second processor may not look.
 const UNITS_MAX: u64 = 1 << 28;
 /// Pages of the window: the one that is exchanged, and the one that is flushed to measure that.
 const EXCHANGED: u64 = 0;

@@ -115,8 +115,7 @@ const fn place(number: usize, page: u64) -> u64 {
     WINDOW + (1 << 28) + (number as u64 * PAGES_EACH + page) * PAGE
 }
 
-/// Accesses all its pages, so that the TLBs where it runs hold them; exchanges one with a local
-/// TLBI; checks it wherever it then runs.
+/// Has all its pages in TLBs, exchanges one with a local TLBI, and checks it wherever it then runs.
 fn exchange(number: usize) {
     let space = TestSpace::shared();
     let kind = if ALL.load(Ordering::Relaxed) != 0 { Kind::All } else { Kind::Va };

@@ -4,8 +4,7 @@ use super::prelude::*;
 
 const ROUNDS: u32 = 100;
 
-/// A page that all processors write to becomes read-only. D8.17.1: a change of rights alone needs
-/// no intermediate invalid entry.
+/// A page that all write to becomes read-only. D8.17.1: rights need no intermediate invalid entry.
 pub(super) fn reduced(kind: Kind) -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
     let writable = page_entry(page_of(0).address());

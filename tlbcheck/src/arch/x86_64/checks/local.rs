@@ -66,8 +66,7 @@ pub(super) fn pge_toggle() -> Verdict {
     })
 }
 
-/// Replaces the large page that the processor has just read; returns the number of pieces of the
-/// old one that it sees after `take`.
+/// Replaces the large page that was just read; returns how many old pieces are seen after `take`.
 fn pieces_left(round: u64, take: impl FnOnce()) -> usize {
     let pieces = || (0..PIECES_SEEN).map(|piece| window::read(LARGE_WINDOW + piece * SEEN_EVERY));
     window::replace_large(round);
