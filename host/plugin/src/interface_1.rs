@@ -2,7 +2,7 @@
 //! counters are wherever the plugin keeps them.
 
 use super::{ADD_U64, Instruction};
-use crate::count::{Raw, Words};
+use crate::count::Words;
 use std::ffi::{c_int, c_void};
 
 /// The version.
@@ -29,28 +29,15 @@ pub(super) unsafe fn bytes<const N: usize>(instruction: *const Instruction) -> [
 }
 
 /// The raw counters.
-#[derive(Clone, Copy)]
-pub(super) struct Counters(Words);
+pub(super) type Counters = Words;
 
-impl Counters {
-    pub(super) fn new() -> Self {
-        Self(Words::default())
-    }
-
-    /// Makes a counter count an instruction whenever it is executed.
-    ///
-    /// # Safety
-    ///
-    /// The instruction is QEMU's, and valid for the duration of this call.
-    pub(super) unsafe fn count(self, instruction: *mut Instruction, counter: usize) {
-        let counter = self.0.counter(counter).as_ptr().cast();
-        // SAFETY: the counter stays in place until the process ends, and any code may change it.
-        unsafe { qemu_plugin_register_vcpu_insn_exec_inline(instruction, ADD_U64, counter, 1) };
-    }
-}
-
-impl Raw for Counters {
-    fn load(&self, counter: usize) -> u64 {
-        self.0.load(counter)
-    }
+/// Makes a counter count an instruction whenever it is executed.
+///
+/// # Safety
+///
+/// The instruction is QEMU's, and valid for the duration of this call.
+pub(super) unsafe fn count(counters: &Counters, instruction: *mut Instruction, counter: usize) {
+    let counter = counters.counter(counter).as_ptr().cast();
+    // SAFETY: the counter stays in place until the process ends, and any code may change it.
+    unsafe { qemu_plugin_register_vcpu_insn_exec_inline(instruction, ADD_U64, counter, 1) };
 }

@@ -52,27 +52,28 @@ pub(super) struct Counters(*mut Scoreboard);
 // SAFETY: the scoreboard is QEMU's, stays until the process ends, and may be used by any thread.
 unsafe impl Send for Counters {}
 
-impl Counters {
-    pub(super) fn new() -> Self {
+impl Default for Counters {
+    fn default() -> Self {
         // SAFETY: QEMU's function; any size will do.
         Self(unsafe { qemu_plugin_scoreboard_new(RAW_BYTES) })
     }
+}
 
+impl Counters {
     const fn word(&self, counter: usize) -> Word {
         Word { scoreboard: self.0, offset: counter * size_of::<u64>() }
     }
+}
 
-    /// Makes a counter count an instruction whenever it is executed.
-    ///
-    /// # Safety
-    ///
-    /// The instruction is QEMU's, and valid for the duration of this call.
-    pub(super) unsafe fn count(&self, instruction: *mut Instruction, counter: usize) {
-        // SAFETY: the caller's promise; the word is one of the scoreboard's rows.
-        unsafe {
-            qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, ADD_U64, self.word(counter), 1);
-        }
-    }
+/// Makes a counter count an instruction whenever it is executed.
+///
+/// # Safety
+///
+/// The instruction is QEMU's, and valid for the duration of this call.
+pub(super) unsafe fn count(counters: &Counters, instruction: *mut Instruction, counter: usize) {
+    let word = counters.word(counter);
+    // SAFETY: the caller's promise; the word is one of the scoreboard's rows.
+    unsafe { qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, ADD_U64, word, 1) };
 }
 
 impl Raw for Counters {

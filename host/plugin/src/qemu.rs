@@ -63,7 +63,8 @@ pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 /// The counters. Translated code adds to the raw ones without this lock, by a plain load and store
 /// of a word: callbacks run in the same thread, so with one thread for all CPUs they never
 /// conflict.
-static COUNTS: LazyLock<Mutex<Counts<Counters>>> = LazyLock::new(|| Mutex::new(Counts::new(Counters::new())));
+static COUNTS: LazyLock<Mutex<Counts<Counters>>> =
+    LazyLock::new(|| Mutex::new(Counts::new(Counters::default())));
 /// Whether the instructions are AMD64's; otherwise they are Arm64's.
 static IS_AMD64: AtomicBool = AtomicBool::new(false);
 static OUTPUT: OnceLock<PathBuf> = OnceLock::new();
@@ -158,7 +159,7 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
             let counter = kind.map(|kind| counts.kind(kind));
             for counter in counter.into_iter().chain([counts.instructions()]) {
                 // SAFETY: as above.
-                unsafe { counts.raw().count(instruction, counter) };
+                unsafe { interface::count(counts.raw(), instruction, counter) };
             }
         }
     });

@@ -142,6 +142,8 @@ fn directory_of(path: &Path) -> Result<PathBuf> {
     directory.canonicalize().with_context(|| format!("cannot use {}", directory.display()))
 }
 
+/// What a disk was made of, in a file beside it. A disk is current if it would be made of the same
+/// today. It is somebody's disk from then on, so it is never replaced without being told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
     architecture: String,

@@ -175,7 +175,8 @@ pub(crate) fn value(path: &Path) -> OsString {
     OsString::from_vec(doubled.collect())
 }
 
-/// A value of `-drive`: these options, and this disk, a file or a block device.
+/// A value of `-drive`: these options, and this disk, a file or a block device. Its name is taken
+/// for nothing else: not for a protocol's (`a:b.img`), nor for further options (`a,b.img`).
 pub(crate) fn drive(options: &str, disk: &Path) -> Result<OsString> {
     let driver = driver(disk)?;
     let path = path::absolute(disk).with_context(|| format!("no {}", disk.display()))?;

@@ -276,9 +276,7 @@ impl StockGuest {
         }
         bytes
     }
-}
 
-impl StockGuest {
     /// A machine of one CPU whose kernel runs `guest` under KVM, which may poll before it halts.
     pub(crate) fn with_kvm_and_devices(
         &self,

@@ -60,9 +60,7 @@ impl Options {
             Ok(())
         })
     }
-}
 
-impl Options {
     fn rounds_total(&self) -> u64 {
         self.threads.saturating_mul(self.rounds)
     }

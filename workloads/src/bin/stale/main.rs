@@ -65,9 +65,7 @@ impl Options {
             Ok(())
         })
     }
-}
 
-impl Options {
     const fn remappers(&self) -> u64 {
         self.threads.div_ceil(THREADS_PER_REMAPPER)
     }
