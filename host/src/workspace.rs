@@ -240,7 +240,7 @@ mod tests {
             tree
         };
         let (original, copy) = (make("original"), make("copy"));
-        let program = |tree: &Path| Some(tree.join("target/tool/quell"));
+        let program = |tree: &Path| Some(tree.join("target/debug/quell"));
         assert_eq!(find_root(Some(copy.join("host")), program(&original)), Some(copy.clone()));
         assert_eq!(find_root(None, program(&copy)), Some(copy.clone()));
         let foreign = Some(trees.path().join("foreign"));
