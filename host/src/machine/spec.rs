@@ -89,6 +89,8 @@ pub(crate) struct Channels<'a> {
     /// UNIX socket for the fourth serial port, or one on PCI; `None` without hypervisor.
     pub(crate) control: Option<&'a Path>,
     pub(crate) qemu_log: &'a Path,
+    /// UNIX socket of QEMU's monitor.
+    pub(crate) monitor: &'a Path,
 }
 
 impl Spec {
@@ -118,6 +120,8 @@ impl Spec {
     ) -> Result<Vec<OsString>> {
         let mut args = Arguments::default();
         args.words("-nodefaults -no-user-config -no-reboot -display none -monitor none");
+        args.option("-chardev", "socket,id=monitor,server=on,wait=off,path=", channels.monitor);
+        args.words("-mon chardev=monitor,mode=control");
         self.machine(&mut args, version);
         args.pair("-smp", self.cpus.to_string());
         args.pair("-m", format!("{}M", self.memory / MIB));
@@ -288,6 +292,7 @@ mod tests {
             log: "/l".as_ref(),
             control: Some(Path::new("/c")),
             qemu_log: "/q".as_ref(),
+            monitor: "/m".as_ref(),
         };
         let args = spec.arguments(OLD, &ram, &channels).expect("can be made");
         args.into_iter().map(|arg| arg.to_string_lossy().into_owned()).collect()

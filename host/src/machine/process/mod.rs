@@ -15,6 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, ChildStdin, ExitStatus};
 
+mod monitor;
 mod shown;
 
 /// How often the process, its time and the signals are checked.
@@ -50,6 +51,8 @@ pub(crate) enum Flow {
 pub(crate) struct Machine {
     child: Child,
     started: Instant,
+    /// What its CPUs were at when its time was up.
+    stuck: Option<String>,
     /// Its own time, and its time limit.
     time: OwnTime,
     limit: Option<Duration>,
@@ -87,7 +90,7 @@ impl Machine {
     /// The kernel kills QEMU when the thread that started it ends.
     pub(crate) fn start(spec: &Spec, signals: &Signals) -> Result<Self> {
         let files = tempfile::Builder::new().prefix("quell-").tempdir()?;
-        let report = files.path().join("report");
+        let [report, port, monitor] = ["report", "control", monitor::SOCKET].map(|it| files.path().join(it));
         let listener = UnixListener::bind(&report).context("cannot make the report channel")?;
         let log_file = spec.log.as_deref().map(LogFile::create).transpose()?;
         let [log, qemu_log, messages] = [io::pipe()?, io::pipe()?, io::pipe()?];
@@ -95,7 +98,6 @@ impl Machine {
             Payload::Quell { .. } => Some(Registration::new()?),
             Payload::Bare { .. } | Payload::Disc { .. } => None,
         };
-        let port = files.path().join("control");
         let relay = control.as_ref().map(|public| Relay::start(public.path(), &port)).transpose()?;
         let [log_path, qemu_log_path] = [&log.1, &qemu_log.1].map(path_in_child);
         let channels = Channels {
@@ -103,6 +105,7 @@ impl Machine {
             log: log_path.as_ref(),
             control: relay.as_ref().map(|_| &*port),
             qemu_log: qemu_log_path.as_ref(),
+            monitor: &monitor,
         };
         let arch = spec.platform.arch();
         let ram = Ram::of(arch, spec.memory)?;
@@ -135,6 +138,7 @@ impl Machine {
         let echo = (spec.console == Console::Echo).then(|| shared(Output::new(io::stdout())));
         Ok(Self {
             stdin,
+            stuck: None,
             time: OwnTime::new(child.id()),
             child,
             started,
@@ -242,11 +246,12 @@ impl Machine {
             next = behind;
         }
         let (reports, reports_dropped) = (self.reports.all(), self.reports.dropped());
+        let log = self.log.whole()?;
         Ok(Outcome {
             end,
             wall,
             console: self.shown(),
-            log: self.log.whole()?,
+            log: log + &self.stuck.take().unwrap_or_default(),
             qemu_messages: self.messages.whole()?,
             unwritten: self.unwritten(),
             reports,
@@ -281,6 +286,7 @@ impl Machine {
             }
             let passed = self.time.passed();
             if self.limit.is_some_and(|limit| passed >= limit) {
+                self.stuck = Some(self.processors());
                 return self.kill(End::TimedOut);
             }
         }

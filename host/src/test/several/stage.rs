@@ -323,7 +323,12 @@ impl Stage<'_> {
     fn explain(&self, error: Error) -> Error {
         let heard = self.heard();
         let log = fs::read_to_string(&self.log).unwrap_or_default();
-        error.context(format!("{}the hypervisor's log ends with:\n{}", heard.ends(), tail(&log)))
+        let processors = if self.hung.get() { self.machine.processors() } else { String::new() };
+        error.context(format!(
+            "{}the hypervisor's log ends with:\n{}\n{processors}",
+            heard.ends(),
+            tail(&log)
+        ))
     }
 
     pub(super) fn finish(self) -> Result<Ended> {

@@ -1,0 +1,97 @@
+//! What the CPUs of a machine that hangs are at, as QEMU's monitor shows it.
+
+use super::Machine;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Deserializer, Value, json};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// QEMU answers at once, unless it hangs itself.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// So often are the CPUs looked at: one that moves differs.
+const LOOKS: usize = 3;
+/// How the lines begin that are shown of a CPU's registers.
+const SHOWN: [&str; 7] = ["CPU#", "RIP=", "EIP=", "CR0=", "PC=", "PSTATE=", "RAX="];
+
+/// The monitor's socket, among a machine's files.
+pub(super) const SOCKET: &str = "monitor";
+
+impl Machine {
+    /// Where its CPUs are, several times, and some of their registers; or why that is not known.
+    pub(crate) fn processors(&self) -> String {
+        let looks = ask(&self.files.path().join(SOCKET));
+        let looks = looks.unwrap_or_else(|error| format!("not known: {error:#}"));
+        format!("the machine's CPUs, by QEMU's monitor:\n{looks}\n")
+    }
+}
+
+fn ask(socket: &Path) -> Result<String> {
+    let mut stream = UnixStream::connect(socket).context("cannot connect to QEMU's monitor")?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    writeln!(stream, "{}", json!({ "execute": "qmp_capabilities" }))?;
+    for _ in 0..LOOKS {
+        let registers = json!({ "command-line": "info registers -a" });
+        writeln!(stream, "{}", json!({ "execute": "human-monitor-command", "arguments": registers }))?;
+    }
+    let answers = Deserializer::from_reader(stream).into_iter::<Value>();
+    let looks = answers.map(|answer| {
+        let answer = answer.context("QEMU's monitor does not answer")?;
+        ensure!(answer.get("error").is_none(), "QEMU's monitor says {answer}");
+        Ok(answer["return"].as_str().map(shown))
+    });
+    let looks: Result<Vec<String>> = looks.filter_map(Result::transpose).take(LOOKS).collect();
+    Ok(looks?.join("\n"))
+}
+
+/// A line for each CPU.
+fn shown(registers: &str) -> String {
+    let lines = registers.lines().map(str::trim).filter(|line| SHOWN.iter().any(|it| line.starts_with(it)));
+    lines.fold(String::new(), |all, line| match line.strip_prefix("CPU#") {
+        Some(cpu) if all.is_empty() => format!("CPU {cpu}:"),
+        Some(cpu) => format!("{all}\nCPU {cpu}:"),
+        None => format!("{all} {line}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    #[test]
+    fn a_line_says_where_each_cpu_is() {
+        let text =
+            "\r\nCPU#0\r\nRAX=1 RBX=2\r\nRSI=3\r\nRIP=4 RFL=5 HLT=1\r\nES =0\r\n\r\nCPU#1\r\n PC=6 X00=7\r\n";
+        assert_eq!(shown(text), "CPU 0: RAX=1 RBX=2 RIP=4 RFL=5 HLT=1\nCPU 1: PC=6 X00=7");
+    }
+
+    #[test]
+    fn the_monitor_is_asked_and_its_error_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("monitor");
+        let says = |answers: &str| {
+            let _none_before = fs::remove_file(&socket);
+            let listener = UnixListener::bind(&socket).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    stream.write_all(answers.as_bytes()).unwrap();
+                    // Closed with requests that are not read, the socket would lose what was said.
+                    BufReader::new(stream).lines().take(1 + LOOKS).for_each(drop);
+                });
+                ask(&socket).map_err(|error| format!("{error:#}"))
+            })
+        };
+        let look = r#"{"return": "CPU#0\nRIP=4\n"}"#;
+        let looks = says(&format!(r#"{{"QMP": {{}}}} {{"return": {{}}}} {look}{look}{look}"#));
+        assert_eq!(looks.unwrap(), ["CPU 0: RIP=4"; LOOKS].join("\n"));
+        assert!(says(r#"{"error": {"desc": "no"}}"#).unwrap_err().contains("QEMU's monitor says"));
+        fs::remove_file(&socket).unwrap();
+        assert!(ask(&socket).unwrap_err().to_string().contains("cannot connect"));
+    }
+}
