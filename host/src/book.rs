@@ -99,7 +99,6 @@ mod tests {
         found.iter().map(|path| path.strip_prefix(root).unwrap_or(path).to_owned()).collect()
     }
 
-    /// Text without blocks of code.
     fn prose(text: &str) -> String {
         let mut is_code = false;
         let lines = text.lines().filter(|line| {

@@ -33,7 +33,6 @@ impl<T: Send + 'static> Poll<T> {
         Self { is_over, thread }
     }
 
-    /// Looks for the last time.
     pub(crate) fn finish(self) -> Result<T> {
         self.is_over.store(true, Ordering::Relaxed); // Nothing else is published by it.
         self.thread.join().map_err(|_| anyhow!("a thread of this tool panicked"))?

@@ -91,7 +91,6 @@ fn count_reported(lab: &Lab<'_>, name: &str, vcpus: u32, samples: &mut Samples) 
     Ok(())
 }
 
-/// Runs the hostile guest, with 2 vCPUs on 2 CPUs.
 fn count_phases(lab: &Lab<'_>, platform: Platform, samples: &mut Samples) -> Result<()> {
     let cmdline = format!("test=exits count={REPETITIONS}");
     let guest = lab::bare(platform, workspace::HOSTILE, cmdline, 2)?;

@@ -69,7 +69,6 @@ impl<'a> Lab<'a> {
         self.stocks.of(arch, StockGuest::prepare)
     }
 
-    /// The versions of the Linux guest, if there was one.
     pub(crate) fn guest_versions(&self) -> Option<&Versions> {
         self.stocks.0.iter().find_map(OnceCell::get).map(StockGuest::versions)
     }

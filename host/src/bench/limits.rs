@@ -33,7 +33,6 @@ impl Limit {
         Self::at_most(label, measured, f64::INFINITY)
     }
 
-    /// With the figure for Linux KVM 6.1 beside it.
     pub(crate) fn beside(self, kvm: &'static str) -> Self {
         Self { kvm, ..self }
     }

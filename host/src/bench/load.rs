@@ -95,7 +95,6 @@ impl Load {
         self.control()?.ask_for(&Request::Slots)
     }
 
-    /// Makes the guest do these things, and waits until it has.
     fn command(&mut self, words: &[String]) -> Result<()> {
         self.machine.type_text(&format!("{}\n", words.join(" ")))?;
         words.iter().try_for_each(|_| self.line(DONE).map(drop))

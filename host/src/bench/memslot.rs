@@ -166,7 +166,6 @@ const SMALL_PAGES_MEMORY: u64 = 256 * MIB;
 
 struct Pair {
     page: NestedPage,
-    /// The threads' memory is at most this.
     memory_max: u64,
     modes: [(Zap, &'static str); 2],
 }

@@ -101,7 +101,6 @@ fn run(
     Ok(())
 }
 
-/// The guest's longest stop before, and the stops of the migration.
 fn scenario(writer: &mut Writer, args: &MigrateArgs) -> Result<(u64, Stops)> {
     writer.begin(args.rate)?;
     let before = writer.second()?;

@@ -70,12 +70,10 @@ const RATIO: &str = "ratio";
 const NONE: f64 = f64::INFINITY;
 
 impl Calls {
-    /// A total per call of an initiator.
     fn per_call(&self, count: u64) -> f64 {
         float(count) / f64::from(self.count)
     }
 
-    /// A counter summed over all vCPUs, per call of an initiator.
     fn sum(&self, counter: Counter) -> f64 {
         self.per_call(self.counters.get(counter))
     }

@@ -79,7 +79,6 @@ pub(super) fn removed(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
     counted(setup, signals, |load| load.control()?.delete(load.slot).map(drop))
 }
 
-/// Counts the logging of stores to it, while the guest writes each page again.
 pub(super) fn logged(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
     counted(setup, signals, |load| {
         // By dirty bits where the processor sets them; elsewhere by write protection.

@@ -153,7 +153,6 @@ impl Attached {
     }
 }
 
-/// The guest with this name, or the only one.
 fn find<'g>(guests: &'g [GuestSeen], name: Option<&str>) -> Result<&'g GuestSeen> {
     let names = || guests.iter().map(|guest| guest.name.to_string()).collect::<Vec<_>>().join(", ");
     match (name, guests) {

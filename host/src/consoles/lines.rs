@@ -38,7 +38,6 @@ impl Lines {
         Self { has_colours, pending: Vec::new(), is_continued: false, last: None }
     }
 
-    /// The lines that these bytes complete, at this time.
     pub(super) fn feed(&mut self, bytes: &[u8], now: Instant) -> Vec<Row> {
         let mut rows = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {

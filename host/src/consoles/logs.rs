@@ -19,7 +19,6 @@ pub(crate) fn path(first: &Path, port: usize) -> PathBuf {
 pub(crate) struct Logs {
     /// For guests that no file names.
     directory: PathBuf,
-    /// The first console's.
     paths: BTreeMap<Name, PathBuf>,
     /// Those that have begun, or why they could not.
     open: BTreeMap<(Name, usize), Result<LogFile>>,
@@ -53,7 +52,6 @@ impl Logs {
         }
     }
 
-    /// What is missing in logs, and why.
     pub(super) fn failures(&self) -> impl Iterator<Item = String> {
         self.open.values().filter_map(|log| match log {
             Ok(log) => log.failure(),

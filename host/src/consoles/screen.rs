@@ -21,7 +21,6 @@ pub(super) struct Screen {
     columns: fn() -> Option<usize>,
     /// Columns for names.
     width: usize,
-    /// Guests, in the order in which they get colours.
     names: Vec<Name>,
 }
 
@@ -57,7 +56,6 @@ impl Screen {
         self.output.flush();
     }
 
-    /// Why some of it was not shown, if so.
     pub(super) fn failure(&self) -> Option<String> {
         self.output.failure()
     }

@@ -165,7 +165,6 @@ impl Consoles {
         self.screen.remark(seen.name, &said);
     }
 
-    /// Shows lines without end.
     fn finish(mut self) -> Seen {
         for guest in self.guests.values_mut() {
             self.screen.rows(guest.id.name, guest.lines.finish());
@@ -187,7 +186,6 @@ impl Followed {
         }
     }
 
-    /// Takes the status of the guest's command from the reports on its second console.
     fn take_reports(&mut self, bytes: &[u8], last: &mut BTreeMap<Name, Last>) {
         for report in self.reports.feed(bytes).iter().filter(|report| report["event"] == "exit") {
             let known = last.entry(self.id.name).or_insert(Last { state: self.state, status: None });

@@ -19,18 +19,15 @@ struct Demo<'a> {
     platform: Platform,
     about: String,
     names: [&'static str; 2],
-    /// The sides' names in JSON.
     cases: [String; 2],
     command: String,
     /// Makes a guest that of this side.
     guest: fn(usize, Guest) -> Guest,
-    /// Memory of the machine beyond the guest's.
     spare: u64,
     observer: fn(&DemoArgs, ProgressBar) -> Box<dyn Observer>,
     /// The metric that counts, and the name of its ratio.
     metric: &'static str,
     ratio: &'static str,
-    /// Rows of the table above and below the reasons of exits.
     rows: [&'static Rows; 2],
     /// One sentence with the result, from the metric of both sides.
     sentence: fn(&DemoArgs, f64, f64) -> String,

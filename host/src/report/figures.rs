@@ -18,7 +18,6 @@ fn figure(cell: &str) -> String {
     text.strip_suffix(".0").unwrap_or(&text).to_owned()
 }
 
-/// The figures of each row of the tables of a Markdown document.
 fn rows(text: &str) -> impl Iterator<Item = Vec<String>> {
     let lines = text.lines().filter(|line| line.starts_with("| ") && line.contains(char::is_numeric));
     lines.map(|line| line.trim_matches('|').split('|').skip(1).map(figure).collect())

@@ -67,7 +67,6 @@ struct Bar {
     target: Option<f64>,
 }
 
-/// A bar for each ratio, with its spread, and a tick at its target.
 pub(super) fn ratios(ratios: &[Ratio]) -> Result<String> {
     let bar =
         |ratio: &Ratio| Bar { label: ratio.name(), colour: QUELL, spread: ratio.ratio, target: ratio.target };
@@ -75,7 +74,6 @@ pub(super) fn ratios(ratios: &[Ratio]) -> Result<String> {
     bars(&ratios.iter().take(200).map(bar).collect::<Vec<_>>(), 1.0, (WIDTH, 300))
 }
 
-/// A bar for each way, with its spread. All are of one case, metric and unit.
 pub(super) fn ways(ways: &[(Way, Spread)]) -> Result<String> {
     let bar = |(way, spread): &(Way, Spread)| Bar {
         label: way.title(),
@@ -171,7 +169,6 @@ fn round_numbers(range: &Range<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// Draws lines, with a bar for the spread of each point.
 pub(super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String> {
     let points = || lines.iter().flat_map(|line| &line.points);
     let is_positive = |point: &(f64, Spread)| point.0 > 0.0 && point.1.min > 0.0;

@@ -153,7 +153,6 @@ fn lines(values: &BTreeMap<(Way, u32), Vec<f64>>) -> Vec<Line> {
     lines
 }
 
-/// A part of the page with plots, or nothing.
 fn section(id: &str, caption: &str, plots: &str) -> String {
     if plots.is_empty() {
         return String::new();

@@ -111,7 +111,6 @@ impl App {
         }
     }
 
-    /// Samples the counters again. `machines` are the running ones.
     pub(super) fn refresh(&mut self, machines: Vec<Found>) {
         self.names = machines.into_iter().map(|machine| machine.name).collect();
         if self.life == Life::Ended {

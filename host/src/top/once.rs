@@ -104,7 +104,6 @@ fn guests(rates: &Rates) -> String {
     table(header, rates.guests.iter().map(row)).to_string()
 }
 
-/// The rates of all counters, and those of each vCPU that are not 0.
 fn samples(rates: &Rates) -> Samples {
     const ALL: &str = "top";
     let mut samples = Samples::default();

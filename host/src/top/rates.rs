@@ -70,7 +70,6 @@ pub(crate) struct Rates {
 
 #[derive(Clone, Debug)]
 pub(crate) struct GuestRate {
-    /// The guest at the end of the interval.
     pub(crate) seen: GuestSeen,
     /// CPUs that it used in the interval, on average.
     pub(crate) cpus: f64,

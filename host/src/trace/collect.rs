@@ -140,7 +140,6 @@ mod tests {
     use super::*;
     use hostlink::trace::Event;
 
-    /// A machine whose hypervisor has two rings of four records.
     fn machine(rings: u64, records: u64) -> Arc<Ram> {
         let ram = Ram::new(16384, 0).expect("makes");
         ram.put(offset_of!(Beacon, tsc_hz) as u64, 1000);

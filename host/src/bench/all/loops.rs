@@ -32,7 +32,6 @@ const METRICS: [Metric; 10] = [
     },
 ];
 
-/// Comparisons of all of them, with their targets.
 const fn compared(quell: Way, peers: &'static [Way], targets: [f64; 10]) -> [Comparison; 10] {
     let mut all = [compare("", quell, peers, None); 10];
     let mut index = 0;

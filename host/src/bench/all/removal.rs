@@ -30,7 +30,6 @@ const KVM_PASSES: u64 = 2;
 /// Memory of the kernel around and of its monitor, apart from the guest's.
 const AROUND: u64 = 256 * MIB;
 
-/// Counts in one of the ways; each machine gets `timeout`.
 pub(super) fn count(lab: &Lab<'_>, way: Way, timeout: Duration) -> Result<(Ended, Duration)> {
     let begun = Instant::now();
     let ended = match way {

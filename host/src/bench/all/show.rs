@@ -107,7 +107,6 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
     println!("{}", table(["", "quell", "kvm", "ratio", "at most", ""], rows));
 }
 
-/// The metric, and how Quell's guest flushed if there are several ways.
 fn label(case: &Case, ratio: &Ratio) -> String {
     let way = if case.ways(false).count() > 1 { format!(", by {}", ratio.way) } else { String::new() };
     format!("{}: {}{way}", case.name, ratio.metric)
@@ -154,7 +153,6 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
     println!("{}", table(["", "quell"], rows));
 }
 
-/// Prints which of the peer's machines died, and which runs failed.
 pub(crate) fn print_failures(runs: &[Run]) {
     for way in Way::ALL.into_iter().chain(Way::ALL_ON_ARM) {
         let of_way: Vec<_> = runs.iter().filter(|run| way.is(run.subject, &run.way)).collect();

@@ -155,7 +155,6 @@ pub(super) struct Operator {
 }
 
 impl Operator {
-    /// Does what a report of the guest demands, if anything, and tells the guest.
     pub(super) fn take(&mut self, report: &Value, machine: &mut Machine) -> Result<()> {
         let Some(order) = report["event"].as_str().filter(|event| ORDERS.contains(event)) else {
             return self.check(report);

@@ -95,11 +95,9 @@ pub(crate) struct Logged {
     pub(crate) kvm: bool,
 }
 
-/// The digits of a hash that are kept to tell images apart.
 const HASH_DIGITS: usize = 16;
 
 impl Lab<'_> {
-    /// The first digits of the hashes of the hypervisor and of the guest's initial RAM disk.
     fn hashes(&self, arch: Arch) -> Result<[(&'static str, String); 2]> {
         let hypervisor = fs::read(self.hypervisor(arch)?.image()).context("cannot read the hypervisor")?;
         let initrd = self.stock(arch)?.initrd(None);

@@ -119,7 +119,6 @@ fn add(samples: &mut Samples, subject: Subject, counted: &[Counted]) {
     }
 }
 
-/// Instructions of the bare machine, Quell and KVM, for each transfer.
 fn each(samples: &Samples, case: &Case) -> [f64; 3] {
     let subjects = [Subject::Bare, Subject::Quell, Subject::Kvm];
     subjects.map(|subject| samples.median(case.name, subject, INSTRUCTIONS))
@@ -141,7 +140,6 @@ fn limits(samples: &Samples) -> Vec<Limit> {
     worked().flat_map(of_case).collect()
 }
 
-/// Adds the ratios to the samples, and prints the tables.
 fn print(samples: &mut Samples) {
     let mut rows = Vec::new();
     for case in worked() {
@@ -160,7 +158,6 @@ fn text(number: f64, decimals: usize) -> String {
     if number.is_finite() { format!("{number:.decimals$}") } else { String::new() }
 }
 
-/// Prints the exits on Quell by their reasons, for those that matter.
 fn print_exits(samples: &Samples) {
     const LEAST: f64 = 0.005;
     let rows = samples.rows();

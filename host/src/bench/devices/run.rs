@@ -95,7 +95,6 @@ fn counted(heard: &BTreeMap<String, Heard>, phases: &Phases) -> Result<Vec<Count
     Ok(others.map(|(_, counted)| without(counted, &nothing)).collect())
 }
 
-/// The counts without those of what surrounds the work.
 fn without(mut counted: Counted, nothing: &Counted) -> Counted {
     counted.instructions = (counted.instructions - nothing.instructions).max(0.0);
     for (name, count) in &mut counted.exits {

@@ -35,7 +35,6 @@ struct Case {
 }
 
 impl Case {
-    /// The run whose p99 is the median.
     fn median(&self) -> &Figures {
         &self.runs[(self.runs.len() - 1) / 2]
     }
@@ -297,7 +296,6 @@ impl Batches {
         self.begin = self.last;
     }
 
-    /// Batches since the beginning.
     pub(super) fn measured(&self) -> u64 {
         self.begin.zip(self.last).map_or(0, |((begin, _), (last, _))| last - begin)
     }
