@@ -204,15 +204,11 @@ fn names_are_found_in_rows_only_and_keep_their_prefix() {
     let row =
         "| O1 | see `qemu.md`, `is_not_one` | `memslots: a_b`, `c_d`; ✗ `e_*`; `probe: nmi`, `f-g`, `wait` |";
     let found = [
-        ("memslots", "a_b"),
-        ("memslots", "c_d"),
-        ("memslots", "e_*"),
-        ("probe", "nmi"),
-        ("probe", "f-g"),
-        ("probe", "wait"),
+        ["a_b", "c_d", "e_*"].map(|name| ("memslots", name)),
+        ["nmi", "f-g", "wait"].map(|name| ("probe", name)),
     ];
     let text = format!("`memslots: prose_only`\n{row}");
-    assert_eq!(names(&rows(&text), ""), found);
+    assert_eq!(names(&rows(&text), ""), found.concat());
     let paragraph = rows("Held by: `hypervisor: u1_a`,\n`u1_b`.\n\n`hypervisor: u1_c`");
     assert_eq!(names(&paragraph, ""), [("hypervisor", "u1_a"), ("hypervisor", "u1_b")]);
     assert_eq!(names(&rows("| `h_i`, `wait`, `crate::a_b` |"), "tlfs"), [("tlfs", "h_i")]);

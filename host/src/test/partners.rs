@@ -107,19 +107,12 @@ fn an_order_without_a_partner_is_found() {
     assert_eq!(nameless("fn a() {\n    b.load(Ordering::AcqRel); // c\n}\n"), 1);
     assert_eq!(nameless("fn a() {\n    b.load(Acquire); // Pairs with `c`.\n}\n"), 0);
     assert_eq!(nameless("fn a() {\n    // Its partner is `c`.\n    b\n        .load(Acquire);\n}\n"), 0);
-    assert_eq!(
-        nameless("// Pairs with `c`.\nfn a() {\n    d();\n    e();\n    b.load(Acquire);\n}\n"),
-        1,
-        "too far"
-    );
-    assert_eq!(
-        nameless("/// Pairs with `c`.\n#[inline]\nfn a() {\n    d();\n    e();\n    b.load(Acquire);\n}\n"),
-        0
-    );
-    assert_eq!(
-        nameless("/// Pairs with `c`.\nfn a() {}\n\nfn d() {\n    e();\n    f();\n    b.load(Acquire);\n}\n"),
-        1
-    );
+    let far = "// Pairs with `c`.\nfn a() {\n    d();\n    e();\n    b.load(Acquire);\n}\n";
+    assert_eq!(nameless(far), 1, "too far");
+    let near = "/// Pairs with `c`.\n#[inline]\nfn a() {\n    d();\n    e();\n    b.load(Acquire);\n}\n";
+    assert_eq!(nameless(near), 0);
+    let other = "/// Pairs with `c`.\nfn a() {}\n\nfn d() {\n    e();\n    f();\n    b.load(Acquire);\n}\n";
+    assert_eq!(nameless(other), 1);
     assert_eq!(nameless("let pairs_with = \"pairs with \"; b.load(SeqCst);\n"), 1, "not a comment");
     assert_eq!(nameless("use a::{\n    Acquire,\n};\nfn b() -> Released { c.load(Relaxed) }\n"), 0);
     let ends = "#[cfg(test)]\nmod tests {\n    fn a() { b.load(Acquire) }\n}\nc.store(1, Release);\n";
