@@ -16,7 +16,6 @@ pub struct NoAddress;
 
 impl Address {
     /// The address of a function. `None` if `device` is above 31 or `function` above 7.
-    #[must_use]
     pub const fn new(bus: u8, device: u8, function: u8) -> Option<Self> {
         if device > 31 || function > 7 {
             return None;
@@ -25,46 +24,39 @@ impl Address {
     }
 
     /// The function with this id.
-    #[must_use]
     pub const fn from_id(id: u16) -> Self {
         Self(id)
     }
 
     /// The 16 bits by which requests name the function (PCIe, 2.2.6.2, requester id): the device id
     /// of AMD-Vi, and, with most firmware, the stream id of an SMMU.
-    #[must_use]
     pub const fn id(self) -> u16 {
         self.0
     }
 
     /// Where a register is in configuration space in memory, which has `len` bytes (PCIe, 7.2.2);
     /// `None` if it is beyond. A register has 4 bytes: what is between two is the first one's.
-    #[must_use]
     pub const fn offset(self, register: u16, len: u64) -> Option<u64> {
         let at = (self.0 as u64) << 12 | (register & 0xffc) as u64;
         if at + 4 <= len { Some(at) } else { None }
     }
 
     /// Number of the bus.
-    #[must_use]
     pub const fn bus(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
     /// Number of the device on its bus, 31 at most.
-    #[must_use]
     pub const fn device(self) -> u8 {
         (self.0 >> 3 & 31) as u8
     }
 
     /// Number of the function in its device, 7 at most.
-    #[must_use]
     pub const fn function(self) -> u8 {
         (self.0 & 7) as u8
     }
 
     /// Whether both are functions of one device.
-    #[must_use]
     pub const fn is_same_device(self, other: Self) -> bool {
         self.0 >> 3 == other.0 >> 3
     }

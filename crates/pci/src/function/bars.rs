@@ -23,13 +23,11 @@ pub struct Decoded {
 
 impl Decoded {
     /// The guest physical addresses.
-    #[must_use]
     pub const fn range(&self) -> Range<u64> {
         self.address..self.address + self.len
     }
 
     /// Whether the memory consists of whole pages, so that the caller may map it.
-    #[must_use]
     pub const fn is_mappable(&self) -> bool {
         self.real_len == self.len
     }

@@ -65,7 +65,6 @@ pub struct Windows {
 
 impl Windows {
     /// Whether `len` bytes at `address` are in one of the windows.
-    #[must_use]
     pub fn contain(&self, address: u64, len: u64) -> bool {
         [&self.low, &self.high]
             .into_iter()
@@ -116,14 +115,12 @@ pub struct Function {
 impl Function {
     /// The function in the state after power-on: nothing is decoded, all BARs are 0, no interrupt
     /// is enabled. MSI-X is hidden if the real table is not where it can be ([`Table::new`]).
-    #[must_use]
     pub fn new(physical: &Physical, windows: Windows) -> Self {
         Self::with(physical, windows, true)
     }
 
     /// The same without MSI and MSI-X, for guests that are interrupted by pins only. The table's
     /// pages are still to be trapped.
-    #[must_use]
     pub fn without_messages(physical: &Physical, windows: Windows) -> Self {
         Self::with(physical, windows, false)
     }
@@ -174,7 +171,6 @@ impl Function {
     }
 
     /// Bytes of the guest's memory that a BAR takes; `None` if there is no such BAR.
-    #[must_use]
     pub fn bar_len(&self, bar: u8) -> Option<u64> {
         self.bars.len(bar.into())
     }
@@ -207,7 +203,6 @@ impl Function {
     /// Whether the guest is resetting it. The caller resets the real function, which must do
     /// nothing meanwhile, and calls [`end_reset`](Self::end_reset). It need not be quick: the guest
     /// looks until the function answers.
-    #[must_use]
     pub const fn is_resetting(&self) -> bool {
         self.is_resetting
     }
@@ -218,7 +213,6 @@ impl Function {
     }
 
     /// Reads a double word of configuration space by its index (byte offset / 4).
-    #[must_use]
     pub fn read(&self, index: u16) -> u32 {
         if self.is_resetting {
             return u32::MAX;
@@ -290,7 +284,6 @@ impl Function {
     ///
     /// `None` if memory is not decoded, or the BAR is outside of the windows, overlaps another one
     /// of the function, or does not exist.
-    #[must_use]
     pub fn bars(&self) -> [Option<Decoded>; BAR_COUNT] {
         if !self.has(CommandRegister::MEMORY_ENABLE) {
             return [None; BAR_COUNT];
@@ -299,7 +292,6 @@ impl Function {
     }
 
     /// Whether the function may do DMA, which includes sending messages.
-    #[must_use]
     pub const fn is_bus_master(&self) -> bool {
         self.has(CommandRegister::BUS_MASTER_ENABLE)
     }
@@ -310,7 +302,6 @@ impl Function {
 
     /// By what the function interrupts. If the guest enabled both MSI and MSI-X, which it must not
     /// (PCI, 6.8), it is MSI-X.
-    #[must_use]
     pub const fn interrupts(&self) -> Interrupts {
         if self.msix_control & MSIX_ENABLE != 0 {
             return Interrupts::Msix;
@@ -323,7 +314,6 @@ impl Function {
     }
 
     /// Number of vectors: those of MSI-X if it has that, one if it has MSI only, or none.
-    #[must_use]
     pub fn vector_count(&self) -> u16 {
         match (&self.table, &self.msi) {
             (Some(table), _) => table.vector_count(),
@@ -336,7 +326,6 @@ impl Function {
     /// depend on [`is_bus_master`](Self::is_bus_master).
     ///
     /// MSI is vector 0.
-    #[must_use]
     pub fn vector(&self, vector: u16) -> Option<Message> {
         match self.interrupts() {
             Interrupts::Msix if self.msix_control & MSIX_MASK == 0 => self.table.as_ref()?.message(vector),
@@ -347,13 +336,11 @@ impl Function {
 
     /// Pages of BARs that must be trapped: [`Table::pages`]. They do not depend on what the guest
     /// does.
-    #[must_use]
     pub fn trapped(&self) -> ArrayVec<Pages, 2> {
         self.table.as_ref().map(Table::pages).unwrap_or_default()
     }
 
     /// A read of 1 to 8 bytes in trapped pages of a BAR: [`Table::read`].
-    #[must_use]
     pub fn trapped_read(&self, bar: u8, offset: u64, size: u8) -> Read {
         self.table.as_ref().map_or(Read::Elsewhere, |table| table.read(bar, offset, size))
     }

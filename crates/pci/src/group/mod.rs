@@ -44,7 +44,6 @@ const DEPTH_MAX: usize = 256;
 
 impl Acs {
     /// Whether it isolates: of the services that do, all that it has are enabled.
-    #[must_use]
     pub const fn isolates(self) -> bool {
         let wanted = self.capability & ISOLATING;
         self.control & wanted == wanted
@@ -53,7 +52,6 @@ impl Acs {
 
 /// Whether the function prevents requests that the IOMMU does not see: a port between functions
 /// behind it, a function to others of its device.
-#[must_use]
 pub fn isolates(node: &Node) -> bool {
     match node.port {
         Some(Port::Upstream) if !node.identity.is_multi_function => true,
@@ -137,7 +135,6 @@ pub fn partners(nodes: &[Node], address: Address) -> impl Iterator<Item = &Node>
 /// 2.3). A conventional bridge takes requests over under the id of its function. The caller gives
 /// all of these ids the same translations. Firmware may name further ones (aliases in the IVRS of
 /// AMD-Vi): [`join`].
-#[must_use]
 pub fn requester_ids(nodes: &[Node], address: Address) -> ArrayVec<u16, REQUESTERS_MAX> {
     let mut ids = ArrayVec::new();
     ids.push(address.id());
@@ -157,7 +154,6 @@ pub fn requester_ids(nodes: &[Node], address: Address) -> ArrayVec<u16, REQUESTE
 }
 
 /// The node of the function at `address`.
-#[must_use]
 pub fn find(nodes: &[Node], address: Address) -> Option<&Node> {
     nodes.iter().find(|node| node.address == address)
 }

@@ -118,7 +118,6 @@ pub struct Table {
 impl Table {
     /// The table of a function after reset. `None` if table or pending bits are not in BARs of
     /// memory, or are at the same place: such a function has no usable MSI-X.
-    #[must_use]
     pub fn new(msix: &Msix, bars: &[Option<Bar>]) -> Option<Self> {
         let count = u64::from(msix.vectors);
         let table = Area::new(msix.table, count * ENTRY_LEN);
@@ -132,7 +131,6 @@ impl Table {
     }
 
     /// Number of vectors.
-    #[must_use]
     pub fn vector_count(&self) -> u16 {
         self.entries.len() as u16
     }
@@ -143,14 +141,12 @@ impl Table {
     }
 
     /// The message of a vector; `None` if it is masked, or does not exist.
-    #[must_use]
     pub fn message(&self, vector: u16) -> Option<Message> {
         self.entries.get(usize::from(vector)).filter(|entry| !entry.is_masked).map(|entry| entry.message)
     }
 
     /// The pages that must be trapped, at most two ranges, which do not overlap. They end at a
     /// multiple of a page, also if the BAR ends before.
-    #[must_use]
     pub fn pages(&self) -> ArrayVec<Pages, 2> {
         let (one, other) = (self.table.pages(), self.pending.pages());
         let touch = one.offsets.start <= other.offsets.end && other.offsets.start <= one.offsets.end;
@@ -169,7 +165,6 @@ impl Table {
     ///
     /// Table and pending bits answer reads of 4 and 8 bytes that are aligned (PCI, 6.8.2). Others
     /// return all ones. So do reads that are partly elsewhere.
-    #[must_use]
     pub fn read(&self, bar: u8, offset: u64, size: u8) -> Read {
         let Some((is_table, is_valid)) = self.touched(bar, offset, size) else { return Read::Elsewhere };
         match (is_valid, is_table) {
@@ -244,7 +239,6 @@ const fn words(message: Message, is_masked: bool) -> [u32; 4] {
 ///
 /// A function may read an entry at any time that is not masked (PCI, 6.8.3.5), so a change takes
 /// three steps: write `MASKED` to the last double word, write the first three, write the last.
-#[must_use]
 pub const fn entry(message: Option<Message>) -> [u32; 4] {
     match message {
         Some(message) => words(message, false),
@@ -254,7 +248,6 @@ pub const fn entry(message: Option<Message>) -> [u32; 4] {
 
 /// Offset of a vector's entry in the BAR that holds the real table; `None` if it has no such
 /// vector.
-#[must_use]
 pub fn entry_offset(msix: &Msix, vector: u16) -> Option<u64> {
     (vector < msix.vectors).then(|| u64::from(msix.table.offset) + u64::from(vector) * ENTRY_LEN)
 }

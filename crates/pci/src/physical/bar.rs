@@ -29,7 +29,6 @@ pub struct Bar {
 
 impl Bar {
     /// Whether it is memory.
-    #[must_use]
     pub const fn is_memory(&self) -> bool {
         !matches!(self.kind, BarKind::Io)
     }

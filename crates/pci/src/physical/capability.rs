@@ -40,7 +40,6 @@ pub struct Msi {
 
 impl Msi {
     /// Length of the capability in bytes, rounded up to double words.
-    #[must_use]
     pub const fn capability_len(&self) -> u16 {
         12 + if self.is_64_bit { 4 } else { 0 } + if self.has_masks { 8 } else { 0 }
     }
@@ -107,7 +106,6 @@ impl Port {
     }
 
     /// Whether a link with one device is behind it.
-    #[must_use]
     pub const fn is_downstream(self) -> bool {
         matches!(self, Self::Root | Self::Downstream)
     }
@@ -203,7 +201,6 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Reads the capabilities of a function or a bridge.
-    #[must_use]
     pub fn read(space: &impl ConfigSpace, address: Address) -> Self {
         let mut found = Self::default();
         if space.read(address, register::COMMAND) & HAS_CAPABILITIES == 0 {

@@ -43,7 +43,6 @@ impl Identity {
     ///
     /// A vendor of all ones is none (PCI, 6.1). So is a vendor of 1, by which a root port says that
     /// the device is not ready (PCIe, 2.3.2).
-    #[must_use]
     pub fn read(space: &impl ConfigSpace, address: Address) -> Option<Self> {
         let id = space.read(address, register::ID);
         if !is_ready(id) {
@@ -73,20 +72,17 @@ impl Identity {
     }
 
     /// Vendor and device, as the first double word of configuration space has them.
-    #[must_use]
     pub const fn id(&self) -> u32 {
         self.vendor as u32 | (self.device as u32) << 16
     }
 
     /// Whether it is a bridge of any kind: by its header, or a host or ISA bridge by its class.
-    #[must_use]
     pub fn is_bridge(&self) -> bool {
         const BRIDGE: u32 = 6;
         self.header == Header::Bridge || self.class >> 16 == BRIDGE
     }
 
     /// The kind of the function, for people: "nvme", "virtio-net", "bridge".
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         if self.vendor == VIRTIO && (0x1000..0x1080).contains(&self.device) {
             return self.virtio();

@@ -117,7 +117,6 @@ impl Window {
 ///
 /// `nodes` are those of a whole [`walk`](crate::physical::walk()). The methods are tried in the
 /// order in which they are declared.
-#[must_use]
 pub fn method(physical: &Physical, nodes: &[Node]) -> Option<Method> {
     let capabilities = &physical.capabilities;
     if let Some(express) = capabilities.express.filter(|express| express.has_flr) {
@@ -142,7 +141,6 @@ fn by_bus(physical: &Physical, nodes: &[Node]) -> Option<Method> {
 
 /// What the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
 pub enum Step {
     /// Step again, not before this time in microseconds.
     NotBefore(u64),
@@ -182,7 +180,6 @@ pub struct Reset {
 impl Reset {
     /// A reset of a function by a [`method`] for it. Reads what the function forgets, so it must
     /// answer, and writes nothing before the first step.
-    #[must_use]
     pub fn new(space: &impl ConfigSpace, physical: &Physical, method: Method) -> Self {
         Self {
             address: physical.address,
