@@ -42,12 +42,12 @@ fn argument<W: Word>(words: &mut SplitAsciiWhitespace<'_>, what: &'static str) -
     W::read(words.next().ok_or(RequestError::Missing(what))?).ok_or(RequestError::Bad(what))
 }
 
-/// The requests. A row has the command, the variant, and for each argument its name, its type, its
-/// format and the expected value.
+/// The requests. A row has the command, the variant, and the guest that it is about, or for each
+/// argument its name, its type, its format and the expected value.
 macro_rules! requests {
     ($(
         $(#[$about:meta])*
-        $command:literal $Variant:ident $({
+        $command:literal $Variant:ident $(of $guest:ident)? $({
             $($(#[$argument_about:meta])* $argument:ident: $Type:ty = $format:literal $what:expr,)+
         })?
     )+) => {
@@ -56,14 +56,19 @@ macro_rules! requests {
         pub enum Request {
             $(
                 $(#[$about])*
-                $Variant $({ $($(#[$argument_about])* $argument: $Type,)+ })?,
+                $Variant $({
+                    /// The guest.
+                    $guest: Name,
+                })? $({ $($(#[$argument_about])* $argument: $Type,)+ })?,
             )+
         }
 
         impl Request {
             fn parse_command(words: &mut SplitAsciiWhitespace<'_>) -> Result<Self, RequestError> {
                 Ok(match words.next().ok_or(RequestError::Missing("the request"))? {
-                    $($command => Self::$Variant $({ $($argument: argument(words, $what)?,)+ })?,)+
+                    $($command => Self::$Variant
+                        $({ $guest: argument(words, Name::EXPECTED)? })?
+                        $({ $($argument: argument(words, $what)?,)+ })?,)+
                     _ => return Err(RequestError::UnknownCommand),
                 })
             }
@@ -74,8 +79,9 @@ macro_rules! requests {
             /// number.
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
-                    $(Self::$Variant $({ $($argument,)+ })? => {
+                    $(Self::$Variant $({ $guest })? $({ $($argument,)+ })? => {
                         f.write_str($command)?;
+                        $(write!(f, " {}", $guest)?;)?
                         $($(write!(f, concat!(" ", $format), $argument)?;)+)?
                     })+
                 }
@@ -152,41 +158,20 @@ requests! {
     /// a [`record::Guest`](super::record::Guest).
     "guests" Guests
     /// `guest-create GUEST`: creates a guest and loads its kernel; no vCPU runs.
-    "guest-create" Create {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-create" Create of guest
     /// `guest-start GUEST`: lets a guest run that has been created, or that has ended; the latter
     /// is loaded again before.
-    "guest-start" Start {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-start" Start of guest
     /// `guest-pause GUEST`: stops all vCPUs of a guest.
-    "guest-pause" Pause {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-pause" Pause of guest
     /// `guest-resume GUEST`: lets a guest go on that was paused.
-    "guest-resume" Resume {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-resume" Resume of guest
     /// `guest-wake GUEST`: wakes a guest that sleeps, as its sleep button would.
-    "guest-wake" Wake {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-wake" Wake of guest
     /// `guest-reset GUEST`: restarts a guest that runs, as its own reset does.
-    "guest-reset" Reset {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-reset" Reset of guest
     /// `guest-destroy GUEST`: ends a guest, whatever it does, and frees all that it has.
-    "guest-destroy" Destroy {
-        /// The guest.
-        guest: Name = "{}" Name::EXPECTED,
-    }
+    "guest-destroy" Destroy of guest
     /// `memory`: how much is free, as a [`record::Memory`](super::record::Memory).
     "memory" Memory
     /// `stats`: the counters, summed over the vCPUs, each as `NAME=VALUE`.
