@@ -185,7 +185,7 @@ pub(crate) struct TestArgs {
     /// Run each test that boots machines this often
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
-    /// Tests to run at one time [default: one more than there are CPUs, at most 4]
+    /// Tests to run at one time [default: the number of CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub(crate) jobs: Option<usize>,
 }

@@ -127,10 +127,10 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     Ok(verdict(total, signals))
 }
 
-/// The default number of concurrent tests: one more than there are CPUs, since many a machine waits
-/// for its disk or for time to pass, up to a number at which machines do not strain memory.
+/// The default number of concurrent tests: as many as there are CPUs, up to a number at which
+/// machines of two CPUs each do not strain memory. A third on two CPUs gains nothing: none is idle.
 fn jobs() -> usize {
-    thread::available_parallelism().map_or(1, |cpus| cpus.get() + 1).min(JOBS_MAX)
+    thread::available_parallelism().map_or(1, usize::from).min(JOBS_MAX)
 }
 
 /// Tests that remain to be run, shared by several lanes.

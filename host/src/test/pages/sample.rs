@@ -87,11 +87,15 @@ fn results() -> Value {
     for (subject, way, factor) in ways {
         for vcpus in [2.0, 8.0, 16.0] {
             let case = format!("thrash-{vcpus}:2");
-            setups.push(json!({"case": case, "subject": subject, "way": way, "guest": format!("{vcpus} vCPUs, 512 MiB")}));
+            setups.push(json!({
+                "case": case, "subject": subject, "way": way, "machine": "2 CPUs", "cmdline": "quiet",
+                "guest": format!("{vcpus} vCPUs, 512 MiB"),
+            }));
             for (round, noise) in [(1, 1.0), (2, 1.1), (3, 0.95)] {
                 let value = |metric: &str, unit: &str, value: f64| json!({"metric": metric, "unit": unit, "value": value * noise});
                 runs.push(json!({
                     "case": case, "subject": subject, "way": way, "round": round,
+                    "at": "", "wall": 1.0, "deaths": [],
                     "values": [value("real", "s", factor * vcpus / 8.0), value("userspace", "s", factor + vcpus)],
                 }));
             }
@@ -99,6 +103,7 @@ fn results() -> Value {
         let delete = |size: &str, ms: f64| json!({"metric": format!("delete-{size}"), "unit": "ms", "value": ms * factor});
         runs.push(json!({
             "case": "slots", "subject": subject, "way": way, "round": 1,
+            "at": "", "wall": 1.0, "deaths": [],
             "values": [delete("256M", 1.0), delete("1G", 3.5), delete("2G", 8.0)],
         }));
     }
@@ -106,4 +111,10 @@ fn results() -> Value {
         "bench": "all", "machine": {"cpu": "an emulated one"}, "versions": {"quell": "0.1.0"},
         "ratios": ratios, "runs": runs, "setups": setups,
     })
+}
+
+#[test]
+fn the_sample_is_what_the_report_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    sample(directory.path()).unwrap();
 }
