@@ -62,7 +62,7 @@ pub(crate) enum CtlCommand {
         rounds: u16,
         /// How the hypervisor notices stores
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
-        way: Way,
+        way: LogWayArgument,
     },
     /// Create, start, pause, resume, wake, reset or destroy a guest of a machine file, while others
     /// run
@@ -122,7 +122,7 @@ pub(crate) enum LogCommand {
         slot: u16,
         /// How the hypervisor notices stores
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
-        way: Way,
+        way: LogWayArgument,
     },
     /// Show the pages written since the last fetch, and clear them
     Fetch(OfSlot),
@@ -132,18 +132,18 @@ pub(crate) enum LogCommand {
 
 /// [`LogWay`] on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Way {
+pub(crate) enum LogWayArgument {
     /// By the dirty bits of the nested page tables: no exits
     DirtyBits,
     /// By write faults: an exit for the first store to each page
     WriteProtection,
 }
 
-impl From<Way> for LogWay {
-    fn from(way: Way) -> Self {
+impl From<LogWayArgument> for LogWay {
+    fn from(way: LogWayArgument) -> Self {
         match way {
-            Way::DirtyBits => Self::DirtyBits,
-            Way::WriteProtection => Self::WriteProtection,
+            LogWayArgument::DirtyBits => Self::DirtyBits,
+            LogWayArgument::WriteProtection => Self::WriteProtection,
         }
     }
 }

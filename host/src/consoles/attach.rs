@@ -170,17 +170,18 @@ fn find<'g>(guests: &'g [GuestSeen], name: Option<&str>) -> Result<&'g GuestSeen
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::guests::made::{BEACON, Made};
+    use crate::machine::guests::made::{BEACON, MockGuests};
 
-    fn guests(made: &Made) -> Vec<GuestSeen> {
+    fn guests(made: &MockGuests) -> Vec<GuestSeen> {
         let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
         entries.guests(&made.ram).expect("reads")
     }
 
     #[test]
     fn a_guest_is_found_by_its_name_or_as_the_only_one() {
-        let made = Made::new(2);
-        let refused = |made: &Made, name| find(&guests(made), name).expect_err("is refused").to_string();
+        let made = MockGuests::new(2);
+        let refused =
+            |made: &MockGuests, name| find(&guests(made), name).expect_err("is refused").to_string();
         assert_eq!(refused(&made, None), "the machine has no guest");
         made.fill(0, "web", GuestState::Running);
         assert_eq!(find(&guests(&made), None).expect("is the only one").name.as_str(), "web");
@@ -192,7 +193,7 @@ mod tests {
 
     #[test]
     fn what_the_ring_has_is_passed_on_with_what_it_has_lost() {
-        let made = Made::new(1);
+        let made = MockGuests::new(1);
         made.fill(0, "web", GuestState::Running);
         made.write(0, 0, &[b'x'; 70]);
         made.write(0, 0, b"\x1b[2Jend");
@@ -201,7 +202,7 @@ mod tests {
         let follower = Follower::new(guest.consoles[0].expect("has one"));
         let directory = tempfile::tempdir().expect("makes");
         let machine = Found::made_up("1", directory.path());
-        let Made { ram } = made;
+        let MockGuests { ram } = made;
         let mut attached = Attached { machine, ram, entries, port: 0, guest, follower };
         let mut shown = Vec::new();
         attached.pass(&mut shown).expect("writes");

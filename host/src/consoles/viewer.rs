@@ -201,7 +201,7 @@ const _: () = assert!(PERIOD.as_millis() < QUIET.as_millis());
 mod tests {
     use super::super::screen::made::Paper;
     use super::*;
-    use crate::machine::guests::made::{BEACON, Made};
+    use crate::machine::guests::made::{BEACON, MockGuests};
 
     fn consoles(look: Look, directory: &std::path::Path) -> (Consoles, Paper) {
         let names = ["web", "db"].map(|name| Name::parse(name).expect("is one"));
@@ -217,7 +217,7 @@ mod tests {
         let begin = Instant::now();
         let empty = Ram::new(0x4000, 0).expect("makes");
         all.look(&empty, BEACON, begin).expect("is not filled in");
-        let made = Made::new(2);
+        let made = MockGuests::new(2);
         let mut look = |ms| all.look(&made.ram, BEACON, begin + Duration::from_millis(ms)).expect("reads");
         look(0);
         made.fill(0, "web", GuestState::Running);
@@ -251,7 +251,7 @@ mod tests {
     fn another_guest_in_an_entry_is_followed_from_its_beginning() {
         let directory = tempfile::tempdir().expect("makes");
         let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
-        let made = Made::new(1);
+        let made = MockGuests::new(1);
         made.fill(0, "web", GuestState::Running);
         made.write(0, 0, b"one");
         all.look(&made.ram, BEACON, Instant::now()).expect("reads");
@@ -272,7 +272,7 @@ mod tests {
     fn what_came_too_fast_is_said() {
         let directory = tempfile::tempdir().expect("makes");
         let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
-        let made = Made::new(1);
+        let made = MockGuests::new(1);
         made.fill(0, "web", GuestState::Running);
         made.write(0, 0, &[b'x'; 200]);
         made.write(0, 0, b"\nend\n");
@@ -289,7 +289,7 @@ mod tests {
     fn the_only_guests_console_is_shown_as_it_is() {
         let directory = tempfile::tempdir().expect("makes");
         let (mut all, paper) = consoles(Look::Raw, directory.path());
-        let made = Made::new(1);
+        let made = MockGuests::new(1);
         made.fill(0, "web", GuestState::Running);
         made.write(0, 0, b"\x1b[2J# ");
         all.look(&made.ram, BEACON, Instant::now()).expect("reads");

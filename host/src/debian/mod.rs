@@ -18,7 +18,7 @@ mod tree;
 
 /// The output of `--json`.
 #[derive(Debug, Serialize)]
-struct Made<'a> {
+struct DiskMade<'a> {
     path: &'a Path,
     bytes: u64,
     /// What the file takes of this system's disk.
@@ -49,7 +49,7 @@ pub(crate) fn image(args: &ImageDebianArgs, signals: &Signals) -> Result<u8> {
     let (bytes, bytes_used) = (metadata.len(), metadata.blocks() * 512);
     let seconds = started.elapsed().as_secs_f64();
     if args.json {
-        let made = Made { path: &path, bytes, bytes_used, kernel: &disk.stamp.kernel, made, seconds };
+        let made = DiskMade { path: &path, bytes, bytes_used, kernel: &disk.stamp.kernel, made, seconds };
         println!("{}", serde_json::to_string_pretty(&made)?);
     } else {
         let state = if made { format!("made in {seconds:.0} s") } else { "current".to_owned() };

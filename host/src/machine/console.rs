@@ -13,7 +13,7 @@ use crate::prelude::*;
 use std::io::Read;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Piece {
+pub(crate) enum ConsolePiece {
     Console(Vec<u8>),
     /// A report, and the length of its line in bytes.
     Report(Value, usize),
@@ -28,7 +28,7 @@ pub(crate) struct Splitter {
 
 impl Splitter {
     /// The pieces that these bytes, which follow the previous ones, complete.
-    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<Piece> {
+    pub(crate) fn feed(&mut self, bytes: &[u8]) -> Vec<ConsolePiece> {
         let mut pieces = Vec::new();
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             let is_end = part.ends_with(b"\n");
@@ -52,8 +52,8 @@ impl Splitter {
         pieces
     }
 
-    pub(crate) fn finish(self) -> Option<Piece> {
-        (!self.held.is_empty()).then_some(Piece::Console(self.held))
+    pub(crate) fn finish(self) -> Option<ConsolePiece> {
+        (!self.held.is_empty()).then_some(ConsolePiece::Console(self.held))
     }
 }
 
@@ -61,18 +61,18 @@ fn may_be_report(begun: &[u8]) -> bool {
     begun.first().is_none_or(|byte| *byte == b'{')
 }
 
-fn pass(pieces: &mut Vec<Piece>, line: Vec<u8>) {
+fn pass(pieces: &mut Vec<ConsolePiece>, line: Vec<u8>) {
     match report(&line) {
-        Some(report) => pieces.push(Piece::Report(report, line.len())),
+        Some(report) => pieces.push(ConsolePiece::Report(report, line.len())),
         None => show(pieces, &line),
     }
 }
 
 /// Adds console output, to the last piece if that is console output.
-fn show(pieces: &mut Vec<Piece>, bytes: &[u8]) {
+fn show(pieces: &mut Vec<ConsolePiece>, bytes: &[u8]) {
     match pieces.last_mut() {
-        Some(Piece::Console(shown)) => shown.extend_from_slice(bytes),
-        _ => pieces.push(Piece::Console(bytes.to_vec())),
+        Some(ConsolePiece::Console(shown)) => shown.extend_from_slice(bytes),
+        _ => pieces.push(ConsolePiece::Console(bytes.to_vec())),
     }
 }
 
@@ -92,8 +92,8 @@ pub(super) fn read(mut source: impl Read, mut take: impl FnMut(&[u8])) {
 pub(super) fn read_split(source: impl Read, mut take: impl FnMut(&[u8]), reports: &Reports) {
     let mut splitter = Splitter::default();
     let mut pass = |piece| match piece {
-        Piece::Console(bytes) => take(&bytes),
-        Piece::Report(report, bytes) => reports.add(report, bytes),
+        ConsolePiece::Console(bytes) => take(&bytes),
+        ConsolePiece::Report(report, bytes) => reports.add(report, bytes),
     };
     read(source, |bytes| splitter.feed(bytes).into_iter().for_each(&mut pass));
     splitter.finish().into_iter().for_each(pass);
@@ -117,13 +117,13 @@ pub(super) fn lines_with(text: &str, bytes: &[u8], from: usize) -> Vec<(String, 
 mod tests {
     use super::*;
 
-    fn split(parts: &[&[u8]]) -> Vec<Piece> {
+    fn split(parts: &[&[u8]]) -> Vec<ConsolePiece> {
         let mut splitter = Splitter::default();
-        let mut all: Vec<Piece> = Vec::new();
+        let mut all: Vec<ConsolePiece> = Vec::new();
         let pieces: Vec<_> = parts.iter().flat_map(|part| splitter.feed(part)).collect();
         for piece in pieces.into_iter().chain(splitter.finish()) {
             match piece {
-                Piece::Console(bytes) => show(&mut all, &bytes),
+                ConsolePiece::Console(bytes) => show(&mut all, &bytes),
                 other => all.push(other),
             }
         }
@@ -145,9 +145,9 @@ mod tests {
     #[test]
     fn reports_are_told_apart_however_the_bytes_arrive() {
         let expected = [
-            Piece::Console(b"boot\r\n".to_vec()),
-            Piece::Report(json!({"event": "boot"}), 18),
-            Piece::Console(b"quell: a line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ".to_vec()),
+            ConsolePiece::Console(b"boot\r\n".to_vec()),
+            ConsolePiece::Report(json!({"event": "boot"}), 18),
+            ConsolePiece::Console(b"quell: a line\r\n{no json}\n# quell: x\n{\"a\":1} b\n# ".to_vec()),
         ];
         assert_eq!(split(&[TEXT]), expected);
         for size in 1..TEXT.len() {
@@ -159,17 +159,17 @@ mod tests {
     #[test]
     fn a_prompt_is_shown_at_once() {
         let mut splitter = Splitter::default();
-        assert_eq!(splitter.feed(b"\n# "), [Piece::Console(b"\n# ".to_vec())]);
-        assert_eq!(splitter.feed(b"q"), [Piece::Console(b"q".to_vec())]);
-        assert_eq!(splitter.feed(b"\nqu"), [Piece::Console(b"\nqu".to_vec())]);
+        assert_eq!(splitter.feed(b"\n# "), [ConsolePiece::Console(b"\n# ".to_vec())]);
+        assert_eq!(splitter.feed(b"q"), [ConsolePiece::Console(b"q".to_vec())]);
+        assert_eq!(splitter.feed(b"\nqu"), [ConsolePiece::Console(b"\nqu".to_vec())]);
     }
 
     #[test]
     fn what_is_held_back_is_neither_lost_nor_without_bound() {
-        assert_eq!(split(&[b"{\"a\":"]), [Piece::Console(b"{\"a\":".to_vec())]);
+        assert_eq!(split(&[b"{\"a\":"]), [ConsolePiece::Console(b"{\"a\":".to_vec())]);
         let mut splitter = Splitter::default();
         assert_eq!(splitter.feed(&vec![b'{'; LINE_MAX]), []);
-        assert_eq!(splitter.feed(b"{"), [Piece::Console(vec![b'{'; LINE_MAX + 1])]);
-        assert_eq!(splitter.feed(b"\n{\"b\":2}\n").last(), Some(&Piece::Report(json!({"b": 2}), 8)));
+        assert_eq!(splitter.feed(b"{"), [ConsolePiece::Console(vec![b'{'; LINE_MAX + 1])]);
+        assert_eq!(splitter.feed(b"\n{\"b\":2}\n").last(), Some(&ConsolePiece::Report(json!({"b": 2}), 8)));
     }
 }

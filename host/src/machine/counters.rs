@@ -264,9 +264,9 @@ mod tests {
 
     #[test]
     fn several_guests_have_rows_of_their_own() {
-        use crate::machine::guests::made::{self, Made};
+        use crate::machine::guests::made::{self, MockGuests};
         use hostlink::guests::GuestState;
-        let made = Made::new(2);
+        let made = MockGuests::new(2);
         assert!(Snapshot::read(&made.ram, made::BEACON).is_err(), "it has no columns");
         made.count_columns();
         let read = || Snapshot::read(&made.ram, made::BEACON).expect("reads").expect("is filled in");

@@ -3,7 +3,7 @@
 
 use super::escape;
 use super::results::Ratio;
-use super::runs::{Way, short};
+use super::runs::{ShownWay, short};
 use crate::prelude::*;
 use plotters::prelude::*;
 
@@ -27,7 +27,7 @@ const COLOURS: [(&str, &str); 8] = [
     ("#010108", "var(--kvm-paravirtual)"),
 ];
 
-fn colour_of(way: &Way) -> RGBColor {
+fn colour_of(way: &ShownWay) -> RGBColor {
     match (way.subject, way.flushes.as_str()) {
         (Subject::Quell, "ipi") => QUELL_IPI,
         (Subject::Quell, _) => QUELL,
@@ -74,8 +74,8 @@ pub(super) fn ratios(ratios: &[Ratio]) -> Result<String> {
     bars(&ratios.iter().take(200).map(bar).collect::<Vec<_>>(), 1.0, (WIDTH, 300))
 }
 
-pub(super) fn ways(ways: &[(Way, Spread)]) -> Result<String> {
-    let bar = |(way, spread): &(Way, Spread)| Bar {
+pub(super) fn ways(ways: &[(ShownWay, Spread)]) -> Result<String> {
+    let bar = |(way, spread): &(ShownWay, Spread)| Bar {
         label: way.title(),
         colour: colour_of(way),
         spread: *spread,
@@ -141,7 +141,7 @@ const HEIGHT: u32 = 360;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Line {
-    pub(super) way: Way,
+    pub(super) way: ShownWay,
     pub(super) points: Vec<(f64, Spread)>,
 }
 
@@ -247,7 +247,7 @@ mod tests {
 
     fn line(subject: Subject, flushes: &str, points: &[(f64, f64)]) -> Line {
         let spread = |&(x, median)| (x, Spread { median, min: median * 0.9, max: median * 1.1 });
-        Line { way: Way::new(subject, flushes), points: points.iter().map(spread).collect() }
+        Line { way: ShownWay::new(subject, flushes), points: points.iter().map(spread).collect() }
     }
 
     #[test]

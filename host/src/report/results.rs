@@ -2,7 +2,7 @@
 
 use super::escape;
 use super::plots::{self, Line, Scale};
-use super::runs::{Runs, Way, best_unit, short};
+use super::runs::{Runs, ShownWay, best_unit, short};
 use crate::prelude::*;
 use crate::results::significant;
 use std::fmt::Write as _;
@@ -122,13 +122,13 @@ impl Results {
         };
         let mut costs: Vec<(f64, Spread, Spread)> = self.ratios.iter().filter_map(cost).collect();
         costs.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let line = |way: Way, pick: fn(&(f64, Spread, Spread)) -> Spread| Line {
+        let line = |way: ShownWay, pick: fn(&(f64, Spread, Spread)) -> Spread| Line {
             way,
             points: costs.iter().map(|cost| (cost.0, pick(cost))).collect(),
         };
         [
-            line(Way::new(Subject::Quell, "hypercall"), |cost| cost.1),
-            line(Way::new(Subject::Kvm, "hyperv"), |cost| cost.2),
+            line(ShownWay::new(Subject::Quell, "hypercall"), |cost| cost.1),
+            line(ShownWay::new(Subject::Kvm, "hyperv"), |cost| cost.2),
         ]
     }
 }

@@ -11,12 +11,12 @@ const USERSPACE: &str = "userspace";
 
 /// A hypervisor, and the way in which its guest flushes. Quell comes first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Way {
+pub(super) struct ShownWay {
     pub(super) subject: Subject,
     pub(super) flushes: String,
 }
 
-impl Way {
+impl ShownWay {
     pub(super) fn new(subject: Subject, flushes: &str) -> Self {
         Self { subject, flushes: flushes.to_owned() }
     }
@@ -69,7 +69,7 @@ impl Runs {
             }
             drawn.push(name);
             let of = |run: &Run, number: &Number| (&*run.case, &*number.metric) == name;
-            let all = self.by(|run, number| of(run, number).then(|| (Way::of(run), &*number.unit)));
+            let all = self.by(|run, number| of(run, number).then(|| (ShownWay::of(run), &*number.unit)));
             let bars = all.iter().filter_map(|((way, _), values)| Some((way.clone(), Spread::of(values)?)));
             let bars: Vec<_> = bars.collect();
             let unit = all.keys().next().map_or("", |(_, unit)| unit);
@@ -92,12 +92,9 @@ impl Runs {
 
     /// The time to userspace against the number of vCPUs. Each case with a Linux guest measures it.
     pub(super) fn boots(&self) -> Result<String> {
-        let values =
-            self.by(
-                |run, number| {
-                    if number.metric == USERSPACE { Some((Way::of(run), self.vcpus(run)?)) } else { None }
-                },
-            );
+        let values = self.by(|run, number| {
+            if number.metric == USERSPACE { Some((ShownWay::of(run), self.vcpus(run)?)) } else { None }
+        });
         let lines = lines(&values);
         if lines.is_empty() {
             return Ok(String::new());
@@ -118,10 +115,10 @@ impl Runs {
             (None, Some((case, mib))) => Some((format!("{case}: {metric}"), mib)),
             (None, None) => None,
         };
-        let mut groups = BTreeMap::<(String, &str), BTreeMap<(Way, u32), Vec<f64>>>::new();
+        let mut groups = BTreeMap::<(String, &str), BTreeMap<(ShownWay, u32), Vec<f64>>>::new();
         for ((name, unit, way, mib), values) in self.by(|run, Number { metric, unit, .. }| {
             let (name, mib) = name(run, metric).filter(|_| metric != USERSPACE)?;
-            Some((name, &**unit, Way::of(run), mib))
+            Some((name, &**unit, ShownWay::of(run), mib))
         }) {
             groups.entry((name, unit)).or_default().insert((way, mib), values);
         }
@@ -139,7 +136,7 @@ impl Runs {
 }
 
 /// A line for each way that has at least two values of x; each value must have a logarithm.
-fn lines(values: &BTreeMap<(Way, u32), Vec<f64>>) -> Vec<Line> {
+fn lines(values: &BTreeMap<(ShownWay, u32), Vec<f64>>) -> Vec<Line> {
     let mut lines = Vec::<Line>::new();
     for ((way, x), values) in values {
         let Some(spread) = Spread::of(values).filter(|spread| spread.min > 0.0) else { continue };

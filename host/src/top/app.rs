@@ -204,7 +204,7 @@ impl App {
 #[cfg(test)]
 mod tests {
     use super::super::rates::tests::rates;
-    use super::super::source::made::Made;
+    use super::super::source::made::MockMachine;
     use super::*;
 
     fn press(app: &mut App, code: KeyCode) -> Wish {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_ends_keeps_its_last_figures() {
-        let mut machine = Made::new(2);
+        let mut machine = MockMachine::new(2);
         let (mut app, found) = (App::new(machine.found.clone()), machine.found.clone());
         app.refresh(vec![found.clone()]);
         assert!(app.life == Life::Starts && app.rates.is_none() && app.place() == Some((1, 1)));
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn tab_goes_round_the_machines() {
-        let (one, two) = (Made::new(1), Made::new(3));
+        let (one, two) = (MockMachine::new(1), MockMachine::new(3));
         two.begin();
         let mut other = two.found.clone();
         other.name = format!("{}-1", other.name);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn one_that_says_nothing_is_no_end_of_the_view() {
-        let machine = Made::new(1);
+        let machine = MockMachine::new(1);
         let directory = tempfile::tempdir().expect("makes");
         let silent = Found::made_up(&machine.found.name, directory.path());
         let mut app = App::new(silent.clone());
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn keys_sort_and_scroll_within_what_there_is() {
         let counts = vec![&[][..]; 20];
-        let machine = Made::new(20);
+        let machine = MockMachine::new(20);
         let mut app = App::new(machine.found.clone()).with_rates(rates(&counts));
         app.fit(8);
         assert_eq!((app.column().title, app.is_falling), ("vcpu", false));

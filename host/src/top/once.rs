@@ -129,12 +129,12 @@ fn samples(rates: &Rates) -> Samples {
 #[cfg(test)]
 mod tests {
     use super::super::rates::tests::rates;
-    use super::super::source::made::Made;
+    use super::super::source::made::MockMachine;
     use super::*;
 
     #[test]
     fn the_table_has_all_vcpus_and_their_sum() {
-        let machine = Made::new(2);
+        let machine = MockMachine::new(2);
         machine.begin();
         let source = Source::open(&machine.found).expect("opens").expect("is there");
         let sample = source.sample().expect("reads").expect("counts");
@@ -154,7 +154,7 @@ mod tests {
         use crate::machine::guests::{Entries, made};
         use hostlink::guests::{GuestEntry, GuestState};
         use std::mem::offset_of;
-        let machine = made::Made::new(2);
+        let machine = made::MockGuests::new(2);
         machine.count_columns();
         machine.fill(0, "web", GuestState::Running);
         machine.fill(1, "db", GuestState::Paused);
@@ -166,7 +166,7 @@ mod tests {
             Sample { at: begin + Duration::from_millis(ms), counters, hz: 1000, cpus: 2, guests }
         };
         let before = sample(0);
-        machine.put(made::Made::field(0, offset_of!(GuestEntry, used_ticks)), 3000);
+        machine.put(made::MockGuests::field(0, offset_of!(GuestEntry, used_ticks)), 3000);
         machine.put(made::COUNTERS + Counter::ExitIo as u64 * 8, 400);
         let rates = Rates::between(&before, &sample(2000)).expect("time has passed");
         let text = guests(&rates);

@@ -72,7 +72,7 @@ pub(super) mod made {
     const ROWS: u64 = 0x2000;
     pub(crate) const HZ: u64 = 1_000_000;
 
-    pub(crate) struct Made {
+    pub(crate) struct MockMachine {
         pub(crate) found: Found,
         registration: Option<Registration>,
         ram: Ram,
@@ -80,7 +80,7 @@ pub(super) mod made {
         _directory: TempDir,
     }
 
-    impl Made {
+    impl MockMachine {
         /// A machine that has not begun to count.
         pub(crate) fn new(vcpus: u32) -> Self {
             let directory = tempfile::tempdir().expect("makes");
@@ -111,12 +111,12 @@ pub(super) mod made {
 
 #[cfg(test)]
 mod tests {
-    use super::made::{HZ, Made};
+    use super::made::{HZ, MockMachine};
     use super::*;
 
     #[test]
     fn a_machine_is_watched_from_before_it_counts_until_it_has_ended() {
-        let mut machine = Made::new(2);
+        let mut machine = MockMachine::new(2);
         let source = Source::open(&machine.found).expect("opens").expect("is there");
         assert!(source.is_running() && source.sample().expect("reads").is_none());
         machine.begin();

@@ -12,7 +12,7 @@ use super::domains::Domains;
 use super::machine::{Given, MachineDevices};
 use super::platform::{DeviceOwner, Interrupts, Platform};
 use super::shared::Shared;
-use super::slots::{Bars, Busy, Followed, Piece, pieces};
+use super::slots::{BarPiece, Bars, Busy, Followed, pieces};
 use crate::vm::refused::Refused;
 use crate::vm::{PerCpu, Vm, VpIndex};
 
@@ -50,7 +50,7 @@ pub(super) struct Owned<P: Platform> {
     /// What the real function's command register has.
     command: u32,
     /// Ranges of its registers that the guest reaches directly.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<BarPiece>,
     pub(super) reset: Resetting,
     /// One that has not begun. It knows what the function had when it was claimed: later the
     /// function may not answer when it is reset.

@@ -17,7 +17,7 @@ use pci::{Address, Function, Physical};
 
 use super::functions::{Claim, Functions, show};
 use super::platform::Platform;
-use super::slots::{Kind, Piece, pieces};
+use super::slots::{BarPiece, Kind, pieces};
 use crate::vm::shared::{Link, Messages, VECTORS};
 
 /// What it is: Red Hat's device "Inter-VM shared memory", of class RAM.
@@ -40,7 +40,7 @@ const CAPABILITY: u8 = 0x40;
 pub(super) struct Shared {
     link: Link,
     /// The memory among the guest's slots.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<BarPiece>,
 }
 
 /// The function as a real one would be described.

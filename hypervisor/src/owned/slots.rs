@@ -13,7 +13,7 @@ use crate::vm::{PerCpu, Vm, VpIndex};
 
 /// A range of a BAR that the guest reaches directly: whole pages, none of them trapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct BarPiece {
     pub(super) bar: u8,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -39,7 +39,7 @@ pub(super) type Bars = [Option<Decoded>; 6];
 
 /// The pieces of a function's BARs. BARs of less than a page have none: the rest of the page may be
 /// another function's.
-pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
+pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<BarPiece> {
     let mut pieces = Vec::new();
     for (number, bar) in (0..).zip(&physical.bars) {
         let Some(bar) = bar.filter(|bar| bar.is_memory() && bar.size >= PAGE_LEN) else { continue };
@@ -55,7 +55,7 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<Piece> {
             if end.start > from {
                 let (offset, len, host) = (from, end.start - from, bar.address + from);
                 let kind = Kind::Device;
-                pieces.push(Piece { bar: number, offset, len, host, kind, at: None, refused: None });
+                pieces.push(BarPiece { bar: number, offset, len, host, kind, at: None, refused: None });
             }
             from = end.end;
         }
@@ -105,7 +105,7 @@ impl<P: Platform> Functions<P> {
     }
 }
 
-impl Piece {
+impl BarPiece {
     pub(super) fn contains(&self, bar: u8, offset: u64) -> bool {
         self.bar == bar && (self.offset..self.offset + self.len).contains(&offset)
     }

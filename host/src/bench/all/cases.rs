@@ -2,7 +2,7 @@
 
 use super::loops;
 use super::slots::{self, Slots};
-use super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, Way};
+use super::way::{FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
 use crate::prelude::*;
 
 pub(crate) struct Case {
@@ -11,7 +11,7 @@ pub(crate) struct Case {
     pub(crate) about: &'static str,
     pub(crate) work: Work,
     /// Its ways, in the order of odd rounds; even rounds reverse the order.
-    pub(crate) ways: &'static [Way],
+    pub(crate) ways: &'static [FlushWay],
     /// Run only with `--long`.
     pub(crate) only_long: bool,
     pub(crate) comparisons: &'static [Comparison],
@@ -62,8 +62,8 @@ pub(crate) struct Metric {
 #[derive(Clone, Copy)]
 pub(crate) struct Comparison {
     pub(crate) metric: &'static str,
-    pub(crate) quell: Way,
-    pub(crate) peers: &'static [Way],
+    pub(crate) quell: FlushWay,
+    pub(crate) peers: &'static [FlushWay],
     /// The maximum of the ratio.
     pub(crate) target: Option<f64>,
 }
@@ -74,10 +74,10 @@ pub(crate) const SECONDS: &str = "s";
 pub(crate) const INSTRUCTIONS: &str = "instructions";
 pub(crate) const CYCLES: &str = "cycles";
 
-const LINUX_WAYS: &[Way] = &Way::ALL;
+const LINUX_WAYS: &[FlushWay] = &FlushWay::ALL;
 /// For bare guests, which use Hyper-V's interface, and for cases that do not measure flushes.
-pub(super) const TWO_WAYS: &[Way] = &[HYPERCALL, KVM_HYPERV];
-const KVM_WAYS: &[Way] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
+pub(super) const TWO_WAYS: &[FlushWay] = &[HYPERCALL, KVM_HYPERV];
+const KVM_WAYS: &[FlushWay] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
 
 pub(super) const fn end(
     name: &'static str,
@@ -90,8 +90,8 @@ pub(super) const fn end(
 
 pub(super) const fn compare(
     metric: &'static str,
-    quell: Way,
-    peers: &'static [Way],
+    quell: FlushWay,
+    peers: &'static [FlushWay],
     target: Option<f64>,
 ) -> Comparison {
     Comparison { metric, quell, peers, target }
@@ -247,10 +247,10 @@ impl Work {
     }
 
     /// The timeout of a machine: several times the time it usually takes.
-    pub(super) fn timeout(&self, way: Way) -> Duration {
+    pub(super) fn timeout(&self, way: FlushWay) -> Duration {
         let (quell, kvm) = match self {
             Self::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
-            Self::Linux(_) if matches!(way, Way::KvmOnArm(_)) => (120, 240),
+            Self::Linux(_) if matches!(way, FlushWay::KvmOnArm(_)) => (120, 240),
             // Its machines hang now and then; good ones take at most 22 s on idle cores.
             Self::Linux(_) => (120, 100),
             Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
@@ -275,7 +275,7 @@ impl Case {
         self.ways[0].platform().arch()
     }
 
-    pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = Way> {
+    pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = FlushWay> {
         self.ways.iter().copied().filter(move |way| with_peer || !way.is_peer())
     }
 }

@@ -4,7 +4,7 @@
 
 use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, compare, end, linux};
 use super::removal::{DELETE, ENABLE, FETCH};
-use super::way::{HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, Way};
+use super::way::{FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK};
 
 /// Nanoseconds per round of one of the loops.
 const fn loop_metric(name: &'static str) -> Metric {
@@ -32,7 +32,7 @@ const METRICS: [Metric; 10] = [
     },
 ];
 
-const fn compared(quell: Way, peers: &'static [Way], targets: [f64; 10]) -> [Comparison; 10] {
+const fn compared(quell: FlushWay, peers: &'static [FlushWay], targets: [f64; 10]) -> [Comparison; 10] {
     let mut all = [compare("", quell, peers, None); 10];
     let mut index = 0;
     while index < all.len() {
@@ -78,16 +78,16 @@ pub(super) const ARM_LOOPS: Case = Case {
     )),
     ways: ARM_TWO_WAYS,
     only_long: true,
-    comparisons: &compared(Way::QuellOnArm, &[KVM_STOCK], [1.0; 10]),
+    comparisons: &compared(FlushWay::QuellOnArm, &[KVM_STOCK], [1.0; 10]),
 };
 
-const ARM_WAYS: &[Way] = &Way::ALL_ON_ARM;
+const ARM_WAYS: &[FlushWay] = &FlushWay::ALL_ON_ARM;
 
 /// For cases that take longer: the guest's kernel is the peer's as well.
-const ARM_TWO_WAYS: &[Way] = &[Way::QuellOnArm, KVM_STOCK];
+const ARM_TWO_WAYS: &[FlushWay] = &[FlushWay::QuellOnArm, KVM_STOCK];
 
 const fn against_kvm(metric: &'static str, target: Option<f64>) -> Comparison {
-    compare(metric, Way::QuellOnArm, &[KVM_STOCK, KVM_NEWER], target)
+    compare(metric, FlushWay::QuellOnArm, &[KVM_STOCK, KVM_NEWER], target)
 }
 
 /// The removal has a target; logging is measured beside it.
@@ -119,5 +119,5 @@ pub(super) const ARM_THRASH: Case = Case {
     )),
     ways: ARM_TWO_WAYS,
     only_long: true,
-    comparisons: &[compare("real", Way::QuellOnArm, &[KVM_STOCK], None)],
+    comparisons: &[compare("real", FlushWay::QuellOnArm, &[KVM_STOCK], None)],
 };

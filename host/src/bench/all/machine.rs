@@ -5,7 +5,7 @@ use super::record::Number;
 use super::removal;
 use super::slots::Operator;
 use super::watch::Watch;
-use super::way::{ON_ARM, Way};
+use super::way::{FlushWay, ON_ARM};
 use crate::bench::lab::{self, BARE_MEMORY};
 use crate::bench::unmap;
 use crate::guest::peer::Flushes;
@@ -93,7 +93,7 @@ pub(crate) struct Setup {
 
 impl Runner<'_> {
     /// Measures a case, again if the peer dies or hangs. `None` if the process is told to end.
-    pub(crate) fn measure(&self, case: &Case, way: Way) -> Result<Option<Trial>> {
+    pub(crate) fn measure(&self, case: &Case, way: FlushWay) -> Result<Option<Trial>> {
         trial(way.is_peer(), || {
             if let Work::Removal = case.work {
                 return removal::count(&self.lab, way, case.work.timeout(way));
@@ -109,7 +109,7 @@ impl Runner<'_> {
         })
     }
 
-    fn setup(&self, case: &Case, way: Way) -> Result<Setup> {
+    fn setup(&self, case: &Case, way: FlushWay) -> Result<Setup> {
         let guest = self.guest(case, way)?;
         let spec = self.spec(case, way, &guest)?;
         let (peer_qemu, peer_cmdline) = Self::peer(case, way, &guest);
@@ -132,19 +132,19 @@ impl Runner<'_> {
         })
     }
 
-    pub(crate) fn setups(&self, is_meant: impl Fn(&Case, Way) -> bool) -> Result<Vec<Setup>> {
+    pub(crate) fn setups(&self, is_meant: impl Fn(&Case, FlushWay) -> bool) -> Result<Vec<Setup>> {
         let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
         all.filter(|(case, way)| is_meant(case, *way)).map(|(case, way)| self.setup(case, way)).collect()
     }
 
-    fn run<'c>(&self, case: &'c Case, way: Way) -> Result<(Outcome, Watch<'c>)> {
+    fn run<'c>(&self, case: &'c Case, way: FlushWay) -> Result<(Outcome, Watch<'c>)> {
         let guest = self.guest(case, way)?;
         let mut spec = self.spec(case, way, &guest)?;
         spec.timeout = Some(case.work.timeout(way));
         let mut watch = Watch::new(&case.work, way);
         let mut operator = Operator::default();
         let outcome = Machine::start(&spec, self.lab.signals)?.run(|report, machine| {
-            if let (Work::Slots(_), Way::Quell(_)) = (&case.work, way)
+            if let (Work::Slots(_), FlushWay::Quell(_)) = (&case.work, way)
                 && let Err(error) = operator.take(report, machine)
             {
                 // If this process was told to end, the machine is ended for that.
@@ -157,27 +157,27 @@ impl Runner<'_> {
     }
 
     /// The peer's command lines: QEMU's, if there is one, and its kernel's.
-    fn peer(case: &Case, way: Way, guest: &Guest) -> (Option<String>, Option<&'static str>) {
+    fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<&'static str>) {
         match (way, &case.work) {
-            (Way::Quell(_) | Way::QuellOnArm, _) => (None, None),
-            (Way::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
-            (Way::Kvm(flushes), work) => {
+            (FlushWay::Quell(_) | FlushWay::QuellOnArm, _) => (None, None),
+            (FlushWay::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
+            (FlushWay::Kvm(flushes), work) => {
                 (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
             }
-            (Way::KvmOnArm(_), Work::Removal) => (None, Some(peer::arm::CMDLINE)),
-            (Way::KvmOnArm(_), _) => {
+            (FlushWay::KvmOnArm(_), Work::Removal) => (None, Some(peer::arm::CMDLINE)),
+            (FlushWay::KvmOnArm(_), _) => {
                 (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
             }
         }
     }
 
-    fn peer_kernel(&self, way: Way) -> Result<Option<String>> {
-        let Way::KvmOnArm(kernel) = way else { return Ok(None) };
+    fn peer_kernel(&self, way: FlushWay) -> Result<Option<String>> {
+        let FlushWay::KvmOnArm(kernel) = way else { return Ok(None) };
         Ok(Some(kernel.file(self.lab.stock(Arch::Aarch64)?)?.1))
     }
 
     /// The command that the guest runs; that of the kernel around it if its monitor is measured.
-    fn command(&self, case: &Case, way: Way) -> Option<String> {
+    fn command(&self, case: &Case, way: FlushWay) -> Option<String> {
         match &case.work {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
             Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
@@ -186,7 +186,7 @@ impl Runner<'_> {
         }
     }
 
-    fn guest(&self, case: &Case, way: Way) -> Result<Guest> {
+    fn guest(&self, case: &Case, way: FlushWay) -> Result<Guest> {
         let platform = way.platform();
         let bare = |image, words: &str, vcpus| lab::bare(platform, image, words, vcpus);
         let guest = match &case.work {
@@ -208,33 +208,33 @@ impl Runner<'_> {
                 Guest { memory: 4 * BARE_MEMORY, ..bare(workspace::TLBCHECK, &words, *cpus)? }
             }
         };
-        let flush = if let Way::Quell(flush) = way { flush } else { guest.flush };
+        let flush = if let FlushWay::Quell(flush) = way { flush } else { guest.flush };
         let guest = Guest { flush, ..guest };
         guest.check().map(|()| guest)
     }
 
-    fn spec(&self, case: &Case, way: Way, guest: &Guest) -> Result<Spec> {
+    fn spec(&self, case: &Case, way: FlushWay, guest: &Guest) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
             Work::Probe { .. } | Work::Slots(_) | Work::Removal => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
         match (&case.work, way) {
-            (Work::Removal, Way::KvmOnArm(kernel)) => removal::spec(stock()?, kernel, directory),
+            (Work::Removal, FlushWay::KvmOnArm(kernel)) => removal::spec(stock()?, kernel, directory),
             (Work::Removal, _) => removal::setup(&self.lab)?.spec(guest, directory),
-            (Work::Slots(slots), Way::Kvm(_)) => {
+            (Work::Slots(slots), FlushWay::Kvm(_)) => {
                 stock()?.with_kvmslots(&slots.arguments(), slots.monitor_memory(), directory)
             }
-            (work, Way::Quell(_) | Way::QuellOnArm) => {
+            (work, FlushWay::Quell(_) | FlushWay::QuellOnArm) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
                 let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })
             }
-            (_, Way::Kvm(flushes)) => {
+            (_, FlushWay::Kvm(flushes)) => {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
                 stock()?.with_kvm(&inner, cpus, clock, directory)
             }
-            (_, Way::KvmOnArm(kernel)) => {
+            (_, FlushWay::KvmOnArm(kernel)) => {
                 let inner = guest.under_kvm(Flushes::Own, false);
                 let memory = peer::without_files(&inner);
                 let outer = Outer { stock: stock()?, kernel, cpu: ON_ARM, cpus, clock, memory };
@@ -244,14 +244,14 @@ impl Runner<'_> {
     }
 }
 
-fn model(way: Way) -> String {
+fn model(way: FlushWay) -> String {
     match way.platform() {
         Platform::X86_64 => String::new(),
         Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
     }
 }
 
-fn guest_text(guest: &Guest, case: &Case, way: Way) -> String {
+fn guest_text(guest: &Guest, case: &Case, way: FlushWay) -> String {
     let own = format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB);
     match (&case.work, way.is_peer()) {
         (Work::Removal, false) => format!("{own} and {} MiB that are added", unmap::SIZE / MIB),

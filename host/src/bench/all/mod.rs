@@ -12,7 +12,7 @@ use record::{Record, Run, Settings};
 use show::Progress;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
-use way::{KVM_NEWER, Way};
+use way::{FlushWay, KVM_NEWER};
 
 mod cases;
 mod loops;
@@ -111,7 +111,7 @@ fn begin(args: &AllArgs, runner: &Runner<'_>, steps: &[Step]) -> Result<Record> 
     Ok(record)
 }
 
-fn is_due(steps: &[Step], case: &Case, way: Way) -> bool {
+fn is_due(steps: &[Step], case: &Case, way: FlushWay) -> bool {
     steps.iter().any(|step| step.case.name == case.name && step.way == way)
 }
 
@@ -181,7 +181,7 @@ impl Bench<'_> {
 #[derive(Clone, Copy)]
 struct Step {
     pub(crate) case: &'static Case,
-    pub(crate) way: Way,
+    pub(crate) way: FlushWay,
     /// Counted from 1.
     pub(crate) round: u32,
 }
@@ -217,7 +217,7 @@ fn remaining(steps: &[Step], record: &Record) -> Duration {
 }
 
 /// The seconds that a run takes on two otherwise idle cores.
-fn usual(work: &Work, way: Way) -> f64 {
+fn usual(work: &Work, way: FlushWay) -> f64 {
     let (quell, kvm) = match work {
         Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
         Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 10.0 + f64::from(linux.vcpus)),
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(boots[..3], there);
         assert_eq!(boots[3..], [there[2], there[1], there[0]]);
         let thrash: Vec<_> = steps[3..8].iter().map(|step| step.way).collect();
-        assert_eq!(thrash, Way::ALL);
+        assert_eq!(thrash, FlushWay::ALL);
     }
 
     #[test]

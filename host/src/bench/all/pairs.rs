@@ -2,7 +2,7 @@
 
 use super::cases::{Case, Comparison};
 use super::record::Run;
-use super::way::Way;
+use super::way::FlushWay;
 use crate::prelude::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -91,7 +91,7 @@ fn verdict(ratio: Option<Spread>, equal: bool, target: Option<f64>) -> Verdict {
 }
 
 /// The numbers of a case in one way, by round.
-pub(crate) fn series(case: &Case, way: Way, metric: &str, runs: &[Run]) -> Vec<(u32, f64)> {
+pub(crate) fn series(case: &Case, way: FlushWay, metric: &str, runs: &[Run]) -> Vec<(u32, f64)> {
     let runs = runs.iter().filter(|run| run.is_of(case, way));
     runs.filter_map(|run| Some((run.round, run.value(metric)?.value))).collect()
 }

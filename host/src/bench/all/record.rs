@@ -5,7 +5,7 @@ use super::cases::{CASES, Case};
 pub(crate) use super::machine::Setup;
 use super::machine::Trial;
 use super::pairs::{self, Ratio};
-use super::way::{HYPERCALL, Way};
+use super::way::{FlushWay, HYPERCALL};
 use crate::bench::counts;
 use crate::prelude::*;
 use crate::results::{Facts, Row};
@@ -47,7 +47,7 @@ impl Number {
 }
 
 impl Run {
-    pub(crate) fn new(case: &Case, way: Way, round: u32, at: String, trial: Trial) -> Self {
+    pub(crate) fn new(case: &Case, way: FlushWay, round: u32, at: String, trial: Trial) -> Self {
         let numbers = trial.numbers;
         let (values, failure) = numbers.map_or_else(|why| (Vec::new(), Some(why)), |values| (values, None));
         Self {
@@ -63,7 +63,7 @@ impl Run {
         }
     }
 
-    pub(crate) fn is_of(&self, case: &Case, way: Way) -> bool {
+    pub(crate) fn is_of(&self, case: &Case, way: FlushWay) -> bool {
         self.case == case.name && way.is(self.subject, &self.way)
     }
 
@@ -146,7 +146,7 @@ impl Record {
     }
 
     /// The ways in which something was run, or was to be run.
-    pub(crate) fn ways(&self) -> Vec<Way> {
+    pub(crate) fn ways(&self) -> Vec<FlushWay> {
         let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
         all.filter(|(case, way)| {
             self.setups.iter().any(|setup| setup.case == case.name && way.is(setup.subject, &setup.way))
@@ -155,7 +155,7 @@ impl Record {
         .collect()
     }
 
-    pub(crate) fn has(&self, case: &Case, way: Way, round: u32) -> bool {
+    pub(crate) fn has(&self, case: &Case, way: FlushWay, round: u32) -> bool {
         self.runs.iter().any(|run| run.is_of(case, way) && run.round == round && run.failure.is_none())
     }
 
@@ -224,10 +224,10 @@ impl Record {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::way::{KVM_HYPERV, KVM_NEWER, Way};
+    use super::super::way::{FlushWay, KVM_HYPERV, KVM_NEWER};
     use super::*;
 
-    pub(crate) fn run(case: &Case, way: Way, round: u32, number: Option<(&str, f64)>) -> Run {
+    pub(crate) fn run(case: &Case, way: FlushWay, round: u32, number: Option<(&str, f64)>) -> Run {
         let number = number.map(|(metric, value)| vec![Number::new(metric, "s", value)]);
         let (numbers, wall) = (number.ok_or_else(|| "it failed".to_owned()), Duration::from_secs(2));
         Run::new(case, way, round, "then".to_owned(), Trial { numbers, deaths: Vec::new(), wall })
@@ -303,7 +303,7 @@ pub(crate) mod tests {
         ];
         let mut record = record();
         record.setups = setups.map(|setup| serde_json::from_value(setup).expect("is one")).to_vec();
-        assert_eq!(record.ways(), [Way::QuellOnArm, KVM_NEWER]);
+        assert_eq!(record.ways(), [FlushWay::QuellOnArm, KVM_NEWER]);
     }
 
     #[test]

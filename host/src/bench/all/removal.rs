@@ -6,7 +6,7 @@
 
 use super::machine::Ended;
 use super::record::Number;
-use super::way::{ON_ARM, Way};
+use super::way::{FlushWay, ON_ARM};
 use crate::bench::load::Setup;
 use crate::bench::phases::{Counts, Phases};
 use crate::bench::unmap::{self, PAGES, SIZE};
@@ -30,10 +30,10 @@ const KVM_PASSES: u64 = 2;
 /// Memory of the kernel around and of its monitor, apart from the guest's.
 const AROUND: u64 = 256 * MIB;
 
-pub(super) fn count(lab: &Lab<'_>, way: Way, timeout: Duration) -> Result<(Ended, Duration)> {
+pub(super) fn count(lab: &Lab<'_>, way: FlushWay, timeout: Duration) -> Result<(Ended, Duration)> {
     let begun = Instant::now();
     let ended = match way {
-        Way::KvmOnArm(kernel) => on_kvm(lab, kernel, timeout),
+        FlushWay::KvmOnArm(kernel) => on_kvm(lab, kernel, timeout),
         _ => Ok(Ended::Over(on_quell(lab, timeout).map_err(|error| format!("{error:#}")))),
     };
     let ended = if lab.signals.caught().is_some() { Ended::Interrupted } else { ended? };

@@ -4,7 +4,7 @@ use super::Step;
 use super::cases::Case;
 use super::pairs::{Ratio, Verdict, series, spread};
 use super::record::Run;
-use super::way::Way;
+use super::way::FlushWay;
 use crate::prelude::*;
 use crate::results::significant;
 use indicatif::ProgressBar;
@@ -154,7 +154,7 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
 }
 
 pub(crate) fn print_failures(runs: &[Run]) {
-    for way in Way::ALL.into_iter().chain(Way::ALL_ON_ARM) {
+    for way in FlushWay::ALL.into_iter().chain(FlushWay::ALL_ON_ARM) {
         let of_way: Vec<_> = runs.iter().filter(|run| way.is(run.subject, &run.way)).collect();
         let (made, deaths) = (of_way.len(), of_way.iter().map(|run| run.deaths.len()).sum::<usize>());
         if deaths != 0 {

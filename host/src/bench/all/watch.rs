@@ -2,7 +2,7 @@
 
 use super::cases::{CYCLES, INSTRUCTIONS, Metric, SECONDS, USERSPACE, Work};
 use super::record::Number;
-use super::way::{Logged, Way};
+use super::way::{FlushWay, Logged};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
 use crate::prelude::*;
@@ -10,7 +10,7 @@ use crate::results::number;
 
 pub(crate) struct Watch<'a> {
     work: &'a Work,
-    way: Way,
+    way: FlushWay,
     /// When the guest's machine was started, by the clock of the outer machine.
     started: Option<Duration>,
     numbers: Vec<Number>,
@@ -21,7 +21,7 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(work: &'a Work, way: Way) -> Self {
+    pub(crate) fn new(work: &'a Work, way: FlushWay) -> Self {
         // Quell is started with its machine.
         let started = (!way.is_peer()).then_some(Duration::ZERO);
         Self { work, way, started, numbers: Vec::new(), logged: None, status: None, wrong: None }
@@ -142,7 +142,7 @@ mod tests {
         &CASES.iter().find(|case| case.name == name).expect("is a case").work
     }
 
-    fn seen(name: &str, way: Way, reports: &[Value]) -> Result<Vec<Number>, String> {
+    fn seen(name: &str, way: FlushWay, reports: &[Value]) -> Result<Vec<Number>, String> {
         let mut watch = Watch::new(work(name), way);
         for (index, report) in reports.iter().enumerate() {
             if watch.take(report, Duration::from_secs(index as u64)) == Flow::Stop {

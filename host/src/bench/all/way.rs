@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 /// A hypervisor, and the way in which its guest flushes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum FlushWay {
     Quell(FlushMode),
     Kvm(Flushes),
     /// On Arm, where guests flush by their own instructions.
@@ -22,15 +22,15 @@ pub(crate) enum Way {
 
 pub(crate) const ON_ARM: ArmCpu = ArmCpu::Max;
 
-pub(crate) const HYPERCALL: Way = Way::Quell(FlushMode::Hypercall);
-pub(crate) const IPI: Way = Way::Quell(FlushMode::Ipi);
-pub(crate) const KVM_HYPERV: Way = Way::Kvm(Flushes::HyperV);
-pub(crate) const KVM_IPI: Way = Way::Kvm(Flushes::Ipi);
-pub(crate) const KVM_PARAVIRTUAL: Way = Way::Kvm(Flushes::Paravirtual);
-pub(crate) const KVM_STOCK: Way = Way::KvmOnArm(Kernel::Stock);
-pub(crate) const KVM_NEWER: Way = Way::KvmOnArm(Kernel::Newer);
+pub(crate) const HYPERCALL: FlushWay = FlushWay::Quell(FlushMode::Hypercall);
+pub(crate) const IPI: FlushWay = FlushWay::Quell(FlushMode::Ipi);
+pub(crate) const KVM_HYPERV: FlushWay = FlushWay::Kvm(Flushes::HyperV);
+pub(crate) const KVM_IPI: FlushWay = FlushWay::Kvm(Flushes::Ipi);
+pub(crate) const KVM_PARAVIRTUAL: FlushWay = FlushWay::Kvm(Flushes::Paravirtual);
+pub(crate) const KVM_STOCK: FlushWay = FlushWay::KvmOnArm(Kernel::Stock);
+pub(crate) const KVM_NEWER: FlushWay = FlushWay::KvmOnArm(Kernel::Newer);
 
-impl Way {
+impl FlushWay {
     /// All ways of AMD64, ordered so that Quell and its peer take turns.
     pub(crate) const ALL: [Self; 5] = [HYPERCALL, KVM_HYPERV, IPI, KVM_IPI, KVM_PARAVIRTUAL];
     pub(crate) const ALL_ON_ARM: [Self; 3] = [Self::QuellOnArm, KVM_STOCK, KVM_NEWER];
@@ -105,7 +105,7 @@ impl Lab<'_> {
     }
 
     /// The versions of everything that runs in these ways.
-    pub(crate) fn versions(&self, ways: &[Way]) -> Result<Facts> {
+    pub(crate) fn versions(&self, ways: &[FlushWay]) -> Result<Facts> {
         let has_amd64 = ways.iter().any(|way| way.platform() == Platform::X86_64);
         let mut versions = if has_amd64 { self.amd64_versions()? } else { results::versions(None) };
         for (name, version) in self.arm_versions(ways)? {
@@ -123,7 +123,7 @@ impl Lab<'_> {
         Ok(versions)
     }
 
-    fn arm_versions(&self, ways: &[Way]) -> Result<Vec<(&'static str, String)>> {
+    fn arm_versions(&self, ways: &[FlushWay]) -> Result<Vec<(&'static str, String)>> {
         if ways.iter().all(|way| way.platform() == Platform::X86_64) {
             return Ok(Vec::new());
         }
@@ -131,7 +131,8 @@ impl Lab<'_> {
         let Versions { kernel, busybox, .. } = stock.versions().clone();
         let mut versions = vec![("guest_kernel", kernel), ("guest_busybox", busybox)];
         versions.extend(self.hashes(Arch::Aarch64)?);
-        for kernel in [Kernel::Stock, Kernel::Newer].into_iter().filter(|k| ways.contains(&Way::KvmOnArm(*k)))
+        for kernel in
+            [Kernel::Stock, Kernel::Newer].into_iter().filter(|k| ways.contains(&FlushWay::KvmOnArm(*k)))
         {
             versions.push((kernel.version_name(), kernel.file(stock)?.1));
             versions.push(("peer_qemu", cache::foreign_qemu()?.version));
@@ -151,17 +152,18 @@ mod tests {
 
     #[test]
     fn each_architecture_has_its_ways() {
-        assert!(Way::ALL.iter().all(|way| way.platform() == Platform::X86_64));
-        assert!(Way::ALL_ON_ARM.iter().all(|way| way.platform() == Platform::Aarch64(ON_ARM)));
-        assert!(Way::ALL_ON_ARM.iter().all(|way| way.is_peer() == (way.subject() == Subject::Kvm)));
+        assert!(FlushWay::ALL.iter().all(|way| way.platform() == Platform::X86_64));
+        assert!(FlushWay::ALL_ON_ARM.iter().all(|way| way.platform() == Platform::Aarch64(ON_ARM)));
+        assert!(FlushWay::ALL_ON_ARM.iter().all(|way| way.is_peer() == (way.subject() == Subject::Kvm)));
     }
 
     #[test]
     fn quell_and_its_peer_take_turns() {
-        for pair in Way::ALL[..4].windows(2) {
+        for pair in FlushWay::ALL[..4].windows(2) {
             assert_ne!(pair[0].is_peer(), pair[1].is_peer(), "{pair:?}");
         }
-        let titles: Vec<_> = [&Way::ALL[..], &Way::ALL_ON_ARM].concat().into_iter().map(Way::title).collect();
+        let titles: Vec<_> =
+            [&FlushWay::ALL[..], &FlushWay::ALL_ON_ARM].concat().into_iter().map(FlushWay::title).collect();
         assert!(titles.iter().enumerate().all(|(at, title)| !titles[..at].contains(title)), "{titles:?}");
     }
 }

@@ -13,11 +13,11 @@ const RINGS: u64 = 0x10000;
 pub(crate) const COUNTERS: u64 = 0x20000;
 pub(crate) const RING_BYTES: u64 = 64;
 
-pub(crate) struct Made {
+pub(crate) struct MockGuests {
     pub(crate) ram: Ram,
 }
 
-impl Made {
+impl MockGuests {
     pub(crate) fn new(entries: u32) -> Self {
         let made = Self { ram: Ram::new(0x40000, 0).expect("makes") };
         made.put(BEACON + offset_of!(Beacon, guests) as u64, ENTRIES);

@@ -1,11 +1,11 @@
 //! Guests and consoles, as a mock machine shows them.
 
-use super::made::{BEACON, Made, RING_BYTES};
+use super::made::{BEACON, MockGuests, RING_BYTES};
 use super::*;
 
 #[test]
 fn guests_are_read_from_their_entries() {
-    let made = Made::new(3);
+    let made = MockGuests::new(3);
     let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
     assert_eq!(entries.guests(&made.ram).expect("reads"), []);
     made.fill(2, "web", GuestState::Running);
@@ -27,22 +27,22 @@ fn guests_are_read_from_their_entries() {
 
 #[test]
 fn entries_that_change_or_make_no_sense_are_left_out() {
-    let made = Made::new(1);
+    let made = MockGuests::new(1);
     let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
     let guests = || entries.guests(&made.ram).expect("reads");
     made.fill(0, "web", GuestState::Running);
-    let state = Made::field(0, offset_of!(GuestEntry, state));
+    let state = MockGuests::field(0, offset_of!(GuestEntry, state));
     made.put(state, GuestState::Running as u64 | 3 << 32);
     assert_eq!(guests(), [], "it is being changed");
     made.put(state, 99 | 4 << 32);
     assert_eq!(guests(), [], "there is no such state");
     made.put(state, GuestState::Running as u64 | 4 << 32);
-    made.put(Made::field(0, 0), u64::from_le_bytes(*b"Web\0\0\0\0\0"));
+    made.put(MockGuests::field(0, 0), u64::from_le_bytes(*b"Web\0\0\0\0\0"));
     assert_eq!(guests(), [], "that is no name");
     made.fill(0, "web", GuestState::Running);
     for (ring, size) in [(0, 64), (0x10000, 0), (0x10000, 65), (0x10000, 1 << 30), (0x10000, 4)] {
-        made.put(Made::field(0, offset_of!(GuestEntry, consoles)), ring);
-        made.put(Made::field(0, offset_of!(GuestEntry, consoles) + 8), size);
+        made.put(MockGuests::field(0, offset_of!(GuestEntry, consoles)), ring);
+        made.put(MockGuests::field(0, offset_of!(GuestEntry, consoles) + 8), size);
         assert_eq!(guests()[0].consoles[0], None, "{ring:#x} {size}");
     }
 }
@@ -51,11 +51,11 @@ fn entries_that_change_or_make_no_sense_are_left_out() {
 fn a_beacon_may_be_empty_or_of_one_guest_or_nonsense() {
     let ram = Ram::new(0x4000, 0).expect("makes");
     assert_eq!(Entries::find(&ram, BEACON).expect("reads"), None);
-    let single = Made::new(0);
+    let single = MockGuests::new(0);
     assert!(Entries::find(&single.ram, BEACON).expect("reads").is_some_and(|entries| entries.is_empty()));
-    assert!(Entries::find(&Made::new(65).ram, BEACON).is_err());
+    assert!(Entries::find(&MockGuests::new(65).ram, BEACON).is_err());
     assert!(Entries::find(&ram, u64::MAX).is_err());
-    let made = Made::new(2);
+    let made = MockGuests::new(2);
     made.put(BEACON + offset_of!(Beacon, guests) as u64, u64::MAX - 7);
     let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
     assert!(entries.guests(&made.ram).is_err());
@@ -63,7 +63,7 @@ fn a_beacon_may_be_empty_or_of_one_guest_or_nonsense() {
 
 #[test]
 fn a_console_is_followed_and_what_is_lost_is_counted() {
-    let made = Made::new(1);
+    let made = MockGuests::new(1);
     made.fill(0, "web", GuestState::Running);
     let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");
     let place = entries.guests(&made.ram).expect("reads")[0].consoles[0].expect("has one");

@@ -24,7 +24,7 @@ const FILLED: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 const REFUSED: &str = "virtio: bogus descriptor or out of resources";
 
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum ResetWay {
     /// By its reset register.
     Itself,
     /// By a triple fault.
@@ -38,7 +38,8 @@ enum Way {
 }
 
 /// Ways of all guests, and those of guests on AMD64.
-const WAYS: [Way; 5] = [Way::Off, Way::Request, Way::Destroyed, Way::Itself, Way::Fault];
+const WAYS: [ResetWay; 5] =
+    [ResetWay::Off, ResetWay::Request, ResetWay::Destroyed, ResetWay::Itself, ResetWay::Fault];
 const ANYWHERE: usize = 3;
 
 /// What a disk reads.
@@ -102,29 +103,29 @@ fn on(what: &str, range: &Range<u64>) -> String {
 }
 
 /// The guest is reset amid DMA, and looks what its memory has.
-fn one(stage: &mut Stage<'_>, way: Way, reads: &Reads, from: usize) -> Result<usize> {
+fn one(stage: &mut Stage<'_>, way: ResetWay, reads: &Reads, from: usize) -> Result<usize> {
     let from = stage.command("reader", &Reads::fly(&reads.before), from)?;
     let guest = named("reader")?;
     let from = match way {
-        Way::Itself => {
+        ResetWay::Itself => {
             stage.type_text("reader", "reset\n")?;
             from
         }
-        Way::Fault => {
+        ResetWay::Fault => {
             stage.type_text("reader", "triple-fault\n")?;
             from
         }
-        Way::Off => {
+        ResetWay::Off => {
             stage.type_text("reader", "poweroff\n")?;
             stage.until_it_is("reader", GuestState::Off)?;
             stage.ask(&Request::Start { guest })?;
             from
         }
-        Way::Request => {
+        ResetWay::Request => {
             stage.ask(&Request::Reset { guest })?;
             from
         }
-        Way::Destroyed => {
+        ResetWay::Destroyed => {
             stage.ask(&Request::Destroy { guest })?;
             stage.start("reader")?;
             0

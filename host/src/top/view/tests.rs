@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::top::rates::tests::rates;
-use crate::top::source::made::Made;
+use crate::top::source::made::MockMachine;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
-fn watched() -> (Made, App) {
-    let machine = Made::new(4);
+fn watched() -> (MockMachine, App) {
+    let machine = MockMachine::new(4);
     machine.begin();
     let app = App::new(machine.found.clone()).with_rates(rates(&[
         &[(Counter::ExitIo, 24_690), (Counter::FlushWait4us, 30), (Counter::FlushLists, 10)],
@@ -88,7 +88,7 @@ fn a_small_terminal_shows_fewer_columns_and_no_waits() {
 #[test]
 fn sizes_of_any_kind_are_drawn() {
     let (_machine, mut app) = watched();
-    let machine = Made::new(1);
+    let machine = MockMachine::new(1);
     let mut empty = App::new(machine.found.clone());
     // The content behind the help is drawn as well.
     (app.has_help, empty.has_help) = (true, true);
@@ -116,7 +116,7 @@ fn colours_are_left_out_where_they_are_not_wanted() {
 #[test]
 fn rows_are_scrolled_and_the_help_covers_them() {
     let counts = vec![&[][..]; 100];
-    let machine = Made::new(100);
+    let machine = MockMachine::new(100);
     let mut app = App::new(machine.found.clone()).with_rates(rates(&counts));
     let first = |app: &mut App, size| lines(&drawn(app, false, size))[5].clone();
     assert!(first(&mut app, (80, 24)).starts_with("   0"));
@@ -133,7 +133,7 @@ fn rows_are_scrolled_and_the_help_covers_them() {
 
 #[test]
 fn what_is_wrong_or_over_is_said() {
-    let mut machine = Made::new(1);
+    let mut machine = MockMachine::new(1);
     let mut app = App::new(machine.found.clone());
     let text = |app: &mut App| lines(&drawn(app, false, (80, 24))).join("\n");
     assert!(text(&mut app).contains("has not begun to count"));
