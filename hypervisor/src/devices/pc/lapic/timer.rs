@@ -10,9 +10,8 @@ pub struct TimerClock {
 }
 
 /// Shortest period in periodic mode, in microseconds: shorter ones are stretched to it. A shorter
-/// one could not be served anyway, and the guest would see nothing but timer interrupts: on an
-/// emulated processor each takes some 60. KVM has the same limit.
-pub const PERIOD_US_MIN: u64 = 200;
+/// one could not be served anyway, and the guest would see nothing but timer interrupts.
+pub const PERIOD_US_MIN: u64 = 50;
 
 /// Timer mode, bits 18:17 of the LVT entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,7 +233,7 @@ mod tests {
     #[test]
     fn periodic_does_not_drift() {
         let mut timer = timer();
-        let count = 300_001;
+        let count = 100_001;
         timer.set_initial_count(count, Mode::Periodic, 0);
         for n in 1..=1000_u64 {
             let deadline = timer.next_deadline().unwrap();
@@ -247,20 +246,20 @@ mod tests {
     #[test]
     fn periodic_far_behind_catches_up_in_one_step() {
         let mut timer = timer();
-        timer.set_initial_count(300_000, Mode::Periodic, 0);
+        timer.set_initial_count(100_000, Mode::Periodic, 0);
         let now = u64::MAX / 8;
         assert!(timer.expire(Mode::Periodic, now));
         let next = timer.next_deadline().unwrap();
-        assert!(next > now && next - now <= 780_000);
-        assert_eq!(next % 780_000, 0);
+        assert!(next > now && next - now <= 260_000);
+        assert_eq!(next % 260_000, 0);
         assert!(!timer.expire(Mode::Periodic, now));
     }
 
     #[test]
     fn count_that_is_not_collected_is_read_from_the_later_period() {
         let mut timer = timer();
-        timer.set_initial_count(300_000, Mode::Periodic, 0);
-        assert_eq!(timer.current_count(Mode::Periodic, 780_000 * 3 + 26), 299_990);
+        timer.set_initial_count(100_000, Mode::Periodic, 0);
+        assert_eq!(timer.current_count(Mode::Periodic, 260_000 * 3 + 26), 99_990);
     }
 
     /// Masked, so the end is not collected: the count must not wrap around.

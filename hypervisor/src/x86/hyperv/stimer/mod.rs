@@ -13,9 +13,8 @@ use super::time::ReferenceClock;
 const VECTOR_MIN: u8 = 16;
 
 /// Expirations of a periodic timer that are due sooner than this after the previous one are
-/// skipped: the guest could not use them, and each takes an exit. 200 us, as for
-/// the local APIC's, in units of 100 ns.
-pub const PERIOD_MIN: u64 = 2_000;
+/// skipped: the guest could not use them, and each takes an exit. 50 us in units of 100 ns.
+pub const PERIOD_MIN: u64 = 500;
 
 /// One synthetic timer.
 #[derive(Clone, Copy, Debug, Default)]
