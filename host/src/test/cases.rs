@@ -35,25 +35,21 @@ pub(super) struct Case {
 
 #[derive(Clone, Copy)]
 pub(super) enum Body {
+    /// A stock guest runs a command.
     Stock(Stock),
     /// The bare guest makes one of its invalid requests.
     Probe(&'static str, ProbeEnd),
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
+    /// tlbcheck runs.
     Check(Check),
     /// A stock guest works while the test talks to its hypervisor.
-    Talk {
-        command: &'static str,
-        about: Talk,
-    },
+    Talk { command: &'static str, about: Talk },
+    /// Anything else, which is not made of values.
     Act(Act),
     /// The tool itself is called with arguments, separated by spaces outside of quotes. `{text}` is
     /// a file that is not a kernel, `{zeroes}` one of 65 MiB; `{arm}`, `{seven}`: `guests::tools`.
-    Tool {
-        args: &'static str,
-        status: i32,
-        message: &'static str,
-    },
+    Tool { args: &'static str, status: i32, message: &'static str },
 }
 
 #[derive(Clone, Copy)]

@@ -30,18 +30,17 @@ pub(super) enum Life<A: Arch> {
     Memory,
     /// What is typed for a guest.
     Input(Name, u16, Input),
+    /// A guest is to be created.
     Create(Name),
     /// A guest's memory is being filled; then it starts, if it is to.
-    Load {
-        vm: &'static Vm<A>,
-        load: Option<Load<A>>,
-        starts: bool,
-    },
+    Load { vm: &'static Vm<A>, load: Option<Load<A>>, starts: bool },
     /// The devices of a guest that has ended are being reset, before it is loaded again.
     Again(&'static Vm<A>),
+    /// A guest is to change its state.
     Change(Change, Name),
     /// All vCPUs of a guest are stopping.
     Pausing(&'static Vm<A>),
+    /// A guest is being destroyed.
     Destroy(Box<Destroy<A>>),
     /// The request is done.
     Over,
@@ -70,6 +69,7 @@ enum Stage<A: Arch> {
     Stop,
     /// Its devices are cut off from its memory, and others' doorbells from it.
     Devices,
+    /// Its slots are removed, one after the other.
     Slots,
     Slot(Box<MemoryJob<'static, A>>),
     /// Freed memory is being cleaned.
@@ -264,6 +264,7 @@ impl Change {
     }
 }
 
+/// Lets a guest stop, ahead of all others.
 fn stop_soon<A: Arch>(vm: &Vm<A>) {
     vm.begin_stop(stopping::PAUSE);
     vm.hurry(true);

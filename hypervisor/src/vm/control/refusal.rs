@@ -12,24 +12,14 @@ use crate::vm::{CreateError, Vm};
 /// Why a request was refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
+    /// An error from the slots.
     Slot(SlotError),
     /// It overlaps the slot of this number.
-    Overlap {
-        slot: u16,
-        gpa: u64,
-        size: u64,
-    },
+    Overlap { slot: u16, gpa: u64, size: u64 },
     /// A device occupies the range.
-    Device {
-        name: &'static str,
-        start: u64,
-        end: u64,
-    },
+    Device { name: &'static str, start: u64, end: u64 },
     /// No single piece of free memory is this large; the largest is given.
-    NoMemory {
-        size: u64,
-        largest: u64,
-    },
+    NoMemory { size: u64, largest: u64 },
     /// There is no memory for the tables that map it.
     NoTables,
     /// No slot has this number.
@@ -45,14 +35,12 @@ pub(super) enum Refusal {
     /// The bundle describes no such guest.
     NoGuest(Name),
     /// The guest exists already, or does not exist.
-    State {
-        guest: Name,
-        state: GuestState,
-        wanted: &'static str,
-    },
+    State { guest: Name, state: GuestState, wanted: &'static str },
+    /// The guest cannot be created.
     Create(CreateError),
     /// There is no such serial port.
     NoPort(u16),
+    /// It is about no guest's memory.
     OfNoMemory,
     /// There is no guest of this name, or none at all.
     NoneSuch,

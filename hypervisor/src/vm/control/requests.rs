@@ -29,6 +29,7 @@ pub(super) enum Work<A: Arch> {
     Clear(NewSlot),
     /// Records are sent, from this one on.
     List(Send<A>, usize),
+    /// A change of the slots.
     Change {
         job: Box<MemoryJob<'static, A>>,
         scratch: Box<FlushScratch>,
@@ -38,22 +39,17 @@ pub(super) enum Work<A: Arch> {
     },
     /// Freed memory is being cleaned.
     Clean,
-    Fetch {
-        id: SlotId,
-        job: Box<DirtyFetch<'static, A>>,
-        scratch: Box<FlushScratch>,
-    },
+    /// A fetch of a log.
+    Fetch { id: SlotId, job: Box<DirtyFetch<'static, A>>, scratch: Box<FlushScratch> },
     /// New memory is being mapped for the guest's devices.
     Map(MapAhead),
+    /// A cancelled migration.
     Migrate(Box<Migration<A>>),
     /// The result is sent, from this page on.
-    Runs {
-        id: SlotId,
-        result: &'static mut [u64],
-        page: u64,
-    },
+    Runs { id: SlotId, result: &'static mut [u64], page: u64 },
     /// The request is retried after another job.
     Later(Request),
+    /// The request was refused at once.
     Refused(Refusal),
     /// The request is done.
     Over,

@@ -9,50 +9,25 @@ use iced_x86::{Instruction, Mnemonic, OpKind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Copied to a register that may be wider, sign-extended if `signed`.
-    Load {
-        to: Operand,
-        signed: bool,
-    },
+    Load { to: Operand, signed: bool },
     /// Replaced by a value.
-    Store {
-        from: Operand,
-    },
+    Store { from: Operand },
     /// Copied to a register, with its bytes reversed.
-    SwapLoad {
-        to: Operand,
-    },
+    SwapLoad { to: Operand },
     /// Replaced by a value with its bytes reversed.
-    SwapStore {
-        from: Operand,
-    },
+    SwapStore { from: Operand },
     /// Replaced by the result of an operation with another value.
-    Modify {
-        arithmetic: Arithmetic,
-        from: Operand,
-    },
+    Modify { arithmetic: Arithmetic, from: Operand },
     /// Used as an operand that changes a register.
-    Combine {
-        arithmetic: Arithmetic,
-        to: Operand,
-    },
+    Combine { arithmetic: Arithmetic, to: Operand },
     /// Sets flags, as first or second operand.
-    Compare {
-        arithmetic: Arithmetic,
-        with: Operand,
-        memory_first: bool,
-    },
+    Compare { arithmetic: Arithmetic, with: Operand, memory_first: bool },
     /// One of its bits is copied to the carry flag.
-    BitTest {
-        bit: u32,
-    },
-    Exchange {
-        with: Operand,
-    },
+    BitTest { bit: u32 },
+    /// Exchanged with a register.
+    Exchange { with: Operand },
     /// Replaced if it equals the accumulator, otherwise copied to the accumulator.
-    CompareExchange {
-        accumulator: Operand,
-        with: Operand,
-    },
+    CompareExchange { accumulator: Operand, with: Operand },
 }
 
 impl Action {
