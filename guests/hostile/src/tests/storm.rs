@@ -62,7 +62,7 @@ fn rage(number: usize) {
         LAST[number].store((turn + 1) << KIND_BITS | kind, Ordering::Relaxed);
         own::operation(kind, &mut random, number);
         if number == 0 && turn % PERIOD == 0 {
-            own::look_after_sleepers();
+            own::look_after_sleepers(false, turn);
         }
     }
     DONE.fetch_add(1, Ordering::AcqRel);
@@ -84,7 +84,7 @@ fn await_all(count: &AtomicUsize, number: usize) {
     let (mut seen, mut turns) = (progress(), 0u64);
     while count.load(Ordering::Acquire) < machine::count() {
         if number == 0 {
-            own::look_after_sleepers();
+            own::look_after_sleepers(true, turns);
         }
         clock::relax();
         turns += 1;

@@ -59,8 +59,9 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     }
 }
 
-/// Wakes sleepers. Any processor may have disabled the distributor's groups.
-pub(crate) fn look_after_sleepers() {
+/// Wakes sleepers. Any processor may have disabled the distributor's groups. No sleeper takes
+/// interrupts, so no line that stays asserted can keep one.
+pub(crate) fn look_after_sleepers(_is_over: bool, _turn: u64) {
     let _ = gic::enable_distributor();
     machine::wake_all();
 }

@@ -27,6 +27,10 @@ const GS_BASE: u32 = 0xc000_0101;
 const TPR: u32 = 0x808;
 const IOAPIC: u64 = 0xfec0_0000;
 const IOAPIC_WINDOW: u64 = 0x10;
+/// The first redirection entry's low half; each has two.
+const IOAPIC_REDIRECTION: u32 = 0x10;
+const IOAPIC_PINS: u32 = 24;
+const IOAPIC_MASKED: u32 = 1 << 16;
 /// The lowest vector above those of exceptions.
 const VECTOR: u64 = 0x40;
 /// Delivery modes, and those that do not reset any processor: fixed and NMI.
@@ -82,8 +86,24 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
     }
 }
 
-pub(crate) fn look_after_sleepers() {
+/// Wakes sleepers, and masks a pin of the I/O APIC once the caller's own storm `is_over`: a sleeper
+/// gets nothing but the interrupts of a level-triggered line that nobody releases any more. `turn`
+/// counts the calls, which take one pin after the other.
+pub(crate) fn look_after_sleepers(is_over: bool, turn: u64) {
+    if is_over {
+        store(IOAPIC, IOAPIC_REDIRECTION + 2 * (turn as u32 % IOAPIC_PINS));
+        store(IOAPIC + IOAPIC_WINDOW, IOAPIC_MASKED | VECTOR as u32);
+    }
     machine::wake_all();
+}
+
+/// Writes to a register in memory, if there is one.
+fn store(address: u64, value: u32) {
+    // SAFETY: the program uses nothing there.
+    unsafe {
+        asm!(guarded!("mov [{address}], {value:e}"), address = in(reg) address, value = in(reg) value,
+            inout("r11") 0u64 => _, inout("r10") 0u64 => _);
+    }
 }
 
 /// Makes the processor's own APIC deliver interrupts again, without timers. A timer whose period is
@@ -222,11 +242,7 @@ fn device(random: &mut Random) {
         false => any,
     };
     if random.one_in(2) {
-        // SAFETY: the program uses nothing there.
-        unsafe {
-            asm!(guarded!("mov [{address}], {value:e}"), address = in(reg) address, value = in(reg) value,
-                inout("r11") 0u64 => _, inout("r10") 0u64 => _);
-        }
+        store(address, value);
     } else {
         // SAFETY: reading has no effect that the program cannot cope with.
         unsafe {
