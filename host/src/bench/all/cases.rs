@@ -282,6 +282,7 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
+    use super::super::record::UNITS;
     use super::*;
 
     #[test]
@@ -295,6 +296,15 @@ mod tests {
                 assert!(
                     !peers.is_empty() && peers.iter().all(|way| way.is_peer() && case.ways.contains(way))
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn units_survive_the_file() {
+        for case in CASES {
+            for metric in case.work.metrics() {
+                assert!(UNITS.contains(&metric.unit), "{}: {}", case.name, metric.unit);
             }
         }
     }

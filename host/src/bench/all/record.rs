@@ -12,6 +12,8 @@ use crate::results::{Facts, Row};
 use std::borrow::Cow;
 
 const BENCH: &str = "all";
+/// The units of all values.
+pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
 /// The facts about a machine that its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
@@ -116,6 +118,9 @@ impl Record {
             format!("{} has no results of `bench all`; name another file", path.display())
         })?;
         ensure!(record.bench == BENCH, "{} has results of '{}'", path.display(), record.bench);
+        let mut units = record.runs.iter().flat_map(|run| &run.values).map(|value| &*value.unit);
+        let unknown = units.find(|unit| !UNITS.contains(unit));
+        ensure!(unknown.is_none(), "{}: there is no unit '{}'", path.display(), unknown.unwrap_or_default());
         Ok(record)
     }
 
@@ -344,5 +349,9 @@ pub(crate) mod tests {
         };
         assert!(error("{\"bench\": \"boot\", \"rows\": []}").contains("no results of `bench all`"));
         assert!(error("not JSON").contains("no results of `bench all`"));
+        let mut record = record();
+        record.add(run(&CASES[0], HYPERCALL, 1, Some(("userspace", 1.5))));
+        record.runs[0].values[0].unit = "hours".into();
+        assert!(error(&serde_json::to_string(&record).expect("is JSON")).contains("no unit 'hours'"));
     }
 }
