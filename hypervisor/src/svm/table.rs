@@ -306,8 +306,10 @@ const _: () = {
     let mut code = 0;
     while code < 32 * intercepts::EVER.len() {
         let is_intercepted = intercepts::EVER[code / 32] >> (code % 32) & 1 != 0;
-        let holds = has_row(code as u64) == is_intercepted;
-        assert!(holds, "what is intercepted has a row, and nothing else has one");
+        assert!(
+            has_row(code as u64) == is_intercepted,
+            "what is intercepted has a row, and nothing else has one"
+        );
         code += 1;
     }
 };

@@ -282,8 +282,10 @@ mod tests {
         let cluster_1 = Destination::Logical(0x0001_0005);
         let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(x2apic(id), 0)).collect();
         assert_eq!(hit, [16, 18]);
-        let holds = !Destination::Logical(0x0001_0000).matches(x2apic(16), 0);
-        assert!(holds, "an empty member mask names nobody");
+        assert!(
+            !Destination::Logical(0x0001_0000).matches(x2apic(16), 0),
+            "an empty member mask names nobody"
+        );
     }
 
     #[test]

@@ -35,8 +35,10 @@ fn every_encoding_is_answered_or_undefined() {
                     assert_eq!(context.state.registers.x, before.x, "{name:?}");
                     // Breakpoints beyond the existing ones, and registers that cannot be read or
                     // written.
-                    let holds = matches!(treatment, Treatment::Undefined | Treatment::Debug(_));
-                    assert!(holds, "{name:?} {treatment:?}");
+                    assert!(
+                        matches!(treatment, Treatment::Undefined | Treatment::Debug(_)),
+                        "{name:?} {treatment:?}"
+                    );
                 }
             }
         }

@@ -88,8 +88,10 @@ mod tests {
     fn the_binary_point_decides_what_preempts() {
         // Group 1's point at 5: bits 7:5 decide; 0xa8 and 0xb8 are the same as 0xa0.
         let view = |vmcr: u64, running| View::new(OPEN | vmcr, running);
-        let holds = view(5 << 18, 0xb8).admits(0xa0, true);
-        assert!(holds, "the running priority is a group priority on hardware");
+        assert!(
+            view(5 << 18, 0xb8).admits(0xa0, true),
+            "the running priority is a group priority on hardware"
+        );
         assert!(!view(5 << 18, 0xa0).admits(0x98 | 0x20, true));
         assert!(!view(4 << 21, 0x80).admits(0x98, false), "bits 7:5 for group 0 at 4");
         assert!(view(4 << 21 | 7 << 18 | VCBPR, 0xa0).admits(0x98, true), "group 0's point for both");

@@ -156,8 +156,10 @@ fn registers_that_the_guest_reaches_directly_are_not_accessed_for_it() {
             guest.exit(crate::svm::tests::rows::NESTED, 0, PLACED + 0x2000);
             let stores: Vec<Note> =
                 machine.notes.take().into_iter().filter(|note| matches!(note, Note::Store(..))).collect();
-            let holds = stores.iter().all(|note| *note == Note::Store(REAL + 0x2800, 0xffff_ffff));
-            assert!(holds, "{stores:x?}");
+            assert!(
+                stores.iter().all(|note| *note == Note::Store(REAL + 0x2800, 0xffff_ffff)),
+                "{stores:x?}"
+            );
         }
         assert_eq!(machine.bus.register(NVME, 0, 0x20), 0x1234_5678);
         // Another vCPU comes before the second slot is there.

@@ -28,8 +28,10 @@ fn is_found(
             return false;
         }
         let posted = take(inbox);
-        let holds = posted == expected || posted == Posted::default();
-        assert!(holds, "{posted:?}: signalled without what was announced");
+        assert!(
+            posted == expected || posted == Posted::default(),
+            "{posted:?}: signalled without what was announced"
+        );
         posted == expected
     });
 }
