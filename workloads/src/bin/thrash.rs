@@ -14,8 +14,7 @@ use std::time::Duration;
 use std::{error, fs, io, thread};
 use workloads::mapping::{Mapping, page_bytes};
 use workloads::options::{Program, Report, cpus};
-use workloads::times::IpiCounts;
-use workloads::times::{Stopwatch, Times};
+use workloads::times::{IpiCounts, Stopwatch, Times};
 
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 

@@ -8,8 +8,7 @@
 use core::ops::Range;
 
 use super::command::{Depth, invalidate_device_pages, invalidate_pages};
-use crate::Command;
-use crate::{DeviceId, DomainId};
+use crate::{Command, DeviceId, DomainId};
 
 /// Bits of the offset in a page.
 const PAGE_SHIFT: u32 = 12;

@@ -1,8 +1,7 @@
 //! Devices with DMA, and the virtual machines that have them.
 
 use coherence::DeviceTlbs;
-use iommu::Stuck;
-use iommu::{DeviceId, DomainId};
+use iommu::{DeviceId, DomainId, Stuck};
 use paging::Invalidation;
 use stay::iommu::mirror::Slots;
 use stay::iommu::{Device, Domain};

@@ -11,8 +11,7 @@ use std::io;
 use std::process::ExitCode;
 use team::{Damage, Worker};
 use workloads::options::{FAILED, Given, Program, Report, WRONG, cpus};
-use workloads::times::IpiCounts;
-use workloads::times::{Stopwatch, Times};
+use workloads::times::{IpiCounts, Stopwatch, Times};
 
 mod memory;
 mod switch;

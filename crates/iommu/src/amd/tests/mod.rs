@@ -11,8 +11,7 @@ use super::event::Event;
 use super::range::{device_pages, pages};
 use super::registers::*;
 use super::table::*;
-use crate::Command;
-use crate::{DeviceId, DomainId};
+use crate::{Command, DeviceId, DomainId};
 
 /// The addresses that an operand names, read as the specification says it: the size follows from
 /// the first zero above the offset in the page. The end is included.

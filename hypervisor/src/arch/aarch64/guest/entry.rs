@@ -10,7 +10,7 @@ use core::mem::offset_of;
 
 use crate::arch::aarch64::sysreg::{isb, read, write};
 use crate::arm64::processor::{Registers, Vector};
-use crate::image::blocks::BLOCK_SIZE;
+use crate::image::blocks::{BLOCK_SIZE, FAULT_STACK_TOP};
 use crate::image::panic;
 
 const PC: usize = offset_of!(Registers, pc);
@@ -18,9 +18,6 @@ const _: () = assert!(PC == 248 && offset_of!(Registers, pstate) == PC + 8);
 
 const _: () =
     assert!(Vector::Synchronous as u8 == 0 && Vector::Interrupt as u8 == 1 && Vector::SError as u8 == 3);
-
-/// Offset in a CPU's block of the top of the stack on which faults of the hypervisor are reported.
-const FAULT_STACK_TOP: u64 = crate::image::blocks::FAULT_STACK_TOP;
 
 global_asm!(
     r#"
