@@ -13,7 +13,8 @@ use paging::{Format, TableMemory};
 use stay::{Cost, Mistakes};
 
 #[cfg(any(test, feature = "audit"))]
-use super::controls::{self, Control, hcr};
+use super::controls::Control;
+use super::controls::{self, hcr};
 use super::guest::{Common, Shared, Tag};
 use super::offer::OnArm64;
 use super::vcpu::debug::{Counts, Debug};

@@ -4,7 +4,8 @@ use super::Then;
 use crate::vm::{Context, Next};
 use crate::x86::guest::flush::CallServices;
 #[cfg(feature = "defects")]
-use crate::x86::hyperv::{CallOutcome, Caller, defects, hypercall};
+use crate::x86::hyperv::defects;
+use crate::x86::hyperv::{CallOutcome, Caller, hypercall};
 use crate::x86::processor::X86;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr0, Rflags};
