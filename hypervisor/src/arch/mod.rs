@@ -9,27 +9,16 @@ mod x86_64;
 #[cfg(target_arch = "aarch64")]
 use aarch64::board::clock;
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{board::console, boot::cpu};
+use aarch64::{board::console, boot::cpu};
 #[cfg(target_arch = "x86_64")]
 use x86_64::clock;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{console, cpu};
+use x86_64::{console, cpu};
 
 use hostlink::exit::ExitCode;
 
+use crate::image::{self, Host, Local, PerCpu};
 use crate::vm::arch::{Board, Clock, Cpus};
-use crate::{image, vm};
-
-/// The core's types, for the architecture of this image.
-pub(crate) type Host = vm::Host<Local>;
-pub(crate) type PerCpu = vm::PerCpu<Local>;
-
-pub(crate) struct Processor;
-
-#[cfg(target_arch = "aarch64")]
-pub(crate) type Local = crate::arm64::offer::OnArm64<Processor>;
-#[cfg(target_arch = "x86_64")]
-pub(crate) type Local = crate::x86::offer::OnX86<crate::svm::vendor::OnSvm<Processor>>;
 
 impl Clock for Local {
     #[inline(always)]

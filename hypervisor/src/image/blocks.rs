@@ -18,9 +18,7 @@ use baremetal::pages::PAGE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::heap;
-use crate::arch::PerCpu;
-use crate::arch::cpu::{self, CpuData};
+use super::{Bare, Local, PerCpu, heap};
 use crate::free_memory::FreeMemory;
 use crate::vm::percpu::{self, MAX_CPUS};
 
@@ -40,7 +38,7 @@ const _: () = assert!(size_of::<PerCpu>() as u64 <= BLOCK_SIZE - DATA_OFFSET);
 
 impl PerCpu {
     pub(crate) fn current() -> &'static Self {
-        let stack = cpu::stack_pointer();
+        let stack = Local::stack_pointer();
         debug_assert!(Self::on_block_stack(stack));
         // SAFETY: all code after `enter_block` runs on a stack in a block, whose data `create`
         // initialised and which is never freed.
@@ -130,7 +128,7 @@ pub(crate) unsafe fn create(
         let data = data_of(base + index as u64 * BLOCK_SIZE);
         // SAFETY: inside the block, aligned, without any reference yet.
         unsafe {
-            data.write(PerCpu::new(index as u32, id, CpuData::default()));
+            data.write(PerCpu::new(index as u32, id, Default::default()));
         }
     }
     // Both pair with `get`: the data is written above.
@@ -147,5 +145,5 @@ pub(crate) unsafe fn create(
 /// The blocks exist, and the stack is not in use.
 pub(crate) unsafe fn enter_block(cpu: &'static PerCpu, main: extern "C" fn() -> !) -> ! {
     // SAFETY: the caller vouches for the stack.
-    unsafe { cpu::switch_stack(cpu.main_stack_top(), main) }
+    unsafe { Local::switch_stack(cpu.main_stack_top(), main) }
 }

@@ -7,7 +7,7 @@ use hostlink::counters::Counter;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 use spin::Mutex;
 
-use crate::arch::{Local, PerCpu, console};
+use super::{Bare, Local, PerCpu};
 use crate::quota::{Answer, Quota};
 use crate::vm::arch::Clock;
 use crate::vm::{Charged, GUEST, increase};
@@ -27,7 +27,7 @@ pub(crate) struct LogPort;
 
 impl Write for LogPort {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.bytes().for_each(console::log_byte);
+        text.bytes().for_each(Local::log_byte);
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! The parts of the bare-metal images of all architectures besides the [core](crate::vm): memory,
-//! stacks, the log, the report of a panic, and the one machine.
+//! stacks, the log, the report of a panic, and the one machine. [`arch`](crate::arch) gives it the
+//! processor.
 
 pub(crate) mod blocks;
 pub(crate) mod console;
@@ -13,10 +14,45 @@ use hostlink::counters::Beacon;
 use hostlink::exit::ExitCode;
 use spin::Once;
 
-use crate::arch::{Host, Local};
 use crate::free_memory::FreeMemory;
+use crate::vm::arch::Board;
 use crate::vm::files::Bundle;
 use crate::vm::{self, run};
+
+/// The core's types, for the architecture of this image.
+pub(crate) type Host = vm::Host<Local>;
+pub(crate) type PerCpu = vm::PerCpu<Local>;
+
+/// The target's processor.
+pub(crate) struct Processor;
+
+#[cfg(target_arch = "aarch64")]
+pub(crate) type Local = crate::arm64::offer::OnArm64<Processor>;
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Local = crate::x86::offer::OnX86<crate::svm::vendor::OnSvm<Processor>>;
+
+/// What the image needs of the processor and the board besides the core's traits.
+pub(crate) trait Bare: Board {
+    fn stack_pointer() -> u64;
+
+    fn frame_pointer() -> u64;
+
+    /// Calls `main` on a stack and never returns.
+    ///
+    /// # Safety
+    ///
+    /// The stack is not in use.
+    unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> !;
+
+    /// Prepares the report of a panic: nothing interrupts it.
+    fn quiesce();
+
+    /// Stops another CPU after a panic.
+    fn stop_other(cpu: &PerCpu);
+
+    /// Writes one byte to the log's port.
+    fn log_byte(byte: u8);
+}
 
 /// Through this the host tool finds the counters.
 #[unsafe(no_mangle)]

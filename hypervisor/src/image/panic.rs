@@ -6,8 +6,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use hostlink::exit::ExitCode;
 
 use super::console::LogPort;
-use super::heap;
-use crate::arch::{PerCpu, cpu};
+use super::{Bare, Local, PerCpu, heap};
+use crate::vm::arch::{Board, Cpus};
 
 const MAX_FRAMES: usize = 32;
 
@@ -26,7 +26,7 @@ pub(crate) fn set_symbols(text: &'static [u8]) {
 fn on_panic(info: &PanicInfo<'_>) -> ! {
     begin_report();
     let _ = writeln!(LogPort, "quell: panic: {info}");
-    finish_report(cpu::frame_pointer(), None)
+    finish_report(Local::frame_pointer(), None)
 }
 
 /// Whether a CPU has panicked: a CPU that is interrupted because of that stops.
@@ -44,14 +44,14 @@ pub(crate) fn report_exception(what: core::fmt::Arguments<'_>, frame: u64, addre
 
 /// Silences the other CPUs; the first CPU to get here reports, others stop.
 fn begin_report() {
-    cpu::quiesce();
+    Local::quiesce();
     // Pairs with the same exchange on another CPU: one of them reports.
     if PANICKED.swap(true, Ordering::SeqCst) {
-        cpu::stop();
+        Local::stop();
     }
     let Some(me) = PerCpu::try_current() else { return };
     for cpu in PerCpu::online().filter(|cpu| cpu.index != me.index) {
-        cpu::stop_other(cpu);
+        Local::stop_other(cpu);
     }
 }
 
@@ -86,7 +86,7 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
         }
         frame = next;
     }
-    cpu::exit(ExitCode::Panic)
+    Local::exit(ExitCode::Panic)
 }
 
 fn print_frame(address: u64) {

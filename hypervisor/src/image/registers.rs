@@ -2,7 +2,7 @@
 
 use pci::ConfigSpace;
 
-use crate::arch::Local;
+use super::Local;
 use crate::owned::Bus;
 use crate::vm::arch::Clock;
 

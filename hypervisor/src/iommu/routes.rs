@@ -24,6 +24,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::mem;
+use core::ops::Range;
 use iommu::DeviceId;
 use spin::Mutex;
 
@@ -31,7 +32,9 @@ use super::amd_vi::Forgotten;
 use crate::devices::pc::message::Message;
 use crate::vm::VpIndex;
 use crate::vm::percpu::MAX_CPUS;
-use crate::x86::vectors::FUNCTIONS;
+
+/// The vectors for functions that guests own.
+pub const FUNCTIONS: Range<u8> = 0x20..pic::VECTORS.start;
 
 /// A guest that messages are delivered to.
 pub trait Receiver: Sync {

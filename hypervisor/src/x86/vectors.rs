@@ -4,11 +4,6 @@
 //! higher class first (APM volume 2, 16.6.4). The hypervisor's own have the highest class. So
 //! whatever the devices of guests do, a CPU that takes interrupts takes these first.
 
-use core::ops::Range;
-
-/// For functions that guests own.
-pub const FUNCTIONS: Range<u8> = 0x20..pic::VECTORS.start;
-
 /// An IOMMU has logged something. The lowest of the hypervisor's own: guests can cause it.
 pub const IOMMU: u8 = 0xf0;
 /// The real COM1 has received something.
@@ -29,6 +24,7 @@ pub fn destination(apic_id: u64) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::iommu::routes::FUNCTIONS;
 
     #[test]
     fn u43_the_hypervisors_own_interrupts_outrank_those_of_guests_devices() {

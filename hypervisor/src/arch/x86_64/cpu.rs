@@ -7,8 +7,9 @@ use core::cell::{Cell, UnsafeCell};
 use hostlink::exit::{self, ExitCode};
 use x86_64::instructions::interrupts;
 
-use super::apic;
-use crate::arch::PerCpu;
+use super::{apic, console};
+use crate::arch::{Local, PerCpu};
+use crate::image::Bare;
 use crate::x86::vectors;
 
 pub(crate) struct CpuData {
@@ -52,42 +53,6 @@ pub(crate) fn kick(cpu: &PerCpu) {
     apic::send_fixed(cpu.id as u32, vectors::KICK);
 }
 
-#[inline(always)]
-pub(crate) fn stack_pointer() -> u64 {
-    let rsp: u64;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack, preserves_flags)) };
-    rsp
-}
-
-#[inline(always)]
-pub(crate) fn frame_pointer() -> u64 {
-    let rbp: u64;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov {}, rbp", out(reg) rbp, options(nomem, nostack, preserves_flags)) };
-    rbp
-}
-
-/// Calls `main` on a stack and never returns.
-///
-/// # Safety
-///
-/// The stack is not in use.
-pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
-    // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
-    unsafe {
-        asm!(
-            "mov rsp, {stack}",
-            "xor ebp, ebp",
-            "call {main}",
-            "ud2",
-            stack = in(reg) top,
-            main = in(reg) main,
-            options(noreturn),
-        )
-    }
-}
-
 /// Zeroes memory by words: a byte-wise string store is many times slower in emulation.
 ///
 /// # Safety
@@ -96,18 +61,6 @@ pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
 pub(crate) unsafe fn zero(start: u64, size: u64) {
     // SAFETY: the caller vouches for the range.
     unsafe { core::slice::from_raw_parts_mut(start as *mut [u64; 8], (size / 64) as usize) }.fill([0; 8]);
-}
-
-/// Prepares the report of a panic: nothing interrupts it, and the NMIs that stop other CPUs can be
-/// delivered.
-pub(crate) fn quiesce() {
-    interrupts::disable();
-    // SAFETY: the panic may have occurred between CLGI and STGI, where NMIs would be held.
-    unsafe { asm!("stgi", options(nomem, nostack)) };
-}
-
-pub(crate) fn stop_other(cpu: &PerCpu) {
-    apic::send_nmi(cpu.id as u32);
 }
 
 pub(crate) fn stop() -> ! {
@@ -121,4 +74,52 @@ pub(crate) fn stop() -> ! {
 pub(crate) fn exit(code: ExitCode) -> ! {
     power::debug_exit(exit::PORT, code as u8);
     stop()
+}
+
+impl Bare for Local {
+    #[inline(always)]
+    fn stack_pointer() -> u64 {
+        let rsp: u64;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov {}, rsp", out(reg) rsp, options(nomem, nostack, preserves_flags)) };
+        rsp
+    }
+
+    #[inline(always)]
+    fn frame_pointer() -> u64 {
+        let rbp: u64;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov {}, rbp", out(reg) rbp, options(nomem, nostack, preserves_flags)) };
+        rbp
+    }
+
+    unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
+        // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+        unsafe {
+            asm!(
+                "mov rsp, {stack}",
+                "xor ebp, ebp",
+                "call {main}",
+                "ud2",
+                stack = in(reg) top,
+                main = in(reg) main,
+                options(noreturn),
+            )
+        }
+    }
+
+    /// The NMIs that stop other CPUs can be delivered.
+    fn quiesce() {
+        interrupts::disable();
+        // SAFETY: the panic may have occurred between CLGI and STGI, where NMIs would be held.
+        unsafe { asm!("stgi", options(nomem, nostack)) };
+    }
+
+    fn stop_other(cpu: &PerCpu) {
+        apic::send_nmi(cpu.id as u32);
+    }
+
+    fn log_byte(byte: u8) {
+        console::log_byte(byte);
+    }
 }

@@ -9,9 +9,8 @@ use std::sync::Mutex;
 
 use crate::devices::pc::message::Message;
 use crate::iommu::amd_vi::Forgotten;
-use crate::iommu::routes::{CpuVector, Delivery, Receiver, Routes};
+use crate::iommu::routes::{CpuVector, Delivery, FUNCTIONS, Receiver, Routes};
 use crate::vm::VpIndex;
-use crate::x86::vectors::FUNCTIONS;
 
 /// A guest that may use some of the CPUs, and notes what happens.
 #[derive(Default)]

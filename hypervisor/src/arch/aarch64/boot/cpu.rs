@@ -8,13 +8,13 @@ use hostlink::exit::ExitCode;
 use hostlink::phase::Phase;
 
 use super::features;
-use crate::arch::PerCpu;
-use crate::arch::aarch64::board::{gic, interrupts};
+use crate::arch::aarch64::board::{console, gic, interrupts};
 use crate::arch::aarch64::memory::flush;
+use crate::arch::{Local, PerCpu};
 use crate::arm64::controls::zeroed_block;
 pub(crate) use crate::arm64::processor::CpuData;
 use crate::arm64::processor::Features;
-use crate::image;
+use crate::image::{self, Bare};
 
 /// Takes the pending interrupts, by polling: interrupts stay masked all the time. So no code of the
 /// hypervisor is ever interrupted.
@@ -31,42 +31,6 @@ pub(crate) fn wait_for_interrupt() {
 
 pub(crate) fn kick(cpu: &PerCpu) {
     gic::send(cpu.id, interrupts::KICK as u8);
-}
-
-#[inline(always)]
-pub(crate) fn stack_pointer() -> u64 {
-    let sp: u64;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov {}, sp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
-    sp
-}
-
-#[inline(always)]
-pub(crate) fn frame_pointer() -> u64 {
-    let fp: u64;
-    // SAFETY: reads a register.
-    unsafe { asm!("mov {}, x29", out(reg) fp, options(nomem, nostack, preserves_flags)) };
-    fp
-}
-
-/// Calls `main` on a stack and never returns.
-///
-/// # Safety
-///
-/// The stack is not in use.
-pub(crate) unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
-    // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
-    unsafe {
-        asm!(
-            "mov sp, {stack}",
-            "mov x29, xzr",
-            "mov x30, xzr",
-            "br {main}",
-            stack = in(reg) top,
-            main = in(reg) main,
-            options(noreturn),
-        )
-    }
 }
 
 /// Tells an instruction-counting emulator what the hypervisor is doing, by a hint instruction,
@@ -137,14 +101,6 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
     }
 }
 
-/// Prepares the report of a panic. A no-op: nothing interrupts the hypervisor anyway.
-pub(crate) fn quiesce() {}
-
-/// Stops another CPU when it next checks for interrupts: at once if it is in guest mode or idles.
-pub(crate) fn stop_other(cpu: &PerCpu) {
-    gic::send(cpu.id, interrupts::STOP as u8);
-}
-
 pub(crate) fn stop() -> ! {
     loop {
         // SAFETY: waits.
@@ -158,4 +114,49 @@ pub(crate) fn exit(code: ExitCode) -> ! {
     image::QUELL_BEACON.exit.store(code as u32, Ordering::Release); // The host tool reads it.
     baremetal::aarch64::power::system_off();
     stop()
+}
+
+impl Bare for Local {
+    #[inline(always)]
+    fn stack_pointer() -> u64 {
+        let sp: u64;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov {}, sp", out(reg) sp, options(nomem, nostack, preserves_flags)) };
+        sp
+    }
+
+    #[inline(always)]
+    fn frame_pointer() -> u64 {
+        let fp: u64;
+        // SAFETY: reads a register.
+        unsafe { asm!("mov {}, x29", out(reg) fp, options(nomem, nostack, preserves_flags)) };
+        fp
+    }
+
+    unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
+        // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+        unsafe {
+            asm!(
+                "mov sp, {stack}",
+                "mov x29, xzr",
+                "mov x30, xzr",
+                "br {main}",
+                stack = in(reg) top,
+                main = in(reg) main,
+                options(noreturn),
+            )
+        }
+    }
+
+    /// A no-op: nothing interrupts the hypervisor anyway.
+    fn quiesce() {}
+
+    /// It stops when it next checks for interrupts: at once if it is in guest mode or idles.
+    fn stop_other(cpu: &PerCpu) {
+        gic::send(cpu.id, interrupts::STOP as u8);
+    }
+
+    fn log_byte(byte: u8) {
+        console::log_byte(byte);
+    }
 }

@@ -1,9 +1,9 @@
 //! Interrupts, from the function to the vCPU.
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, with_owned};
+use crate::iommu::routes::FUNCTIONS;
 use crate::svm::tests::machine::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use crate::svm::tests::processor::Guest;
-use crate::x86::vectors::FUNCTIONS;
 
 pub(super) const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
 pub(super) const TABLE: u64 = 0xefff_a000;
