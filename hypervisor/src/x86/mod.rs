@@ -19,6 +19,7 @@ pub mod offer;
 pub mod processor;
 #[cfg(not(loom))]
 pub mod vcpu;
+#[cfg(not(loom))]
 pub mod vectors;
 
 /// CR0.PE: protected mode.
