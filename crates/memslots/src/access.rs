@@ -6,8 +6,7 @@ use paging::{Gpa, Level, PhysAddr};
 
 use crate::error::AccessError;
 use crate::generation::Generation;
-use crate::list::SlotList;
-use crate::located::Located;
+use crate::list::{ListStamp, SlotList};
 use crate::raw::{Rmw, Window, Word};
 use crate::slot::{Slot, SlotId};
 use crate::snapshots::Pin;
@@ -34,6 +33,40 @@ pub enum Resolution {
 enum Access {
     Read,
     Write,
+}
+
+/// The location of a piece of guest memory, by the slots at one point in time. It gives access only
+/// through a [`GuestMemory`] with the same slots.
+#[derive(Clone, Copy, Debug)]
+pub struct Located {
+    pub(crate) host: PhysAddr,
+    len: usize,
+    pub(crate) stamp: ListStamp,
+}
+
+impl Located {
+    #[inline]
+    pub(crate) fn find(slots: &SlotList, gpa: Gpa, len: usize) -> Result<Self, AccessError> {
+        let unmapped = AccessError::Unmapped { gpa };
+        let slot = slots.find_memory(gpa).ok_or(unmapped)?;
+        let offset = slot.offset(gpa).ok_or(unmapped)?;
+        if slot.size - offset < len as u64 {
+            return Err(AccessError::Unmapped { gpa: Gpa(slot.last().0.wrapping_add(1)) });
+        }
+        let host = slot.host.checked_add(offset).ok_or(unmapped)?;
+        Ok(Self { host, len, stamp: slots.stamp() })
+    }
+
+    /// # Safety
+    ///
+    /// For the lifetime `'a`, a list with this stamp is pinned.
+    #[inline]
+    pub(crate) unsafe fn window<'a>(&self) -> Window<'a> {
+        // SAFETY: the bytes are in a slot of the list; the caller that added the slot promised that
+        // the memory behind it can be accessed until the slot is returned, which does not happen
+        // before the list's pins are dropped.
+        unsafe { Window::new(self.host, self.len) }
+    }
 }
 
 /// The guest's memory, through the slots that were current when this was

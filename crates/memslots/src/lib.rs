@@ -40,7 +40,7 @@ mod tests;
 mod treatment;
 mod update;
 
-pub use access::{GuestMemory, Resolution};
+pub use access::{GuestMemory, Located, Resolution};
 pub use audit::Discrepancy;
 pub use dirty::DirtyLog;
 pub use error::AccessError;
@@ -48,7 +48,7 @@ pub use fetch::DirtyFetch;
 pub use generation::Generation;
 #[doc(hidden)]
 pub use generation::Numbers;
-pub use located::{Located, Record};
+pub use located::Record;
 pub use memslots::{Memslots, PHYSICAL_BITS_MAX};
 pub use mmio::MmioCache;
 // Re-exported, so that a user that only needs slots need not depend on the crate that defines them.

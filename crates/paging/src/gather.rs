@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering::AcqRel;
 
 use crate::format::{Entry, link};
 use crate::frames::{Frames, NoFrames};
-use crate::reclaim::{Freeing, Released};
+use crate::reclaim::{Decode, Freeing, Released};
 use crate::{FlushReceipt, Level, PhysAddr, Stamp, TableMemory};
 
 /// Translations to invalidate.
@@ -62,9 +62,6 @@ pub struct Gather<M: TableMemory, R: Frames = NoFrames> {
     visited_count: u64,
     unsplit_count: u64,
 }
-
-/// Decodes an entry of a table of a level.
-pub(crate) type Decode = fn(u64, Level) -> Entry;
 
 impl<M: TableMemory, R: Frames> Gather<M, R> {
     pub(crate) fn new(memory: M, decode: Decode, stamp: Stamp) -> Self {

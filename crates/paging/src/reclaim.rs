@@ -5,7 +5,6 @@ use core::sync::atomic::Ordering::Relaxed;
 
 use crate::format::{Entry, link, linked};
 use crate::frames::{FrameRun, FrameRuns, Frames, NoFrames};
-use crate::gather::Decode;
 use crate::{ENTRY_COUNT, Level, PhysAddr, Stamp, TableMemory};
 
 /// The memory that a gather held back, now free.
@@ -27,6 +26,9 @@ impl Released<FrameRuns> {
 /// Shows that all changes up to some change of a page table have been flushed.
 #[derive(Clone, Copy, Debug)]
 pub struct Flushed(pub(crate) Stamp);
+
+/// Decodes an entry of a table of a level.
+pub(crate) type Decode = fn(u64, Level) -> Entry;
 
 /// Tables of a gather whose flush is over, being returned to their memory. Dropping it leaks the
 /// rest.

@@ -7,7 +7,7 @@ use crate::format::{is_settled, settled};
 use crate::frames::Frames;
 use crate::span;
 use crate::sync::{AtomicU64, overwrite};
-use crate::visit::rewrite;
+use crate::visit::{cleaned, rewrite};
 use crate::{Format, Level, TableMemory};
 
 /// Entries whose changes are recorded together, each as a bit of a word.
@@ -75,11 +75,6 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
             self.gather.leaves(span::address_of::<F>(end - len), len, Level::Page4K);
         }
     }
-}
-
-/// The leaf without its dirty bit.
-pub(crate) fn cleaned<F: Format>(leaf: u64) -> u64 {
-    if F::is_dirty(leaf) { F::cleaned(leaf) } else { leaf }
 }
 
 /// Replaces each leaf of a group by the result of `new`, and returns which have changed.

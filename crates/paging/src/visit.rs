@@ -8,7 +8,6 @@ use crate::cursor::Cut;
 use crate::format::{ABSENT, Entry, frozen_after, needs_flush, repermitted};
 use crate::frames::Frames;
 use crate::span::{self, SpanPiece};
-use crate::sweep::cleaned;
 use crate::sync::{AtomicU64, overwrite};
 use crate::{FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, Tables};
 
@@ -196,6 +195,11 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
 fn page<F: Format>(start: u64, level: Level) -> Range<u64> {
     let address = span::address_of::<F>(start);
     address..address.wrapping_add(level.size())
+}
+
+/// The leaf without its dirty bit.
+pub(crate) fn cleaned<F: Format>(leaf: u64) -> u64 {
+    if F::is_dirty(leaf) { F::cleaned(leaf) } else { leaf }
 }
 
 /// Replaces a leaf by the result of `new`, and returns both; `None` if the two are equal.

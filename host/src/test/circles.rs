@@ -12,19 +12,14 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("coherence/src", &["broadcast", "space"]),
     ("coherence/src", &["owner", "target"]),
     ("coherence/src/shootdown", &["batch", "space"]),
-    ("coherence/src/tlbi", &["context", "sequence"]),
-    ("hostlink/src", &["bundle", "config"]),
     ("machine/src", &["driver", "machine", "stage2"]),
     (
         "machine/src/driver",
         &["cpu", "device", "fault", "guest", "guest_tables", "life", "mirror", "processor", "vm"],
     ),
     ("machine/src/hw", &["cpu", "instruction", "marks"]),
-    ("memslots/src", &["access", "located"]),
     ("memslots/src", &["memslots", "update"]),
     ("memslots/src/space", &["job", "owed", "walk"]),
-    ("paging/src", &["gather", "reclaim"]),
-    ("paging/src", &["sweep", "visit"]),
 ];
 
 /// The modules of a directory that are used by each.

@@ -11,8 +11,9 @@
 //!   under the other's VMID. There, stage-1 walks are first disabled (TCR_EL1.EPD0 and EPD1), and
 //!   enabled again after the former VTTBR_EL2 has been restored.
 
+use core::ops::Range;
+
 use super::errata::Errata;
-use super::sequence::Stage2Tlb;
 
 /// A value of VTTBR_EL2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,52 @@ impl Vttbr {
     pub const fn vmid(self) -> u16 {
         (self.0 >> 48) as u16
     }
+}
+
+/// The instructions, one method each, without any barrier of their own. HCR_EL2.TGE must be 0:
+/// otherwise EL1's operations apply to the host.
+///
+/// The compiler must not move or omit any of them: `asm!` without `nomem`.
+pub trait Stage2Tlb {
+    /// DSB ISHST: stores to tables are visible to every processor's walks.
+    fn order_stores(&self);
+    /// DSB ISH: inner shareable maintenance has completed.
+    fn complete(&self);
+    /// DSB NSH: this processor's own maintenance has completed.
+    fn complete_local(&self);
+    /// DSB SY: cache maintenance by address has completed.
+    fn complete_caches(&self);
+    /// ISB.
+    fn context_sync(&self);
+    /// TLBI IPAS2E1IS; for [`page`](super::page).
+    fn page(&self, operand: u64);
+    /// TLBI RIPAS2E1IS; for [`range`](fn@super::range). Used only with
+    /// [`Features::range`](super::Features::range).
+    fn range(&self, operand: u64);
+    /// TLBI VMALLE1IS: stage-1 and combined entries of the VMID.
+    fn combined(&self);
+    /// TLBI VMALLS12E1IS: all entries of the VMID.
+    fn everything(&self);
+    /// TLBI ALLE1IS: all entries of all VMIDs.
+    fn all_vms(&self);
+    /// TLBI VMALLE1: as [`combined`](Self::combined), on this processor.
+    fn local_combined(&self);
+    /// TLBI ALLE1: as [`all_vms`](Self::all_vms), on this processor.
+    fn local_all_vms(&self);
+    /// IC IALLUIS.
+    fn instruction_cache(&self);
+    /// IC IALLU.
+    fn local_instruction_cache(&self);
+    /// DC CIVAC for each line of some physical memory.
+    fn clean(&self, memory: Range<u64>);
+    /// Reads VTTBR_EL2.
+    fn vttbr(&self) -> u64;
+    /// Writes VTTBR_EL2.
+    fn set_vttbr(&self, value: u64);
+    /// Sets EPD0 and EPD1 in TCR_EL1, and returns its former value.
+    fn forbid_stage1_walks(&self) -> u64;
+    /// Writes TCR_EL1.
+    fn restore_stage1_walks(&self, former: u64);
 }
 
 /// VTTBR_EL2 names a virtual machine; dropping this restores its former value.

@@ -31,12 +31,11 @@ mod sequence;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use context::{Context, Vttbr};
+pub use context::{Context, Stage2Tlb, Vttbr};
 pub use cover::{PIECE_BYTES_MAX, Pages, Ranges, base_alignment};
 pub use errata::Errata;
 pub use operand::{Granule, LeafLevel, level_hint, page, range};
 pub use plan::{Features, Limits, Plan, Setup, Stale, plan};
 pub use sequence::{
-    Instructions, Invalidated, Stage2Tlb, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms,
-    leave_vm,
+    Instructions, Invalidated, break_before_make, clean, enter_vm, invalidate, invalidate_all_vms, leave_vm,
 };

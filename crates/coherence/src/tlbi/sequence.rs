@@ -21,55 +21,9 @@
 
 use core::ops::Range;
 
-use super::context::{Context, Vttbr};
+use super::context::{Context, Stage2Tlb, Vttbr};
 use super::plan::{Plan, Setup, Stale, by_page, by_range, plan};
 use crate::vmid::Arrival;
-
-/// The instructions, one method each, without any barrier of their own. HCR_EL2.TGE must be 0:
-/// otherwise EL1's operations apply to the host.
-///
-/// The compiler must not move or omit any of them: `asm!` without `nomem`.
-pub trait Stage2Tlb {
-    /// DSB ISHST: stores to tables are visible to every processor's walks.
-    fn order_stores(&self);
-    /// DSB ISH: inner shareable maintenance has completed.
-    fn complete(&self);
-    /// DSB NSH: this processor's own maintenance has completed.
-    fn complete_local(&self);
-    /// DSB SY: cache maintenance by address has completed.
-    fn complete_caches(&self);
-    /// ISB.
-    fn context_sync(&self);
-    /// TLBI IPAS2E1IS; for [`page`](super::page).
-    fn page(&self, operand: u64);
-    /// TLBI RIPAS2E1IS; for [`range`](fn@super::range). Used only with
-    /// [`Features::range`](super::Features::range).
-    fn range(&self, operand: u64);
-    /// TLBI VMALLE1IS: stage-1 and combined entries of the VMID.
-    fn combined(&self);
-    /// TLBI VMALLS12E1IS: all entries of the VMID.
-    fn everything(&self);
-    /// TLBI ALLE1IS: all entries of all VMIDs.
-    fn all_vms(&self);
-    /// TLBI VMALLE1: as [`combined`](Self::combined), on this processor.
-    fn local_combined(&self);
-    /// TLBI ALLE1: as [`all_vms`](Self::all_vms), on this processor.
-    fn local_all_vms(&self);
-    /// IC IALLUIS.
-    fn instruction_cache(&self);
-    /// IC IALLU.
-    fn local_instruction_cache(&self);
-    /// DC CIVAC for each line of some physical memory.
-    fn clean(&self, memory: Range<u64>);
-    /// Reads VTTBR_EL2.
-    fn vttbr(&self) -> u64;
-    /// Writes VTTBR_EL2.
-    fn set_vttbr(&self, value: u64);
-    /// Sets EPD0 and EPD1 in TCR_EL1, and returns its former value.
-    fn forbid_stage1_walks(&self) -> u64;
-    /// Writes TCR_EL1.
-    fn restore_stage1_walks(&self, former: u64);
-}
 
 /// Proof that every processor has done the invalidation, and that accesses through the removed
 /// translations are over.

@@ -16,8 +16,6 @@ use core::fmt::{self, Write};
 
 /// Name of the member with the configuration.
 pub const CONFIG: &str = "config";
-/// Name of the member with a guest's kernel whose configuration names none.
-pub const KERNEL: &str = "kernel";
 /// Name of the member with the hypervisor's symbols.
 pub const SYMBOLS: &str = "symbols";
 

@@ -15,7 +15,7 @@
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run, or this guest if there are several; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `console` | `rings`: consoles are rings in memory, beside which the guests are listed; `machine`: the only guest has the machine's serial ports, and is not listed | `rings` |
-//! | `kernel` | the [`bundle`]'s member with the guest's kernel | `kernel` |
+//! | `kernel` | the [bundle](crate::bundle)'s member with the guest's kernel | `kernel` |
 //! | `initrd` | the member with its initial RAM disk | none |
 //! | `shared` | the memory that it shares with other guests, as [`Shares`] describes | none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
@@ -29,7 +29,6 @@ mod error;
 mod shares;
 mod switches;
 
-use crate::bundle;
 use crate::cpus::CpuSet;
 use crate::name::Name;
 use crate::words::{Number, number, words};
@@ -38,6 +37,9 @@ pub use shares::{MAX_REGIONS, REGION_BYTES, Share, Shares};
 pub use switches::{ApicIds, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
 
 use core::fmt;
+
+/// Name of the bundle's member with a guest's kernel whose configuration names none.
+pub const KERNEL: &str = "kernel";
 
 /// Most virtual CPUs of one guest: every APIC id must be reachable in x2APIC physical mode without
 /// interrupt remapping, and 255 is the broadcast id.
@@ -165,7 +167,7 @@ impl Default for Config<'_> {
             boot_cpu: BootCpu::Run,
             console: Console::Rings,
             switches: Switches::default(),
-            kernel: bundle::KERNEL,
+            kernel: KERNEL,
             initrd: None,
             devices: "",
             shared: Shares::default(),

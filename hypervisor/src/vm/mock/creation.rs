@@ -8,7 +8,7 @@ use baremetal::random::Random;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use hostlink::bundle::{self, BundleError, Member, Reader};
-use hostlink::config::{Config, Console};
+use hostlink::config::{self, Config, Console};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, OnceLock};
@@ -72,7 +72,7 @@ impl<A: Arch> MockBoard<A> {
             Some(number) => {
                 number.parse().ok().and_then(|number: usize| configs.get(number)).map(|text| text.as_bytes())
             }
-            None if name == bundle::KERNEL => Some(kernel),
+            None if name == config::KERNEL => Some(kernel),
             None => Some(&[][..]).filter(|_| name == bundle::CONFIG),
         };
         let reader = Reader::new(member).map_err(CreateError::Bundle)?;
