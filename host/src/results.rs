@@ -5,10 +5,11 @@ use crate::machine::emulator;
 use crate::prelude::*;
 use std::borrow::Cow;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Subject {
     /// A guest on Quell.
+    #[default]
     Quell,
     /// The same guest directly on the emulated machine.
     Bare,

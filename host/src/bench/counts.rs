@@ -1,15 +1,17 @@
-//! `quell bench exits` and `quell bench flush`: instructions per operation, including exit and
-//! entry.
+//! The budgets of exits and flushes: instructions per operation, including exit and entry; and what
+//! is counted on Arm.
 //!
 //! A bare guest performs each operation many times. On AMD64 its machine's clock is the number of
-//! executed instructions, and it reports one line per case. On Arm the counter that the guest sees
-//! is too coarse, and goes on while the machine waits: there each operation is a phase of its own,
-//! and QEMU's plugin counts the instructions of all CPUs in it. Flushes of running vCPUs are
+//! executed instructions, and it reports one line per operation. On Arm the counter that the guest
+//! sees is too coarse, and goes on while the machine waits: there each operation is a phase of its
+//! own, and QEMU's plugin counts the instructions of all CPUs in it. Flushes of running vCPUs are
 //! counted in [`super::running`].
 
-use super::lab;
+use super::all::cases;
+use super::all::record::Number;
+use super::all::way::FlushWay;
+use super::{lab, running};
 use crate::prelude::*;
-use crate::results::number;
 
 struct Case {
     name: &'static str,
@@ -58,76 +60,31 @@ const fn space(name: &'static str, label: &'static str, targets: u32) -> Case {
     case(name, label, (700 + 12 * targets) as f64, "")
 }
 
-const METRIC: &str = "instructions";
-
-pub(crate) fn count_exits(lab: &Lab<'_>, platform: Platform, samples: &mut Samples) -> Result<Vec<Limit>> {
-    let cases = match platform.arch() {
-        Arch::X86_64 => {
-            count_reported(lab, "exits", 2, samples)?;
-            &CASES[..]
-        }
-        Arch::Aarch64 => {
-            count_phases(lab, platform, samples)?;
-            &ARM_CASES[..]
-        }
-    };
-    Ok(limits(cases, platform, samples))
-}
-
-/// Counts flushes of vCPUs that do not run.
-pub(crate) fn count_flushes(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<Limit>> {
-    count_reported(lab, "flush", MAX_VCPUS, samples)?;
-    Ok(limits(&FLUSH_CASES, Platform::X86_64, samples))
-}
-
-fn count_reported(lab: &Lab<'_>, name: &str, vcpus: u32, samples: &mut Samples) -> Result<()> {
-    let guest = lab::bare(Platform::X86_64, workspace::PROBE, format!("bench={name}"), vcpus)?;
-    let outcome = lab.run_alone(lab.on_quell(&guest, 1, Clock::Instructions)?)?;
-    for report in outcome.reports.iter().filter(|report| report["metric"] == METRIC) {
-        if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
-            samples.add(case, Subject::Quell, METRIC, METRIC, value);
-        }
-    }
-    Ok(())
-}
-
-fn count_phases(lab: &Lab<'_>, platform: Platform, samples: &mut Samples) -> Result<()> {
+/// Counts the operations on Arm.
+pub(super) fn count_phases(lab: &Lab<'_>, way: FlushWay) -> Result<Vec<Number>> {
     let cmdline = format!("test=exits count={REPETITIONS}");
-    let guest = lab::bare(platform, workspace::HOSTILE, cmdline, 2)?;
+    let guest = lab::bare(way.platform(), workspace::HOSTILE, cmdline, 2)?;
     let spec = lab.on_quell(&guest, 2, Clock::Instructions)?;
     let (_, phases) = lab.count(spec, |_, _| Ok(Flow::Continue))?;
-    for (index, case) in ARM_CASES.iter().enumerate() {
+    let each = |(index, case): (usize, &Case)| {
         let each = float(phases.numbered(index + 1)?.instructions) / f64::from(REPETITIONS);
-        samples.add(&platform.named(case.name), Subject::Quell, METRIC, METRIC, each);
-    }
-    Ok(())
-}
-
-/// The budgets of these cases, whose worst run counts; and what the guest has measured besides.
-fn limits(cases: &[Case], platform: Platform, samples: &Samples) -> Vec<Limit> {
-    let rows = samples.rows();
-    let worst = |name: &str| {
-        let name = platform.named(name);
-        rows.iter().find(|row| row.case == name).map_or(f64::NAN, |row| row.spread.max)
+        Ok(Number::new(case.name, "instructions", each))
     };
-    let others = rows.iter().filter(|row| cases.iter().all(|case| platform.named(case.name) != row.case));
-    let others = others.map(|row| Limit::shown(row.case.as_str(), row.spread.max));
-    budgets(cases, worst).chain(others).collect()
+    ARM_CASES.iter().enumerate().map(each).collect()
 }
 
-fn budgets(cases: &[Case], worst: impl Fn(&str) -> f64) -> impl Iterator<Item = Limit> {
-    cases.iter().map(move |case| Limit::at_most(case.label, worst(case.name), case.budget).beside(case.kvm))
-}
-
-/// The same of a case of `bench all`, whose metrics are the operations.
-pub(super) fn budgets_of(case: &str, worst: impl Fn(&str) -> f64) -> Vec<Limit> {
-    let cases = match case {
+/// The limits of a case of `bench all`, whose metrics are the operations; the worst run counts.
+pub(super) fn budgets_of(case: &cases::Case, worst: &dyn Fn(&str) -> f64) -> Vec<Limit> {
+    let cases = match case.name {
         "exits" => &CASES[..],
         "flush" => &FLUSH_CASES[..3],
         "flush-254" => &FLUSH_CASES[..],
+        "flush-running" => return running::limits(worst),
+        name if name.starts_with("arm-exits") => &ARM_CASES[..],
         _ => &[],
     };
-    budgets(cases, worst).collect()
+    let limit = |case: &Case| Limit::at_most(case.label, worst(case.name), case.budget).beside(case.kvm);
+    cases.iter().map(limit).collect()
 }
 
 #[cfg(test)]
@@ -137,21 +94,12 @@ mod tests {
 
     #[test]
     fn a_case_that_is_missing_or_over_its_budget_fails() {
-        let mut samples = Samples::default();
-        let is_within = |samples: &Samples| all_met(&limits(&CASES, Platform::X86_64, samples));
-        assert!(!is_within(&samples), "nothing was reported");
-        for case in &CASES {
-            samples.add(case.name, Subject::Quell, METRIC, METRIC, 399.0);
-        }
-        assert!(is_within(&samples));
-        samples.add("cpuid", Subject::Quell, METRIC, METRIC, 401.0);
-        assert!(!is_within(&samples), "the worst run counts");
-    }
-
-    #[test]
-    fn values_that_are_no_counts_are_not_taken() {
-        for value in [serde_json::json!("12"), serde_json::json!(-3), serde_json::json!(null)] {
-            assert_eq!(number(&value), None, "{value}");
-        }
+        let exits = cases::CASES.iter().find(|case| case.name == "exits").expect("is a case");
+        let is_within = |cpuid: f64, others: f64| {
+            all_met(&budgets_of(exits, &|metric| if metric == "cpuid" { cpuid } else { others }))
+        };
+        assert!(is_within(399.0, 399.0));
+        assert!(!is_within(401.0, 399.0) && !is_within(399.0, 501.0));
+        assert!(!is_within(399.0, f64::NAN), "not all were reported");
     }
 }

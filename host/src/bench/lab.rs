@@ -9,7 +9,7 @@ use crate::prelude::*;
 use crate::results::Writer;
 use crate::run::reporting_console;
 use crate::workspace::Image;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 
 pub(crate) const BARE_MEMORY: u64 = 64 * MIB;
 
@@ -48,7 +48,8 @@ impl<T> Parts<T> {
 
 /// The parts of a benchmark's machines, which run one after the other.
 pub(crate) struct Lab<'a> {
-    pub(crate) timeout: Duration,
+    /// Of the machines that are started next.
+    pub(crate) timeout: Cell<Duration>,
     pub(crate) signals: &'a Signals,
     directory: TempDir,
     hypervisors: Parts<Hypervisor>,
@@ -57,7 +58,7 @@ pub(crate) struct Lab<'a> {
 
 impl<'a> Lab<'a> {
     pub(crate) fn new(timeout: Duration, signals: &'a Signals) -> Result<Self> {
-        let directory = directory()?;
+        let (directory, timeout) = (directory()?, Cell::new(timeout));
         Ok(Self { timeout, signals, directory, hypervisors: Parts::none(), stocks: Parts::none() })
     }
 
@@ -88,7 +89,7 @@ impl<'a> Lab<'a> {
     }
 
     pub(crate) fn start(&self, spec: Spec) -> Result<Machine> {
-        Machine::start(&Spec { timeout: Some(self.timeout), ..spec }, self.signals)
+        Machine::start(&Spec { timeout: Some(self.timeout.get()), ..spec }, self.signals)
     }
 
     /// Runs a machine until its guest switches it off, or `observe` stops it.

@@ -80,7 +80,7 @@ fn run(
         clock,
         size: SIZE,
         spare: SPARE,
-        timeout: lab.timeout,
+        timeout: lab.timeout.get(),
     };
     let mut writer = Writer::start(&setup, lab.signals)?;
     let (before, stops) = scenario(&mut writer, args).with_context(|| writer.load.console())?;

@@ -6,13 +6,13 @@
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running` | instructions of exits and flushes |
-//! | `all` | the same work on Quell and on Linux KVM, in turn |
+//! | `counts`, `running` | the budgets of exits and flushes, and what is counted for them |
+//! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
 //! | the others | one benchmark each |
 
-mod all;
+pub(crate) mod all;
 mod boot;
-pub(crate) mod counts;
+mod counts;
 mod devices;
 pub(crate) mod isolation;
 pub(crate) mod lab;
@@ -36,12 +36,11 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
         Bench::Devices(args) => {
             measure(signals, "devices", &args.output, |lab, all| devices::devices(lab, args, all))
         }
-        Bench::Exits(args) => measure(signals, "exits", &args.output, |lab, all| {
-            counts::count_exits(lab, args.platform.platform()?, all)
-        }),
-        Bench::Flush(args) => measure(signals, "flush", &args.output, |lab, all| {
-            Ok([counts::count_flushes(lab, all)?, running::count(lab, all)?].concat())
-        }),
+        Bench::Exits(args) => args
+            .platform
+            .platform()
+            .and_then(|platform| all::all(&args.output.only(&[exits(platform)]), signals)),
+        Bench::Flush(output) => all::all(&output.only(&["flush-254", "flush-running"]), signals),
         Bench::Isolation(args) => {
             measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
         }
@@ -63,6 +62,16 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     match (status, signals.caught()) {
         (Err(_), Some(signal)) => Ok(u8::try_from(128 + signal).unwrap_or(128)),
         (status, _) => status,
+    }
+}
+
+/// The case of `bench exits` on this platform.
+const fn exits(platform: Platform) -> &'static str {
+    match platform {
+        Platform::X86_64 => "exits",
+        Platform::Aarch64(ArmCpu::Max) => "arm-exits",
+        Platform::Aarch64(ArmCpu::NeoverseN1) => "arm-exits@neoverse-n1",
+        Platform::Aarch64(ArmCpu::CortexA72) => "arm-exits@cortex-a72",
     }
 }
 

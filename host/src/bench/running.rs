@@ -1,5 +1,5 @@
-//! The part of `quell bench flush` whose targets are in guest mode: the effect of a call on them
-//! and on others.
+//! The case `flush-running`, whose targets are in guest mode: the effect of a call on them and on
+//! others.
 //!
 //! The machine has a CPU for each vCPU, and its clock is the number of executed instructions. Each
 //! case runs on two machines that differ only in the number of calls, so the difference between
@@ -10,6 +10,8 @@
 //! halts and then the next. So instructions are reported for the machine as a whole, including the
 //! loops of targets and bystanders.
 
+use super::all::record::Number;
+use super::all::way::FlushWay;
 use super::lab;
 use crate::prelude::*;
 
@@ -26,6 +28,24 @@ enum Shape {
     List { targets: u32 },
     /// `initiators` vCPUs flush each other, all at once.
     Merge { initiators: u32 },
+}
+
+impl Shape {
+    fn limits(self, of: &dyn Fn(&str) -> f64) -> Vec<Limit> {
+        // Each part of a long list is a flush of its own.
+        let parts = of("parts");
+        let limits: &[_] = match self {
+            Self::List { targets } => &[
+                ("kicks", parts * f64::from(targets)),
+                ("exits of a target", parts),
+                ("exits of a bystander", 0.0),
+            ],
+            Self::Merge { .. } => {
+                &[("kicks per initiator and target", 0.5), ("flushes per merged generation", 1.0)]
+            }
+        };
+        limits.iter().map(|(metric, most)| Limit::at_most(*metric, of(metric), *most)).collect()
+    }
 }
 
 struct Case {
@@ -59,15 +79,13 @@ struct Calls {
     counters: Snapshot,
 }
 
-/// One number of a case: its name, its unit, its value, and its highest allowed value.
-type Metric = (&'static str, &'static str, f64, f64);
+/// One number of a case: its name, its unit and its value.
+type Metric = (&'static str, &'static str, f64);
 
 const INSTRUCTIONS: &str = "instructions";
 const CALL: &str = "per call";
 const ROUND: &str = "per round";
 const RATIO: &str = "ratio";
-
-const NONE: f64 = f64::INFINITY;
 
 impl Calls {
     fn per_call(&self, count: u64) -> f64 {
@@ -85,7 +103,7 @@ impl Calls {
 
     fn instructions(&self) -> Metric {
         let each = self.instructions / f64::from(self.count);
-        ("instructions of the machine", INSTRUCTIONS, each, NONE)
+        ("instructions of the machine", INSTRUCTIONS, each)
     }
 
     /// Makes sure that the calls were made as intended: else small numbers would mean nothing.
@@ -108,58 +126,64 @@ impl Calls {
 
     fn metrics(&self, shape: Shape) -> Vec<Metric> {
         match shape {
-            Shape::List { targets } => self.list_metrics(targets),
-            Shape::Merge { initiators } => self.merge_metrics(initiators),
+            Shape::List { targets } => self.list_metrics(targets).to_vec(),
+            Shape::Merge { initiators } => self.merge_metrics(initiators).to_vec(),
         }
     }
 
-    fn list_metrics(&self, targets: u32) -> Vec<Metric> {
+    fn list_metrics(&self, targets: u32) -> [Metric; 7] {
         let bystander = targets as usize + 1;
-        // Each part of a long list is a flush of its own.
         let parts = 1.0 + self.sum(Counter::FlushContinued);
         let (asked, others) = (1..bystander, bystander..bystander + 1);
         let of_each = |it| self.per_call(self.counters.of(asked.clone()).get(it)) / f64::from(targets);
         let exits = |vcpus| self.largest(vcpus, Snapshot::exits);
-        vec![
+        [
             self.instructions(),
-            ("parts", CALL, parts, NONE),
-            ("kicks", CALL, self.sum(Counter::FlushKicks), parts * f64::from(targets)),
-            ("exits of a target", CALL, exits(asked.clone()), parts),
-            ("exits of a bystander", CALL, exits(others), 0.0),
-            ("ranges flushed by a target", CALL, of_each(Counter::FlushRanges), NONE),
-            ("whole tags flushed by a target", CALL, of_each(Counter::FlushWhole), NONE),
+            ("parts", CALL, parts),
+            ("kicks", CALL, self.sum(Counter::FlushKicks)),
+            ("exits of a target", CALL, exits(asked.clone())),
+            ("exits of a bystander", CALL, exits(others)),
+            ("ranges flushed by a target", CALL, of_each(Counter::FlushRanges)),
+            ("whole tags flushed by a target", CALL, of_each(Counter::FlushWhole)),
         ]
     }
 
-    fn merge_metrics(&self, initiators: u32) -> Vec<Metric> {
+    fn merge_metrics(&self, initiators: u32) -> [Metric; 7] {
         let all = 0..initiators as usize;
         let kicks = self.sum(Counter::FlushKicks) / f64::from(initiators * (initiators - 1));
         let whole = |vcpu: &Snapshot| vcpu.get(Counter::FlushWhole);
         // Requests that are taken together are one generation.
         let taken = |vcpu: &Snapshot| self.per_call(vcpu.get(Counter::FlushTaken)).max(0.1);
         let flushes = self.counters.each().map(|vcpu| self.per_call(whole(&vcpu)) / taken(&vcpu));
-        vec![
+        [
             self.instructions(),
-            ("kicks per initiator and target", RATIO, kicks, 0.5),
-            ("flushes per merged generation", RATIO, flushes.fold(0.0, f64::max), 1.0),
-            ("flushes of a target", ROUND, self.largest(all.clone(), whole), NONE),
-            ("exits of a target", ROUND, self.largest(all, Snapshot::exits), NONE),
-            ("requests merged", ROUND, self.sum(Counter::FlushMerged), NONE),
-            ("requests deferred", ROUND, self.sum(Counter::FlushDeferred), NONE),
+            ("kicks per initiator and target", RATIO, kicks),
+            ("flushes per merged generation", RATIO, flushes.fold(0.0, f64::max)),
+            ("flushes of a target", ROUND, self.largest(all.clone(), whole)),
+            ("exits of a target", ROUND, self.largest(all, Snapshot::exits)),
+            ("requests merged", ROUND, self.sum(Counter::FlushMerged)),
+            ("requests deferred", ROUND, self.sum(Counter::FlushDeferred)),
         ]
     }
 }
 
-pub(super) fn count(lab: &Lab<'_>, samples: &mut Samples) -> Result<Vec<Limit>> {
-    let mut limits = Vec::new();
+/// Measures all shapes; the metrics are `NAME: METRIC`.
+pub(super) fn count(lab: &Lab<'_>, _: FlushWay) -> Result<Vec<Number>> {
+    let mut numbers = Vec::new();
     for case in &CASES {
         let calls = measure(lab, case).with_context(|| case.name)?;
-        for (name, unit, value, most) in calls.metrics(case.shape) {
-            samples.add(case.name, Subject::Quell, name, unit, value);
-            limits.push(Limit::at_most(name, value, most).of(case.label));
-        }
+        let number = |(name, unit, value)| Number::new(&format!("{}: {name}", case.name), unit, value);
+        numbers.extend(calls.metrics(case.shape).into_iter().map(number));
     }
-    Ok(limits)
+    Ok(numbers)
+}
+
+pub(super) fn limits(worst: &dyn Fn(&str) -> f64) -> Vec<Limit> {
+    let of_case = |case: &'static Case| {
+        let limits = case.shape.limits(&|metric| worst(&format!("{}: {metric}", case.name)));
+        limits.into_iter().map(|limit| limit.of(case.label))
+    };
+    CASES.iter().flat_map(of_case).collect()
 }
 
 fn measure(lab: &Lab<'_>, case: &Case) -> Result<Calls> {
@@ -203,9 +227,11 @@ mod tests {
         Calls { count: 10, instructions: 20_000.0, counters }
     }
 
-    fn over(calls: &Calls, shape: Shape) -> Vec<&'static str> {
-        let is_met = |&(name, _, value, most): &Metric| Limit::at_most(name, value, most).is_met();
-        calls.metrics(shape).into_iter().filter(|metric| !is_met(metric)).map(|metric| metric.0).collect()
+    fn over(calls: &Calls, shape: Shape) -> Vec<String> {
+        let metrics = calls.metrics(shape);
+        let of = |name: &str| metrics.iter().find(|metric| metric.0 == name).map_or(f64::NAN, |it| it.2);
+        let limits = shape.limits(&of).into_iter();
+        limits.filter(|limit| !limit.is_met()).map(|limit| limit.label).collect()
     }
 
     #[test]
@@ -270,7 +296,8 @@ mod tests {
     #[test]
     fn numbers_are_per_call() {
         let metrics = calls(&[]).metrics(ONE);
-        assert_eq!(metrics[0], ("instructions of the machine", INSTRUCTIONS, 2000.0, NONE));
+        assert_eq!(metrics[0], ("instructions of the machine", INSTRUCTIONS, 2000.0));
         assert_eq!((metrics[2].0, metrics[2].2), ("kicks", 0.0));
+        assert!(limits(&|_| f64::NAN).iter().all(|limit| !limit.is_met()), "nothing was measured");
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn setup<'l>(
         clock,
         size: SIZE,
         spare: SIZE,
-        timeout: lab.timeout,
+        timeout: lab.timeout.get(),
     })
 }
 

@@ -27,6 +27,38 @@ impl<const SECONDS: u64> Output<SECONDS> {
     }
 }
 
+/// The same of cases of `bench all`, each of which has a timeout of its own.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CaseOutput {
+    /// Write the results to this file, as docs/json.md describes, and continue with those in it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Give up on a machine after this many seconds (longer while other programs keep the CPUs
+    /// busy) [default: several times what the case usually takes]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) timeout: Option<u64>,
+}
+
+const RUNS: u32 = 5;
+const ROUNDS: u32 = 100;
+
+impl CaseOutput {
+    /// What `bench all` is asked for by the short form of these cases.
+    pub(crate) fn only(&self, cases: &[&str]) -> AllArgs {
+        AllArgs {
+            peer: None,
+            runs: RUNS,
+            arch: None,
+            only: cases.iter().map(|case| (*case).to_owned()).collect(),
+            long: false,
+            list: false,
+            rounds: ROUNDS,
+            resume: None,
+            output: self.clone(),
+        }
+    }
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     All(AllArgs),
@@ -39,7 +71,7 @@ pub(crate) enum BenchCommand {
     /// budget: 700 instructions, plus 12 for each target that is not running; a kick and an exit
     /// for each target that is running, and none for others; and if 8 vCPUs flush each other, a
     /// kick for every second target.
-    Flush(FlushArgs),
+    Flush(CaseOutput),
     /// Measure what a guest loses while another one attacks it
     ///
     /// Two guests share 2 CPUs. The attacker, on 4 vCPUs, does all that may disturb others:
@@ -102,13 +134,7 @@ pub(crate) struct ExitsArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     #[command(flatten)]
-    pub(crate) output: Output<120>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct FlushArgs {
-    #[command(flatten)]
-    pub(crate) output: Output<120>,
+    pub(crate) output: CaseOutput,
 }
 
 /// The hypervisor to compare Quell with.
@@ -133,7 +159,7 @@ pub(crate) struct AllArgs {
     #[arg(long, value_name = "WHAT")]
     pub(crate) peer: Option<Peer>,
     /// Number of rounds; instruction counts, which are the same each time, are taken only once
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
+    #[arg(long, value_name = "N", default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     /// Run only the cases of this architecture [default: of both]
     #[arg(long, value_name = "ARCH")]
@@ -148,14 +174,13 @@ pub(crate) struct AllArgs {
     #[arg(long)]
     pub(crate) list: bool,
     /// Rounds of each of thrash's threads
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    #[arg(long, value_name = "N", default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) rounds: u32,
     /// Continue with the results in this file; they are written back unless --json names another
     #[arg(long, value_name = "FILE")]
     pub(crate) resume: Option<PathBuf>,
-    /// Write the results to this file, as docs/json.md describes, and continue with those in it
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) output: CaseOutput,
 }
 
 /// Measure instructions per transfer of a guest that owns a disk and a network card

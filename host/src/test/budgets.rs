@@ -1,29 +1,20 @@
 //! The instructions of exits and flushes are within their budgets.
 
-use crate::bench::counts;
-use crate::bench::lab::Lab;
-use crate::bench::limits::{self, Limit};
-use crate::results::Samples;
+use crate::bench::{all, limits};
 use crate::test::prelude::*;
 
-/// Timeout of a machine.
-const TIMEOUT: Duration = Duration::from_secs(120);
-
 pub(super) const ROWS: [Case; 3] = [
-    act("exits_are_within_their_budgets", |_| exits_are_within(Platform::X86_64))
+    act("exits_are_within_their_budgets", |room| are_within("exits", room))
         .about("each operation of `bench exits` takes at most the instructions that it may"),
-    act("u66_exits_are_within_their_budgets_on_arm", |_| exits_are_within(MAX)).about("the same on Arm"),
-    act("flushes_are_within_their_budgets", |_| are_within(counts::count_flushes))
+    act("u66_exits_are_within_their_budgets_on_arm", |room| are_within("arm-exits", room))
+        .about("the same on Arm"),
+    act("flushes_are_within_their_budgets", |room| are_within("flush-254", room))
         .about("the same for the flush hypercalls of `bench flush` whose targets do not run"),
 ];
 
-fn exits_are_within(platform: Platform) -> Result<()> {
-    are_within(|lab, samples| counts::count_exits(lab, platform, samples))
-}
-
-fn are_within(count: impl FnOnce(&Lab<'_>, &mut Samples) -> Result<Vec<Limit>>) -> Result<()> {
-    let signals = Signals::default();
-    let limits = count(&Lab::new(TIMEOUT, &signals)?, &mut Samples::default())?;
+fn are_within(case: &str, room: &Room<'_>) -> Result<()> {
+    let limits = all::budgets(&[case], room.signals)?;
+    ensure!(!limits.is_empty(), "{case} has no budgets");
     ensure!(limits::all_met(&limits), "a budget is exceeded:\n{}", limits::table(&limits));
     Ok(())
 }

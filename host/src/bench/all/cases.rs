@@ -1,8 +1,10 @@
 //! The cases that `quell bench all` measures: one row each.
 
 use super::loops;
+use super::record::Number;
 use super::slots::{self, Slots};
-use super::way::{FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
+use super::way::{FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, QUELL_ON_ARM};
+use crate::bench::{counts, running};
 use crate::prelude::*;
 
 pub(crate) struct Case {
@@ -32,6 +34,8 @@ pub(crate) enum Work {
     Tlbcheck { cpus: u32, samples: u32 },
     /// On Arm: a GiB of memory is removed, and stores to it are logged; counts instructions.
     Removal,
+    /// On Quell: what a function of its own counts, and how it makes its machines; runs once.
+    Own(fn(&Lab<'_>, FlushWay) -> Result<Vec<Number>>, &'static str),
 }
 
 /// A command in the stock Linux guest. The time to userspace is always measured as well.
@@ -121,6 +125,12 @@ pub(super) const fn linux(vcpus: u32, command: &'static str, metrics: &'static [
 const fn thrash(name: &'static str, about: &'static str, vcpus: u32, ratios: &'static [Comparison]) -> Case {
     let work = Work::Linux(linux(vcpus, "thrash --rounds {rounds} --report /dev/report", THRASH));
     Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons: ratios }
+}
+
+const fn arm_exits(name: &'static str, ways: &'static [FlushWay], only_long: bool) -> Case {
+    let work = Work::Own(counts::count_phases, "2 CPUs, counting instructions");
+    let about = "instructions of single exits on Arm, exit, entry and the guest's own included";
+    Case { name, about, work, ways, only_long, comparisons: &[] }
 }
 
 const EXIT_MAX: Option<f64> = Some(0.15);
@@ -233,7 +243,18 @@ pub(crate) const CASES: &[Case] = &[
     slots::BESIDE_256M,
     slots::BESIDE_1G,
     slots::BESIDE_2G,
+    Case {
+        name: "flush-running",
+        about: "the effect of flush hypercalls on vCPUs in guest mode, by the hypervisor's counters",
+        work: Work::Own(running::count, "a CPU for each vCPU, counting instructions"),
+        ways: &[HYPERCALL],
+        only_long: true,
+        comparisons: &[],
+    },
     loops::ARM_SLOT,
+    arm_exits("arm-exits", &[QUELL_ON_ARM], false),
+    arm_exits("arm-exits@neoverse-n1", &[FlushWay::QuellOnArm(ArmCpu::NeoverseN1)], true),
+    arm_exits("arm-exits@cortex-a72", &[FlushWay::QuellOnArm(ArmCpu::CortexA72)], true),
 ];
 
 impl Work {
@@ -242,7 +263,7 @@ impl Work {
         match self {
             Self::Linux(linux) => linux.metrics,
             Self::Slots(slots) => slots.metrics,
-            Self::Probe { .. } | Self::Tlbcheck { .. } | Self::Removal => &[],
+            Self::Probe { .. } | Self::Tlbcheck { .. } | Self::Removal | Self::Own(..) => &[],
         }
     }
 
@@ -254,7 +275,7 @@ impl Work {
             // Its machines hang now and then; good ones take at most 22 s on idle cores.
             Self::Linux(_) => (120, 100),
             Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
-            Self::Probe { .. } | Self::Slots(_) => (120, 600),
+            Self::Probe { .. } | Self::Slots(_) | Self::Own(..) => (120, 600),
             Self::Tlbcheck { .. } => (240, 600),
             Self::Removal => (300, 900),
         };
@@ -266,7 +287,7 @@ impl Case {
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
-            Work::Probe { .. } | Work::Slots(_) | Work::Removal => 1,
+            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => 1,
             Work::Linux(_) | Work::Tlbcheck { .. } => runs,
         }
     }
@@ -282,7 +303,7 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::UNITS;
+    use super::super::record::is_unit;
     use super::*;
 
     #[test]
@@ -304,7 +325,7 @@ mod tests {
     fn units_survive_the_file() {
         for case in CASES {
             for metric in case.work.metrics() {
-                assert!(UNITS.contains(&metric.unit), "{}: {}", case.name, metric.unit);
+                assert!(is_unit(metric.unit), "{}: {}", case.name, metric.unit);
             }
         }
     }
@@ -325,7 +346,7 @@ mod tests {
     #[test]
     fn counts_are_taken_once() {
         let rounds = |name| CASES.iter().find(|case| case.name == name).map(|case| case.rounds(5));
-        let once = ["exits", "remove-1G", "arm-slot-1G"].map(rounds);
+        let once = ["exits", "remove-1G", "arm-exits"].map(rounds);
         assert_eq!(once, [Some(1); 3]);
         assert_eq!(["boot", "arm-boot"].map(rounds), [Some(5); 2]);
     }

@@ -26,6 +26,8 @@ pub(crate) struct Runner<'a> {
     pub(crate) lab: lab::Lab<'a>,
     /// Rounds of each of thrash's threads.
     pub(crate) rounds: u32,
+    /// The timeout of each machine, if not that of its case.
+    pub(crate) timeout: Option<Duration>,
 }
 
 pub(crate) struct Trial {
@@ -43,6 +45,12 @@ pub(super) enum Ended {
     Died { how: String, last_words: String },
     /// This process was told to end.
     Interrupted,
+}
+
+impl Ended {
+    pub(super) fn of(numbers: Result<Vec<Number>>) -> Self {
+        Self::Over(numbers.map_err(|error| format!("{error:#}")))
+    }
 }
 
 /// Runs machines until a guest finishes. If one of the peer's machines dies, the run is repeated:
@@ -70,7 +78,7 @@ fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> R
 }
 
 /// How a machine is made, so that it can be made again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) case: String,
     pub(crate) subject: Subject,
@@ -94,9 +102,12 @@ pub(crate) struct Setup {
 impl Runner<'_> {
     /// Measures a case, again if the peer dies or hangs. `None` if the process is told to end.
     pub(crate) fn measure(&self, case: &Case, way: FlushWay) -> Result<Option<Trial>> {
+        self.lab.timeout.set(self.timeout.unwrap_or_else(|| case.work.timeout(way)));
         trial(way.is_peer(), || {
-            if let Work::Removal = case.work {
-                return removal::count(&self.lab, way, case.work.timeout(way));
+            match case.work {
+                Work::Removal => return self.own(|lab| removal::count(lab, way)),
+                Work::Own(measure, _) => return self.own(|lab| Ok(Ended::of(measure(lab, way)))),
+                _ => {}
             }
             let (outcome, watch) = self.run(case, way)?;
             let wall = outcome.wall;
@@ -109,7 +120,18 @@ impl Runner<'_> {
         })
     }
 
+    fn own(&self, measure: impl FnOnce(&Lab<'_>) -> Result<Ended>) -> Result<(Ended, Duration)> {
+        let begun = Instant::now();
+        let ended = measure(&self.lab);
+        let ended = if self.lab.signals.caught().is_some() { Ended::Interrupted } else { ended? };
+        Ok((ended, begun.elapsed()))
+    }
+
     fn setup(&self, case: &Case, way: FlushWay) -> Result<Setup> {
+        if let Work::Own(_, machines) = case.work {
+            let (case, way, subject) = (case.name.to_owned(), way.flushes().to_owned(), way.subject());
+            return Ok(Setup { case, subject, way, machine: machines.to_owned(), ..Setup::default() });
+        }
         let guest = self.guest(case, way)?;
         let spec = self.spec(case, way, &guest)?;
         let (peer_qemu, peer_cmdline) = Self::peer(case, way, &guest);
@@ -139,11 +161,10 @@ impl Runner<'_> {
 
     fn run<'c>(&self, case: &'c Case, way: FlushWay) -> Result<(Outcome, Watch<'c>)> {
         let guest = self.guest(case, way)?;
-        let mut spec = self.spec(case, way, &guest)?;
-        spec.timeout = Some(case.work.timeout(way));
+        let spec = self.spec(case, way, &guest)?;
         let mut watch = Watch::new(&case.work, way);
         let mut operator = Operator::default();
-        let outcome = Machine::start(&spec, self.lab.signals)?.run(|report, machine| {
+        let outcome = self.lab.start(spec)?.run(|report, machine| {
             if let (Work::Slots(_), FlushWay::Quell(_)) = (&case.work, way)
                 && let Err(error) = operator.take(report, machine)
             {
@@ -159,7 +180,7 @@ impl Runner<'_> {
     /// The peer's command lines: QEMU's, if there is one, and its kernel's.
     fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<&'static str>) {
         match (way, &case.work) {
-            (FlushWay::Quell(_) | FlushWay::QuellOnArm, _) => (None, None),
+            (FlushWay::Quell(_) | FlushWay::QuellOnArm(_), _) => (None, None),
             (FlushWay::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
             (FlushWay::Kvm(flushes), work) => {
                 (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
@@ -182,7 +203,7 @@ impl Runner<'_> {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
             Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
             Work::Slots(slots) => way.is_peer().then(|| vmm::line(&slots.arguments())),
-            Work::Probe { .. } | Work::Tlbcheck { .. } => None,
+            Work::Probe { .. } | Work::Tlbcheck { .. } | Work::Own(..) => None,
         }
     }
 
@@ -203,6 +224,7 @@ impl Runner<'_> {
                 Guest { memory: slots.memory(), switches, ..bare(workspace::PROBE, &slots.cmdline(), 1)? }
             }
             Work::Removal => return removal::setup(&self.lab)?.guest(),
+            Work::Own(..) => bail!("it makes its guests itself"),
             Work::Tlbcheck { cpus, samples } => {
                 let words = format!("bench json report=com2 rounds={samples} targets=spin");
                 Guest { memory: 4 * BARE_MEMORY, ..bare(workspace::TLBCHECK, &words, *cpus)? }
@@ -216,7 +238,7 @@ impl Runner<'_> {
     fn spec(&self, case: &Case, way: FlushWay, guest: &Guest) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
-            Work::Probe { .. } | Work::Slots(_) | Work::Removal => (1, Clock::Instructions),
+            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
         match (&case.work, way) {
@@ -225,7 +247,7 @@ impl Runner<'_> {
             (Work::Slots(slots), FlushWay::Kvm(_)) => {
                 stock()?.with_kvmslots(&slots.arguments(), slots.monitor_memory(), directory)
             }
-            (work, FlushWay::Quell(_) | FlushWay::QuellOnArm) => {
+            (work, FlushWay::Quell(_) | FlushWay::QuellOnArm(_)) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
                 let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })

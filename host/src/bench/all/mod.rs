@@ -5,6 +5,7 @@ use super::limits;
 use crate::cli::AllArgs;
 use crate::guest::cache;
 use crate::prelude::*;
+use crate::results::Facts;
 use cases::{CASES, Case, Work};
 use machine::Runner;
 use pairs::Verdict;
@@ -14,7 +15,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use way::{FlushWay, KVM_NEWER};
 
-mod cases;
+pub(crate) mod cases;
 mod loops;
 mod machine;
 mod pairs;
@@ -23,7 +24,7 @@ mod removal;
 mod show;
 mod slots;
 mod watch;
-mod way;
+pub(crate) mod way;
 
 /// Makes the remaining measurements, prints the results and judges them. The status is 1 if a
 /// target is missed or a run failed.
@@ -36,7 +37,8 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         return Ok(0);
     }
     // Each case has a timeout of its own.
-    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: args.rounds };
+    let timeout = args.output.timeout.map(Duration::from_secs);
+    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: args.rounds, timeout };
     let mut steps = plan(&cases, args.runs, args.peer.is_some());
     leave_out_missing(&mut steps);
     let mut bench = Bench { record: begin(args, &runner, &steps)?, runner, json: target(args) };
@@ -50,6 +52,20 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         return Ok(u8::try_from(128 + signal).unwrap_or(1));
     }
     Ok(u8::from(!bench.judge(&cases, args.peer.is_some())))
+}
+
+/// Measures these cases once on Quell. Returns their limits.
+pub(crate) fn budgets(names: &[&str], signals: &Signals) -> Result<Vec<Limit>> {
+    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: 1, timeout: None };
+    let mut record = Record::new(Facts::new(), Facts::new(), Settings { runs: 1, rounds: 1 });
+    let cases: Vec<_> = CASES.iter().filter(|case| names.contains(&case.name)).collect();
+    for step in plan(&cases, 1, false) {
+        let trial = runner.measure(step.case, step.way)?.context("it was interrupted")?;
+        let run = Run::new(step.case, step.way, step.round, String::new(), trial);
+        ensure!(run.failure.is_none(), "{}: {}", run.case, run.failure.unwrap_or_default());
+        record.add(run);
+    }
+    Ok(record.limits(&cases))
 }
 
 fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
@@ -79,7 +95,7 @@ fn leave_out_missing(steps: &mut Vec<Step>) {
 }
 
 fn target(args: &AllArgs) -> Option<PathBuf> {
-    args.json.clone().or_else(|| args.resume.clone())
+    args.output.json.clone().or_else(|| args.resume.clone())
 }
 
 /// The earlier results, if new ones are comparable with them; else an empty record.
@@ -87,7 +103,8 @@ fn begin(args: &AllArgs, runner: &Runner<'_>, steps: &[Step]) -> Result<Record> 
     let mut ways: Vec<_> = steps.iter().map(|step| step.way).collect();
     let settings = Settings { runs: args.runs, rounds: args.rounds };
     let mut record = Record::new(results::machine(), runner.lab.versions(&ways)?, settings);
-    let Some(before) = args.resume.as_ref().or(args.json.as_ref().filter(|path| path.is_file())) else {
+    let Some(before) = args.resume.as_ref().or(args.output.json.as_ref().filter(|path| path.is_file()))
+    else {
         record.setups = runner.setups(|case, way| is_due(steps, case, way))?;
         return Ok(record);
     };
@@ -166,7 +183,8 @@ impl Bench<'_> {
             show::print_alone(cases, &runs);
         }
         // Beside a peer only what it is compared by counts.
-        let limits = if with_peer { Vec::new() } else { self.record.limits(cases) };
+        let counts = |case: &&&'static Case| !with_peer || case.comparisons.is_empty();
+        let limits = self.record.limits(&cases.iter().filter(counts).copied().collect::<Vec<_>>());
         if !limits.is_empty() {
             println!("{}", limits::table(&limits));
         }
@@ -229,6 +247,7 @@ fn usual(work: &Work, way: FlushWay) -> f64 {
         }
         Work::Tlbcheck { .. } => (4.0, 27.0),
         Work::Removal => (18.0, 65.0),
+        Work::Own(..) => (20.0, 0.0),
     };
     if way.is_peer() { kvm } else { quell }
 }

@@ -5,15 +5,13 @@ use super::cases::{CASES, Case};
 pub(crate) use super::machine::Setup;
 use super::machine::Trial;
 use super::pairs::{self, Ratio};
-use super::way::{FlushWay, HYPERCALL};
+use super::way::FlushWay;
 use crate::bench::counts;
 use crate::prelude::*;
 use crate::results::{Facts, Row};
 use std::borrow::Cow;
 
 const BENCH: &str = "all";
-/// The units of all values.
-pub(super) const UNITS: [&str; 8] = ["s", "ms", "us", "ns", "count", "instructions", "cycles", "per second"];
 /// The facts about a machine that its times depend on.
 const MACHINE_KEYS: [&str; 2] = ["cpu", "cpus"];
 
@@ -42,8 +40,14 @@ pub(crate) struct Number {
     pub(crate) value: f64,
 }
 
+/// Whether values may have this unit.
+pub(super) fn is_unit(unit: &str) -> bool {
+    let units = "s|ms|us|ns|count|instructions|cycles|per second|per call|per round|ratio";
+    units.split('|').any(|known| known == unit)
+}
+
 impl Number {
-    pub(super) fn new(metric: &str, unit: &'static str, value: f64) -> Self {
+    pub(crate) fn new(metric: &str, unit: &'static str, value: f64) -> Self {
         Self { metric: metric.to_owned(), unit: unit.into(), value }
     }
 }
@@ -119,7 +123,7 @@ impl Record {
         })?;
         ensure!(record.bench == BENCH, "{} has results of '{}'", path.display(), record.bench);
         let mut units = record.runs.iter().flat_map(|run| &run.values).map(|value| &*value.unit);
-        let unknown = units.find(|unit| !UNITS.contains(unit));
+        let unknown = units.find(|unit| !is_unit(unit));
         ensure!(unknown.is_none(), "{}: there is no unit '{}'", path.display(), unknown.unwrap_or_default());
         Ok(record)
     }
@@ -188,11 +192,11 @@ impl Record {
 
     /// The budgets of these cases, as far as Quell has run them.
     pub(crate) fn limits(&self, cases: &[&'static Case]) -> Vec<Limit> {
-        let ran = cases.iter().filter(|case| self.runs.iter().any(|run| run.is_of(case, HYPERCALL)));
-        let limits = ran.flat_map(|case| {
-            let series = |metric: &str| pairs::series(case, HYPERCALL, metric, &self.runs);
+        let ran = |case: &&&'static Case| self.runs.iter().any(|run| run.is_of(case, case.ways[0]));
+        let limits = cases.iter().filter(ran).flat_map(|case| {
+            let series = |metric: &str| pairs::series(case, case.ways[0], metric, &self.runs);
             let worst = |metric: &str| pairs::spread(&series(metric)).map_or(f64::NAN, |spread| spread.max);
-            counts::budgets_of(case.name, worst)
+            counts::budgets_of(case, &worst)
         });
         limits.collect()
     }
@@ -229,7 +233,7 @@ impl Record {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::way::{FlushWay, KVM_HYPERV, KVM_NEWER};
+    use super::super::way::{FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, QUELL_ON_ARM};
     use super::*;
 
     pub(crate) fn run(case: &Case, way: FlushWay, round: u32, number: Option<(&str, f64)>) -> Run {
@@ -308,7 +312,7 @@ pub(crate) mod tests {
         ];
         let mut record = record();
         record.setups = setups.map(|setup| serde_json::from_value(setup).expect("is one")).to_vec();
-        assert_eq!(record.ways(), [FlushWay::QuellOnArm, KVM_NEWER]);
+        assert_eq!(record.ways(), [QUELL_ON_ARM, KVM_NEWER]);
     }
 
     #[test]

@@ -30,22 +30,19 @@ const KVM_PASSES: u64 = 2;
 /// Memory of the kernel around and of its monitor, apart from the guest's.
 const AROUND: u64 = 256 * MIB;
 
-pub(super) fn count(lab: &Lab<'_>, way: FlushWay, timeout: Duration) -> Result<(Ended, Duration)> {
-    let begun = Instant::now();
-    let ended = match way {
-        FlushWay::KvmOnArm(kernel) => on_kvm(lab, kernel, timeout),
-        _ => Ok(Ended::Over(on_quell(lab, timeout).map_err(|error| format!("{error:#}")))),
-    };
-    let ended = if lab.signals.caught().is_some() { Ended::Interrupted } else { ended? };
-    Ok((ended, begun.elapsed()))
+pub(super) fn count(lab: &Lab<'_>, way: FlushWay) -> Result<Ended> {
+    match way {
+        FlushWay::KvmOnArm(kernel) => on_kvm(lab, kernel),
+        _ => Ok(Ended::of(on_quell(lab))),
+    }
 }
 
 pub(super) fn setup<'l>(lab: &'l Lab<'_>) -> Result<Setup<'l>> {
     unmap::setup(lab, ON_ARM, Stage2Unmap::Range, Clock::Instructions)
 }
 
-fn on_quell(lab: &Lab<'_>, timeout: Duration) -> Result<Vec<Number>> {
-    let setup = Setup { timeout, ..setup(lab)? };
+fn on_quell(lab: &Lab<'_>) -> Result<Vec<Number>> {
+    let setup = setup(lab)?;
     numbers(&unmap::removed(&setup, lab.signals)?, &unmap::logged(&setup, lab.signals)?, 1)
 }
 
@@ -60,13 +57,12 @@ pub(super) fn spec(stock: &StockGuest, kernel: Kernel, directory: &Path) -> Resu
     outer.spec(&archive.finish(), directory)
 }
 
-fn on_kvm(lab: &Lab<'_>, kernel: Kernel, timeout: Duration) -> Result<Ended> {
+fn on_kvm(lab: &Lab<'_>, kernel: Kernel) -> Result<Ended> {
     let mut spec = spec(lab.stock(Arch::Aarch64)?, kernel, lab.directory())?;
-    spec.timeout = Some(timeout);
     let counting = Phases::counting(lab.directory())?;
     spec.counting = Some(counting.clone());
     let mut status = None;
-    let outcome = Machine::start(&spec, lab.signals)?.run(|report, _| {
+    let outcome = lab.start(spec)?.run(|report, _| {
         status = report["status"].as_u64().filter(|_| report["event"] == "exit").or(status);
         Ok(Flow::Continue)
     })?;

@@ -49,8 +49,8 @@ impl<'a> Watch<'a> {
                 }
                 self.status = self.status.or((event == "done").then_some(0));
             }
-            // Its numbers are in the plugin's file.
-            Work::Removal => {}
+            // Their numbers are taken elsewhere.
+            Work::Removal | Work::Own(..) => {}
             Work::Tlbcheck { .. } => {
                 if let Some(measured) = Measured::read(report) {
                     self.add(&format!("{} {}", measured.case(), measured.side), CYCLES, measured.median);

@@ -15,7 +15,7 @@ pub(crate) enum FlushWay {
     Quell(FlushMode),
     Kvm(Flushes),
     /// On Arm, where guests flush by their own instructions.
-    QuellOnArm,
+    QuellOnArm(ArmCpu),
     /// The same, with the hypervisor's kernel.
     KvmOnArm(Kernel),
 }
@@ -27,24 +27,26 @@ pub(crate) const IPI: FlushWay = FlushWay::Quell(FlushMode::Ipi);
 pub(crate) const KVM_HYPERV: FlushWay = FlushWay::Kvm(Flushes::HyperV);
 pub(crate) const KVM_IPI: FlushWay = FlushWay::Kvm(Flushes::Ipi);
 pub(crate) const KVM_PARAVIRTUAL: FlushWay = FlushWay::Kvm(Flushes::Paravirtual);
+pub(crate) const QUELL_ON_ARM: FlushWay = FlushWay::QuellOnArm(ON_ARM);
 pub(crate) const KVM_STOCK: FlushWay = FlushWay::KvmOnArm(Kernel::Stock);
 pub(crate) const KVM_NEWER: FlushWay = FlushWay::KvmOnArm(Kernel::Newer);
 
 impl FlushWay {
     /// All ways of AMD64, ordered so that Quell and its peer take turns.
     pub(crate) const ALL: [Self; 5] = [HYPERCALL, KVM_HYPERV, IPI, KVM_IPI, KVM_PARAVIRTUAL];
-    pub(crate) const ALL_ON_ARM: [Self; 3] = [Self::QuellOnArm, KVM_STOCK, KVM_NEWER];
+    pub(crate) const ALL_ON_ARM: [Self; 3] = [QUELL_ON_ARM, KVM_STOCK, KVM_NEWER];
 
     pub(crate) const fn platform(self) -> Platform {
         match self {
             Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
-            Self::QuellOnArm | Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
+            Self::QuellOnArm(cpu) => Platform::Aarch64(cpu),
+            Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
         }
     }
 
     pub(crate) const fn subject(self) -> Subject {
         match self {
-            Self::Quell(_) | Self::QuellOnArm => Subject::Quell,
+            Self::Quell(_) | Self::QuellOnArm(_) => Subject::Quell,
             Self::Kvm(_) | Self::KvmOnArm(_) => Subject::Kvm,
         }
     }
@@ -65,7 +67,7 @@ impl FlushWay {
             Self::Quell(FlushMode::Hypercall) => "hypercall",
             Self::Quell(FlushMode::Ipi) => "ipi",
             Self::Kvm(flushes) => flushes.name(),
-            Self::QuellOnArm => Flushes::Own.name(),
+            Self::QuellOnArm(_) => Flushes::Own.name(),
             Self::KvmOnArm(kernel) => kernel.name(),
         }
     }
@@ -81,7 +83,7 @@ impl FlushWay {
             HYPERCALL | KVM_HYPERV => Logged { hyperv: true, kvm: false },
             Self::Quell(FlushMode::Ipi)
             | Self::Kvm(Flushes::Ipi | Flushes::Own)
-            | Self::QuellOnArm
+            | Self::QuellOnArm(_)
             | Self::KvmOnArm(_) => Logged { hyperv: false, kvm: false },
             Self::Kvm(Flushes::Paravirtual) => Logged { hyperv: false, kvm: true },
         }

@@ -83,7 +83,7 @@ fn measure(lab: &Lab<'_>, platform: Platform, plan: &Plan, runs: u32) -> Result<
         let (shown, before) = (bar.clone(), run * plan.batches);
         let progress = move |batches| shown.set_position(before + batches);
         let (hypervisor, directory) = (lab.hypervisor(platform.arch())?, lab.directory());
-        pair::run(hypervisor, platform, plan, lab.timeout, directory, lab.signals, progress)
+        pair::run(hypervisor, platform, plan, lab.timeout.get(), directory, lab.signals, progress)
     };
     let runs = (0..u64::from(runs)).map(run).collect::<Result<Vec<_>>>();
     let mut runs = runs.with_context(|| name.clone())?;
