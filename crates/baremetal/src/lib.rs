@@ -49,6 +49,8 @@ pub mod nvme;
 pub mod pci;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod processors;
+#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub mod report;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
 

@@ -1,36 +1,25 @@
 //! The guest's entry.
 
-use core::panic::PanicInfo;
-
 use baremetal::arch::info::BootInfo;
 use baremetal::arch::serial::CONSOLE;
+use baremetal::report::{self, Program};
+use baremetal::verdict::{Verdict, failure};
 use hostile::orders::Orders;
-use spin::Once;
 
-use crate::{machine, report, tests};
+use crate::{machine, tests};
 
-/// The loader's information; the test takes its name from it.
-static INFO: Once<BootInfo> = Once::new();
+/// Earlier output on the report channel must not become the beginning of a line.
+const PROGRAM: Program = Program { name: "hostile: ", around: ["\r\n"; 2], off: machine::off };
 
-baremetal::entry!(main);
+baremetal::program!(PROGRAM, main);
 
-fn main(info: BootInfo) -> ! {
+fn main(info: &'static BootInfo) -> Verdict {
     CONSOLE.set_up();
-    let info = INFO.call_once(|| info);
     let line = info.command_line.as_str();
-    match Orders::parse(line) {
-        Ok(orders) => {
-            let Orders { test, seed, count, .. } = orders;
-            report::say(format_args!("test={test} seed={seed:#x} count={count:?}"));
-            machine::prepare(info);
-            tests::run(&orders);
-        }
-        Err(why) => report::end("", &Err(report::failure(format_args!("'{line}': {why}")))),
-    }
-    machine::off()
-}
-
-#[panic_handler]
-fn on_panic(info: &PanicInfo<'_>) -> ! {
-    report::abort(format_args!("{info}"))
+    let orders = Orders::parse(line).map_err(|why| failure(format_args!("'{line}': {why}")))?;
+    let Orders { test, seed, count, .. } = orders;
+    report::say(format_args!("test={test} seed={seed:#x} count={count:?}"));
+    machine::prepare(info);
+    tests::run(&orders);
+    Ok(())
 }

@@ -13,8 +13,6 @@ mod guest;
 #[cfg(target_os = "none")]
 mod machine;
 #[cfg(target_os = "none")]
-mod report;
-#[cfg(target_os = "none")]
 mod tests;
 
 /// Does nothing on an operating system.

@@ -20,43 +20,34 @@ mod processors;
 mod report;
 mod tests;
 
-use core::panic::PanicInfo;
-
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::tables;
-use spin::Once;
+use bench::reported;
+use report::{PROGRAM, Verdict, failure};
 
-/// The loader's information; tests take their names from it.
-static INFO: Once<BootInfo> = Once::new();
+baremetal::program!(PROGRAM, main);
 
-baremetal::entry!(main);
-
-fn main(info: BootInfo) -> ! {
+fn main(info: &'static BootInfo) -> Verdict {
     interrupts::prepare();
     paging::open_window();
     processors::prepare();
-    let cmdline = INFO.call_once(|| info).command_line.as_str();
+    let cmdline = info.command_line.as_str();
     report::say(format_args!("quell-probe: {cmdline}"));
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
     let count = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse()));
-    let Ok(count) = count.transpose() else { report::abort(format_args!("count= takes a number")) };
+    let count = count.transpose().map_err(|_| failure(format_args!("count= takes a number")))?;
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
-        Some(("bench", "exits")) => bench::exits(),
-        Some(("bench", "flush")) => bench::flush(count.unwrap_or(254)),
+        Some(("bench", "exits")) => reported("exits", bench::exits),
+        Some(("bench", "flush")) => reported("flush", || bench::flush(count.unwrap_or(254))),
         Some(("bench", name)) if name.starts_with("memslot-") => {
-            bench::memory("memslot", || bench::memslot(name, count.unwrap_or(16)));
+            reported("memslot", || bench::memslot(name, count.unwrap_or(16)));
         }
-        Some(("bench", "zap")) => bench::memory("zap", bench::zap),
-        Some(("bench", "remove")) => bench::memory("remove", bench::remove),
-        Some(("bench", "log")) => bench::memory("log", bench::log),
+        Some(("bench", "zap")) => reported("zap", bench::zap),
+        Some(("bench", "remove")) => reported("remove", bench::remove),
+        Some(("bench", "log")) => reported("log", bench::log),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
         Some(("test", name)) => tests::run(name, count),
-        _ => report::end("", &Err(report::failure(format_args!("nothing to do: '{cmdline}'")))),
+        _ => return Err(failure(format_args!("nothing to do: '{cmdline}'"))),
     }
-    report::power_off()
-}
-
-#[panic_handler]
-fn on_panic(info: &PanicInfo<'_>) -> ! {
-    report::abort(format_args!("{info}"))
+    Ok(())
 }

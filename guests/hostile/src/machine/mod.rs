@@ -11,9 +11,8 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use baremetal::arch::info::BootInfo;
 use baremetal::arch::{clock, processors};
 use baremetal::pages::PAGE;
+use baremetal::report;
 use spin::Once;
-
-use crate::report;
 
 #[cfg(target_arch = "aarch64")]
 pub(crate) use aarch64::{number, off, undefined, wake_all};

@@ -11,10 +11,11 @@ mod window;
 #[cfg(target_arch = "x86_64")]
 mod x86_64;
 
+use baremetal::report;
+use baremetal::verdict::{Verdict, failure};
 use hostile::orders::Orders;
 
 use crate::machine;
-use crate::report::{self, Verdict, failure};
 
 #[cfg(target_arch = "aarch64")]
 use aarch64::OWN;

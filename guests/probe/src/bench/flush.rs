@@ -3,7 +3,7 @@
 use tlfs::{CallCode, Control, HvResult, Status};
 
 use super::case;
-use crate::report::{self, Failure, Verdict, failure};
+use crate::report::{Failure, Verdict, failure};
 use crate::{clock, hypercall};
 
 /// Numbers of idle targets.
@@ -17,18 +17,10 @@ const IDLE: [(&str, u32); 5] = [
 /// Number of banks of 64 that they fit into.
 const BANKS: usize = 4;
 
-/// Runs every case with at most `targets_max` targets. The machine has at least one vCPU more, of
-/// which only the first has been started.
-pub(crate) fn flush(targets_max: u32) {
-    report::begin("flush");
-    match idle_targets(targets_max) {
-        Ok(()) => report::done(),
-        failed => report::end("flush", &failed),
-    }
-}
-
-/// Flushes of everything for the VPs from 1 on, none of which runs.
-fn idle_targets(targets_max: u32) -> Verdict {
+/// Flushes of everything for the VPs from 1 on, none of which runs: each case with at most
+/// `targets_max` targets. The machine has at least one vCPU more, of which only the first has been
+/// started.
+pub(crate) fn flush(targets_max: u32) -> Verdict {
     hypercall::enable()?;
     for (name, targets) in IDLE.into_iter().filter(|(_, targets)| *targets <= targets_max) {
         let control = space_call(targets);

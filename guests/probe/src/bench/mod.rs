@@ -37,22 +37,15 @@ const PORT: u16 = 0x80;
 const REPETITIONS: u32 = 2000;
 const WARM_UP: u32 = 200;
 
-pub(crate) fn exits() {
-    report::begin("exits");
-    match run() {
-        Ok(()) => report::done(),
-        failed => report::end("exits", &failed),
-    }
-}
-
-fn run() -> Verdict {
+pub(crate) fn exits() -> Verdict {
     hypercall::enable()?;
     single_exits();
     own_interrupts()?;
     round_trip()
 }
 
-pub(crate) fn memory(name: &'static str, run: impl FnOnce() -> Verdict) {
+/// Runs a benchmark, and reports its end.
+pub(crate) fn reported(name: &'static str, run: impl FnOnce() -> Verdict) {
     report::begin(name);
     match run() {
         Ok(()) => report::done(),

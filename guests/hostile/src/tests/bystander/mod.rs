@@ -113,7 +113,7 @@ pub(super) fn bystander(orders: &Orders<'_>) -> Verdict {
     let mut watch = WATCHED.begin(window::address(EXCHANGED), 1, 8, work_until);
     (1..machine::count()).for_each(|number| processors::give(number, follow));
     if !work_until(&|| IS_WATCHING.load(Ordering::Acquire)) {
-        return Err(report::failure(format_args!("the second processor does not begin")));
+        return Err(failure(format_args!("the second processor does not begin")));
     }
     let count = orders.count.unwrap_or(COUNT).max(1);
     let mut stale = 0;
