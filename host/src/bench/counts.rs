@@ -10,7 +10,7 @@
 use super::all::cases;
 use super::all::record::Number;
 use super::all::way::FlushWay;
-use super::{lab, running};
+use super::{boot, lab, running};
 use crate::prelude::*;
 
 struct Case {
@@ -73,13 +73,18 @@ pub(super) fn count_phases(lab: &Lab<'_>, way: FlushWay) -> Result<Vec<Number>> 
     ARM_CASES.iter().enumerate().map(each).collect()
 }
 
-/// The limits of a case of `bench all`, whose metrics are the operations; the worst run counts.
-pub(super) fn budgets_of(case: &cases::Case, worst: &dyn Fn(&str) -> f64) -> Vec<Limit> {
+/// What was measured of a case, in a way and by metric.
+pub(super) type Measured<'m> = &'m dyn Fn(FlushWay, &str) -> Option<Spread>;
+
+/// The limits of a case of `bench all`. Of instructions the worst run counts.
+pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limit> {
+    let worst = |metric: &str| measured(case.ways[0], metric).map_or(f64::NAN, |spread| spread.max);
     let cases = match case.name {
         "exits" => &CASES[..],
         "flush" => &FLUSH_CASES[..3],
         "flush-254" => &FLUSH_CASES[..],
-        "flush-running" => return running::limits(worst),
+        "flush-running" => return running::limits(&worst),
+        name if name.contains("boot") => return boot::limits(case, measured).into_iter().collect(),
         name if name.starts_with("arm-exits") => &ARM_CASES[..],
         _ => &[],
     };
@@ -96,7 +101,8 @@ mod tests {
     fn a_case_that_is_missing_or_over_its_budget_fails() {
         let exits = cases::CASES.iter().find(|case| case.name == "exits").expect("is a case");
         let is_within = |cpuid: f64, others: f64| {
-            all_met(&budgets_of(exits, &|metric| if metric == "cpuid" { cpuid } else { others }))
+            let of = |metric: &str| if metric == "cpuid" { cpuid } else { others };
+            all_met(&budgets_of(exits, &|_, metric| Spread::of(&[of(metric)])))
         };
         assert!(is_within(399.0, 399.0));
         assert!(!is_within(401.0, 399.0) && !is_within(399.0, 501.0));

@@ -6,7 +6,7 @@
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running` | the budgets of exits and flushes, and what is counted for them |
+//! | `counts`, `running`, `boot` | the budgets of exits, flushes and boots, and what is counted for them |
 //! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
 //! | the others | one benchmark each |
 
@@ -26,7 +26,7 @@ mod running;
 mod shootdown;
 mod unmap;
 
-use crate::cli::{BenchCommand as Bench, Output};
+use crate::cli::{AllArgs, BenchCommand as Bench, BootArgs, Output};
 use crate::prelude::*;
 pub(crate) use all::record;
 
@@ -36,11 +36,11 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
         Bench::Devices(args) => {
             measure(signals, "devices", &args.output, |lab, all| devices::devices(lab, args, all))
         }
-        Bench::Exits(args) => args
-            .platform
-            .platform()
-            .and_then(|platform| all::all(&args.output.only(&[exits(platform)]), signals)),
-        Bench::Flush(output) => all::all(&output.only(&["flush-254", "flush-running"]), signals),
+        Bench::Exits(args) => {
+            let case = args.platform.platform().map(|platform| on(platform, "exits"));
+            case.and_then(|case| all::all(&args.output.only([case]), signals))
+        }
+        Bench::Flush(output) => all::all(&output.only(["flush-254", "flush-running"]), signals),
         Bench::Isolation(args) => {
             measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
         }
@@ -57,7 +57,7 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
         Bench::Unmap(args) => {
             measure(signals, "unmap", &args.output, |lab, all| unmap::unmap(lab, args, all))
         }
-        Bench::Boot(args) => measure(signals, "boot", &args.output, |lab, all| boot::boot(lab, args, all)),
+        Bench::Boot(args) => boots(args).and_then(|args| all::all(&args, signals)),
     };
     match (status, signals.caught()) {
         (Err(_), Some(signal)) => Ok(u8::try_from(128 + signal).unwrap_or(128)),
@@ -65,14 +65,21 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     }
 }
 
-/// The case of `bench exits` on this platform.
-const fn exits(platform: Platform) -> &'static str {
+/// The name of a case on this platform.
+fn on(platform: Platform, case: &str) -> String {
     match platform {
-        Platform::X86_64 => "exits",
-        Platform::Aarch64(ArmCpu::Max) => "arm-exits",
-        Platform::Aarch64(ArmCpu::NeoverseN1) => "arm-exits@neoverse-n1",
-        Platform::Aarch64(ArmCpu::CortexA72) => "arm-exits@cortex-a72",
+        Platform::X86_64 => case.to_owned(),
+        Platform::Aarch64(ArmCpu::Max) => format!("arm-{case}"),
+        Platform::Aarch64(_) => platform.named(&format!("arm-{case}")),
     }
+}
+
+/// `bench boot`: by the clock, and on Arm in instructions as well.
+fn boots(args: &BootArgs) -> Result<AllArgs> {
+    let platform = args.platform.platform()?;
+    let counted = (platform.arch() == Arch::Aarch64).then(|| on(platform, "boot-count"));
+    let all = args.output.only([on(platform, "boot")].into_iter().chain(counted));
+    Ok(AllArgs { runs: args.runs, size: Some(args.size), append: args.append.clone(), ..all })
 }
 
 fn measure<const SECONDS: u64>(

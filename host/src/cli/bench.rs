@@ -44,16 +44,18 @@ const ROUNDS: u32 = 100;
 
 impl CaseOutput {
     /// What `bench all` is asked for by the short form of these cases.
-    pub(crate) fn only(&self, cases: &[&str]) -> AllArgs {
+    pub(crate) fn only(&self, cases: impl IntoIterator<Item: Into<String>>) -> AllArgs {
         AllArgs {
             peer: None,
             runs: RUNS,
             arch: None,
-            only: cases.iter().map(|case| (*case).to_owned()).collect(),
+            only: cases.into_iter().map(Into::into).collect(),
             long: false,
             list: false,
             rounds: ROUNDS,
             resume: None,
+            size: None,
+            append: None,
             output: self.clone(),
         }
     }
@@ -179,6 +181,10 @@ pub(crate) struct AllArgs {
     /// Continue with the results in this file; they are written back unless --json names another
     #[arg(long, value_name = "FILE")]
     pub(crate) resume: Option<PathBuf>,
+    #[arg(skip)]
+    pub(crate) size: Option<SizeArgs>,
+    #[arg(skip)]
+    pub(crate) append: Option<String>,
     #[command(flatten)]
     pub(crate) output: CaseOutput,
 }
@@ -326,5 +332,5 @@ pub(crate) struct BootArgs {
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
     #[command(flatten)]
-    pub(crate) output: Output<120>,
+    pub(crate) output: CaseOutput,
 }

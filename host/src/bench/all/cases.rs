@@ -3,8 +3,8 @@
 use super::loops;
 use super::record::Number;
 use super::slots::{self, Slots};
-use super::way::{FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, QUELL_ON_ARM};
-use crate::bench::{counts, running};
+use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, QUELL_ON_ARM};
+use crate::bench::{boot, counts, running};
 use crate::prelude::*;
 
 pub(crate) struct Case {
@@ -127,6 +127,21 @@ const fn thrash(name: &'static str, about: &'static str, vcpus: u32, ratios: &'s
     Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons: ratios }
 }
 
+const MAX: &[FlushWay] = &[QUELL_ON_ARM, bare(ArmCpu::Max)];
+const NEOVERSE: &[FlushWay] = &[FlushWay::QuellOnArm(ArmCpu::NeoverseN1), bare(ArmCpu::NeoverseN1)];
+const CORTEX: &[FlushWay] = &[FlushWay::QuellOnArm(ArmCpu::CortexA72), bare(ArmCpu::CortexA72)];
+const BOOT_COUNT: Work = Work::Own(boot::count, "a CPU, counting instructions");
+
+/// The bare machine of Arm.
+pub(super) const fn bare(cpu: ArmCpu) -> FlushWay {
+    FlushWay::Bare(Platform::Aarch64(cpu))
+}
+
+const fn arm_boot(name: &'static str, ways: &'static [FlushWay], work: Work) -> Case {
+    let about = "boot to the guest's first process on Arm, in seconds or instructions";
+    Case { name, about, work, ways, only_long: true, comparisons: &[] }
+}
+
 const fn arm_exits(name: &'static str, ways: &'static [FlushWay], only_long: bool) -> Case {
     let work = Work::Own(counts::count_phases, "2 CPUs, counting instructions");
     let about = "instructions of single exits on Arm, exit, entry and the guest's own included";
@@ -143,7 +158,7 @@ pub(crate) const CASES: &[Case] = &[
         name: "boot",
         about: "boot to the guest's first process, 2 vCPUs on 2 CPUs",
         work: Work::Linux(linux(2, "true", &[])),
-        ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
+        ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL, BARE],
         only_long: false,
         comparisons: &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],
     },
@@ -252,6 +267,11 @@ pub(crate) const CASES: &[Case] = &[
         comparisons: &[],
     },
     loops::ARM_SLOT,
+    arm_boot("arm-boot@neoverse-n1", NEOVERSE, Work::Linux(linux(2, "true", &[]))),
+    arm_boot("arm-boot@cortex-a72", CORTEX, Work::Linux(linux(2, "true", &[]))),
+    arm_boot("arm-boot-count", MAX, BOOT_COUNT),
+    arm_boot("arm-boot-count@neoverse-n1", NEOVERSE, BOOT_COUNT),
+    arm_boot("arm-boot-count@cortex-a72", CORTEX, BOOT_COUNT),
     arm_exits("arm-exits", &[QUELL_ON_ARM], false),
     arm_exits("arm-exits@neoverse-n1", &[FlushWay::QuellOnArm(ArmCpu::NeoverseN1)], true),
     arm_exits("arm-exits@cortex-a72", &[FlushWay::QuellOnArm(ArmCpu::CortexA72)], true),
@@ -296,8 +316,9 @@ impl Case {
         self.ways[0].platform().arch()
     }
 
+    /// Quell's ways, and the peer's or, without one, the bare machine's.
     pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = FlushWay> {
-        self.ways.iter().copied().filter(move |way| with_peer || !way.is_peer())
+        self.ways.iter().copied().filter(move |way| if with_peer { !way.is_bare() } else { !way.is_peer() })
     }
 }
 

@@ -2,9 +2,11 @@
 //! on Quell. And the cases of Arm machines, whose guests flush by their own instructions: the ways
 //! of the peer are its kernels there.
 
-use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, compare, end, linux};
+use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, bare, compare, end, linux};
 use super::removal::{DELETE, ENABLE, FETCH};
-use super::way::{FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, QUELL_ON_ARM};
+use super::way::{
+    FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, ON_ARM, QUELL_ON_ARM,
+};
 
 /// Nanoseconds per round of one of the loops.
 const fn loop_metric(name: &'static str) -> Metric {
@@ -104,7 +106,7 @@ pub(super) const ARM_BOOT: Case = Case {
     name: "arm-boot",
     about: "boot to the guest's first process on Arm, 2 vCPUs on 2 CPUs",
     work: Work::Linux(linux(2, "true", &[])),
-    ways: ARM_WAYS,
+    ways: &[QUELL_ON_ARM, KVM_STOCK, KVM_NEWER, bare(ON_ARM)],
     only_long: false,
     comparisons: &[against_kvm(USERSPACE, Some(0.8))],
 };

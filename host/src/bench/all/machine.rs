@@ -8,6 +8,7 @@ use super::watch::Watch;
 use super::way::{FlushWay, ON_ARM};
 use crate::bench::lab::{self, BARE_MEMORY};
 use crate::bench::unmap;
+use crate::cli::SizeArgs;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
@@ -28,6 +29,10 @@ pub(crate) struct Runner<'a> {
     pub(crate) rounds: u32,
     /// The timeout of each machine, if not that of its case.
     pub(crate) timeout: Option<Duration>,
+    /// Of Linux guests, if not those of their case.
+    pub(crate) size: Option<SizeArgs>,
+    /// More words for their command lines.
+    pub(crate) append: Option<String>,
 }
 
 pub(crate) struct Trial {
@@ -120,6 +125,10 @@ impl Runner<'_> {
         })
     }
 
+    fn size(&self, &Linux { vcpus, cpus, memory, .. }: &Linux) -> SizeArgs {
+        self.size.unwrap_or(SizeArgs { vcpus, cpus, memory })
+    }
+
     fn own(&self, measure: impl FnOnce(&Lab<'_>) -> Result<Ended>) -> Result<(Ended, Duration)> {
         let begun = Instant::now();
         let ended = measure(&self.lab);
@@ -155,7 +164,7 @@ impl Runner<'_> {
     }
 
     pub(crate) fn setups(&self, is_meant: impl Fn(&Case, FlushWay) -> bool) -> Result<Vec<Setup>> {
-        let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
+        let all = CASES.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way)));
         all.filter(|(case, way)| is_meant(case, *way)).map(|(case, way)| self.setup(case, way)).collect()
     }
 
@@ -180,7 +189,7 @@ impl Runner<'_> {
     /// The peer's command lines: QEMU's, if there is one, and its kernel's.
     fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<&'static str>) {
         match (way, &case.work) {
-            (FlushWay::Quell(_) | FlushWay::QuellOnArm(_), _) => (None, None),
+            (FlushWay::Quell(_) | FlushWay::QuellOnArm(_) | FlushWay::Bare(_), _) => (None, None),
             (FlushWay::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
             (FlushWay::Kvm(flushes), work) => {
                 (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
@@ -214,8 +223,11 @@ impl Runner<'_> {
             Work::Linux(linux) => {
                 let command = self.command(case, way).map(|command| format!("{SAYS_HOW}{command}"));
                 let stock = self.lab.stock(platform.arch())?;
-                let guest = lab::linux(stock, platform, stock.initrd(command.as_deref()), linux.vcpus);
-                Guest { memory: linux.memory, ..guest }
+                let SizeArgs { vcpus, memory, .. } = self.size(linux);
+                let guest = lab::linux(stock, platform, stock.initrd(command.as_deref()), vcpus);
+                let words = [Some(guest.cmdline.as_str()), self.append.as_deref()];
+                let cmdline = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+                Guest { memory, cmdline, ..guest }
             }
             Work::Probe { cmdline, vcpus } => bare(workspace::PROBE, cmdline, *vcpus)?,
             Work::Slots(slots) => {
@@ -237,7 +249,8 @@ impl Runner<'_> {
 
     fn spec(&self, case: &Case, way: FlushWay, guest: &Guest) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
-            Work::Linux(Linux { cpus, .. }) | Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
+            Work::Linux(linux) => (self.size(linux).cpus, Clock::Wall),
+            Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
             Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
@@ -252,6 +265,7 @@ impl Runner<'_> {
                 let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })
             }
+            (_, FlushWay::Bare(_)) => self.lab.on_bare_machine(guest, cpus, clock),
             (_, FlushWay::Kvm(flushes)) => {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
                 stock()?.with_kvm(&inner, cpus, clock, directory)

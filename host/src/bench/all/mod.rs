@@ -38,7 +38,13 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
     }
     // Each case has a timeout of its own.
     let timeout = args.output.timeout.map(Duration::from_secs);
-    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: args.rounds, timeout };
+    let runner = Runner {
+        lab: Lab::new(Duration::MAX, signals)?,
+        rounds: args.rounds,
+        timeout,
+        size: args.size,
+        append: args.append.clone(),
+    };
     let mut steps = plan(&cases, args.runs, args.peer.is_some());
     leave_out_missing(&mut steps);
     let mut bench = Bench { record: begin(args, &runner, &steps)?, runner, json: target(args) };
@@ -56,7 +62,8 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
 
 /// Measures these cases once on Quell. Returns their limits.
 pub(crate) fn budgets(names: &[&str], signals: &Signals) -> Result<Vec<Limit>> {
-    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: 1, timeout: None };
+    let runner =
+        Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: 1, timeout: None, size: None, append: None };
     let mut record = Record::new(Facts::new(), Facts::new(), Settings { runs: 1, rounds: 1 });
     let cases: Vec<_> = CASES.iter().filter(|case| names.contains(&case.name)).collect();
     for step in plan(&cases, 1, false) {
@@ -315,18 +322,18 @@ mod tests {
 
     #[test]
     fn without_a_peer_quell_runs_alone_and_counts_run_once() {
-        let steps = plan(&[case("boot"), case("exits")], 3, false);
+        let steps = plan(&[case("rom"), case("exits")], 3, false);
         assert!(steps.iter().all(|step| !step.way.is_peer()));
         let names: Vec<_> = steps.iter().map(|step| step.case.name).collect();
-        assert_eq!(names, ["boot", "exits", "boot", "boot"]);
+        assert_eq!(names, ["rom", "exits", "rom", "rom"]);
     }
 
     #[test]
     fn what_took_long_is_going_to_take_as_long() {
-        let steps = plan(&[case("boot")], 2, false);
+        let steps = plan(&[case("rom")], 2, false);
         let mut record = Record::new(BTreeMap::new(), BTreeMap::new(), Settings { runs: 2, rounds: 1 });
         assert!(remaining(&steps, &record) > Duration::from_secs(5));
-        record.add(run(case("boot"), HYPERCALL, 1, Some(("userspace", 1.0))));
+        record.add(run(case("rom"), HYPERCALL, 1, Some(("round", 1.0))));
         assert_eq!(remaining(&steps[1..], &record), Duration::from_secs(2), "as the first one");
         assert_eq!(remaining(&[], &record), Duration::ZERO);
     }

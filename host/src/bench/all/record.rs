@@ -156,7 +156,7 @@ impl Record {
 
     /// The ways in which something was run, or was to be run.
     pub(crate) fn ways(&self) -> Vec<FlushWay> {
-        let all = CASES.iter().flat_map(|case| case.ways(true).map(move |way| (case, way)));
+        let all = CASES.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way)));
         all.filter(|(case, way)| {
             self.setups.iter().any(|setup| setup.case == case.name && way.is(setup.subject, &setup.way))
         })
@@ -194,9 +194,9 @@ impl Record {
     pub(crate) fn limits(&self, cases: &[&'static Case]) -> Vec<Limit> {
         let ran = |case: &&&'static Case| self.runs.iter().any(|run| run.is_of(case, case.ways[0]));
         let limits = cases.iter().filter(ran).flat_map(|case| {
-            let series = |metric: &str| pairs::series(case, case.ways[0], metric, &self.runs);
-            let worst = |metric: &str| pairs::spread(&series(metric)).map_or(f64::NAN, |spread| spread.max);
-            counts::budgets_of(case, &worst)
+            counts::budgets_of(case, &|way, metric| {
+                pairs::spread(&pairs::series(case, way, metric, &self.runs))
+            })
         });
         limits.collect()
     }

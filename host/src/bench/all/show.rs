@@ -108,7 +108,11 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
 }
 
 fn label(case: &Case, ratio: &Ratio) -> String {
-    let way = if case.ways(false).count() > 1 { format!(", by {}", ratio.way) } else { String::new() };
+    let way = if case.ways.iter().filter(|way| way.subject() == Subject::Quell).count() > 1 {
+        format!(", by {}", ratio.way)
+    } else {
+        String::new()
+    };
     format!("{}: {}{way}", case.name, ratio.metric)
 }
 
@@ -147,10 +151,11 @@ pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
         for (metric, unit) in metrics {
             let spread = spread(&series(case, way, metric, runs));
             let text = spread.map_or_else(String::new, |spread| numbers(spread, unit));
-            rows.push([format!("{}: {metric}, by {}", case.name, way.flushes()), text]);
+            let (by, how) = if way.is_bare() { ("on", "the bare machine") } else { ("by", way.flushes()) };
+            rows.push([format!("{}: {metric}, {by} {how}", case.name), text]);
         }
     }
-    println!("{}", table(["", "quell"], rows));
+    println!("{}", table(["", "measured"], rows));
 }
 
 pub(crate) fn print_failures(runs: &[Run]) {

@@ -16,7 +16,9 @@ pub(crate) enum FlushWay {
     Kvm(Flushes),
     /// On Arm, where guests flush by their own instructions.
     QuellOnArm(ArmCpu),
-    /// The same, with the hypervisor's kernel.
+    /// No hypervisor: the guest has the machine itself.
+    Bare(Platform),
+    /// On Arm, with the hypervisor's kernel.
     KvmOnArm(Kernel),
 }
 
@@ -24,6 +26,7 @@ pub(crate) const ON_ARM: ArmCpu = ArmCpu::Max;
 
 pub(crate) const HYPERCALL: FlushWay = FlushWay::Quell(FlushMode::Hypercall);
 pub(crate) const IPI: FlushWay = FlushWay::Quell(FlushMode::Ipi);
+pub(crate) const BARE: FlushWay = FlushWay::Bare(Platform::X86_64);
 pub(crate) const KVM_HYPERV: FlushWay = FlushWay::Kvm(Flushes::HyperV);
 pub(crate) const KVM_IPI: FlushWay = FlushWay::Kvm(Flushes::Ipi);
 pub(crate) const KVM_PARAVIRTUAL: FlushWay = FlushWay::Kvm(Flushes::Paravirtual);
@@ -40,6 +43,7 @@ impl FlushWay {
         match self {
             Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
             Self::QuellOnArm(cpu) => Platform::Aarch64(cpu),
+            Self::Bare(platform) => platform,
             Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
         }
     }
@@ -48,6 +52,7 @@ impl FlushWay {
         match self {
             Self::Quell(_) | Self::QuellOnArm(_) => Subject::Quell,
             Self::Kvm(_) | Self::KvmOnArm(_) => Subject::Kvm,
+            Self::Bare(_) => Subject::Bare,
         }
     }
 
@@ -60,6 +65,10 @@ impl FlushWay {
         matches!(self, Self::Kvm(_) | Self::KvmOnArm(_))
     }
 
+    pub(crate) const fn is_bare(self) -> bool {
+        matches!(self, Self::Bare(_))
+    }
+
     /// The name of the guest's way to flush, in results; of the peer on Arm, where there is only
     /// one, that of the hypervisor's kernel.
     pub(crate) const fn flushes(self) -> &'static str {
@@ -67,7 +76,7 @@ impl FlushWay {
             Self::Quell(FlushMode::Hypercall) => "hypercall",
             Self::Quell(FlushMode::Ipi) => "ipi",
             Self::Kvm(flushes) => flushes.name(),
-            Self::QuellOnArm(_) => Flushes::Own.name(),
+            Self::QuellOnArm(_) | Self::Bare(_) => Flushes::Own.name(),
             Self::KvmOnArm(kernel) => kernel.name(),
         }
     }
@@ -84,6 +93,7 @@ impl FlushWay {
             Self::Quell(FlushMode::Ipi)
             | Self::Kvm(Flushes::Ipi | Flushes::Own)
             | Self::QuellOnArm(_)
+            | Self::Bare(_)
             | Self::KvmOnArm(_) => Logged { hyperv: false, kvm: false },
             Self::Kvm(Flushes::Paravirtual) => Logged { hyperv: false, kvm: true },
         }
