@@ -7,7 +7,6 @@ use core::ops::Range;
 use hostlink::config::Config;
 use iommu::Stuck;
 use paging::{Invalidation, Level, Progress};
-use spin::Mutex;
 
 use crate::arm64::controls::STAGE2_BITS;
 use crate::arm64::exits;
@@ -20,7 +19,7 @@ use crate::devices::virt::map;
 use crate::iommu::lines::{Receiver, Wired};
 use crate::loader::LoadError;
 use crate::loader::virt::Entry;
-use crate::owned::{DeviceOwner, Domains, Followed, Functions, OwnedFunctions};
+use crate::owned::{DeviceOwner, Domains, Followed, Holding, OwnedFunctions};
 use crate::sched::Turn;
 use crate::vm::arch::Arch;
 use crate::vm::awaited::Word;
@@ -41,13 +40,9 @@ where
 {
     type Platform = Wired;
 
-    fn functions(vm: &Vm<Self>) -> &Mutex<Functions<Wired>> {
-        &vm.guest.functions
-    }
-
     #[inline(always)]
-    fn domains(vm: &Vm<Self>) -> Option<&Domains<Wired>> {
-        vm.guest.domains.as_ref()
+    fn owned(vm: &Vm<Self>) -> &Holding<Wired> {
+        &vm.guest.owned
     }
 
     fn root(vm: &Vm<Self>) -> Option<u64> {
@@ -162,7 +157,7 @@ where
     }
 
     fn reset_slots(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
-        matches!(vm.guest.functions.lock().hide(vm, cpu), Ok(Followed::WasThere))
+        matches!(vm.guest.owned.functions.lock().hide(vm, cpu), Ok(Followed::WasThere))
     }
 
     fn reset_devices(vm: &Vm<Self>) {

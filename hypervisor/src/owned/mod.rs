@@ -21,6 +21,8 @@ pub use domains::Domains;
 pub(crate) use faults::Verdict;
 pub use functions::{Claim, Functions};
 pub use machine::{Bus, DOMAINS_MAX, Given, MachineDevices, buses, nodes};
-pub use platform::{DeviceOwner, Interrupts, Iommu, NotAttached, OwnedFunctions, Platform, Translations};
+pub use platform::{
+    DeviceOwner, Holding, Interrupts, Iommu, NotAttached, OwnedFunctions, Platform, Translations,
+};
 pub use registers::{hypervisors_pages, merged};
 pub use slots::{Busy, Followed};

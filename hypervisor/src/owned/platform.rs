@@ -137,14 +137,20 @@ pub trait Interrupts<P: Platform>: Send + Sync {
     fn forget(&mut self, machine: &MachineDevices<P>, given: &Given);
 }
 
+/// What a guest owns of the machine.
+pub struct Holding<P: Platform> {
+    /// Functions of its PCI, and those for regions that the guest shares.
+    pub functions: Mutex<Functions<P>>,
+    /// The IOMMUs that translate for them; `None` if none of them is real.
+    pub domains: Option<Domains<P>>,
+}
+
 /// An architecture whose guests own functions.
 pub trait DeviceOwner: Arch {
     /// Its IOMMUs and interrupts.
     type Platform: Platform;
-    /// A guest's functions.
-    fn functions(vm: &Vm<Self>) -> &Mutex<Functions<Self::Platform>>;
-    /// The IOMMUs that its functions are behind; `None` if it owns none.
-    fn domains(vm: &Vm<Self>) -> Option<&Domains<Self::Platform>>;
+    /// What a guest owns.
+    fn owned(vm: &Vm<Self>) -> &Holding<Self::Platform>;
     /// Root of the tables that its functions translate by; `None` if there are none.
     fn root(vm: &Vm<Self>) -> Option<u64>;
 
@@ -181,19 +187,19 @@ pub struct OwnedFunctions;
 // `DeviceOwner::begin_flush` passes on to all IOMMUs that the guest's functions are behind.
 unsafe impl<A: DeviceOwner> Devices<A> for OwnedFunctions {
     fn are_owned(vm: &Vm<A>) -> bool {
-        A::domains(vm).is_some()
+        A::owned(vm).domains.is_some()
     }
 
     #[inline(always)]
     fn begin_flush(vm: &Vm<A>, invalidation: Invalidation<'_>) -> Result<Tickets, Stuck> {
-        match A::domains(vm) {
+        match &A::owned(vm).domains {
             None => Ok(Tickets::new()),
             Some(domains) => A::begin_flush(vm, domains, invalidation),
         }
     }
 
     fn finish_flush(vm: &Vm<A>, begun: &Tickets) -> Result<(), Stuck> {
-        A::domains(vm).map_or(Ok(()), |domains| domains.finish(begun))
+        A::owned(vm).domains.as_ref().map_or(Ok(()), |domains| domains.finish(begun))
     }
 
     fn map(vm: &Vm<A>) -> Progress {
@@ -201,24 +207,24 @@ unsafe impl<A: DeviceOwner> Devices<A> for OwnedFunctions {
     }
 
     fn step_reset(vm: &Vm<A>) -> Progress {
-        A::functions(vm).lock().reset()
+        A::owned(vm).functions.lock().reset()
     }
 
     fn attach(vm: &Vm<A>) {
         if let Some(root) = A::root(vm) {
-            A::functions(vm).lock().attach(root);
+            A::owned(vm).functions.lock().attach(root);
         }
     }
 
     fn silence(vm: &Vm<A>) {
-        A::functions(vm).lock().silence();
+        A::owned(vm).functions.lock().silence();
     }
 
     fn detach(vm: &Vm<A>) -> Result<(), Stuck> {
-        A::functions(vm).lock().detach(A::domains(vm))
+        A::owned(vm).functions.lock().detach(A::owned(vm).domains.as_ref())
     }
 
     fn give_back(vm: &Vm<A>) -> Progress {
-        A::functions(vm).lock().give_back()
+        A::owned(vm).functions.lock().give_back()
     }
 }

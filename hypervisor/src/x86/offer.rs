@@ -6,7 +6,6 @@ use core::ops::Range;
 use hostlink::config::Config;
 use paging::{Invalidation, Level};
 use pci::Function;
-use spin::Mutex;
 
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::platform;
@@ -14,7 +13,7 @@ use crate::devices::region::Region;
 use crate::iommu::messages::AmdVi;
 use crate::iommu::routes::Receiver;
 use crate::loader::{EntryState, LoadError};
-use crate::owned::{DeviceOwner, Domains, Functions, OwnedFunctions};
+use crate::owned::{DeviceOwner, Holding, OwnedFunctions};
 use crate::sched::Turn;
 use crate::vm::arch::{Arch, Cpus};
 use crate::vm::awaited::Word;
@@ -40,13 +39,9 @@ where
 {
     type Platform = AmdVi;
 
-    fn functions(vm: &Vm<Self>) -> &Mutex<Functions<AmdVi>> {
-        &vm.guest.functions
-    }
-
     #[inline(always)]
-    fn domains(vm: &Vm<Self>) -> Option<&Domains<AmdVi>> {
-        vm.guest.domains.as_ref()
+    fn owned(vm: &Vm<Self>) -> &Holding<AmdVi> {
+        &vm.guest.owned
     }
 
     fn root(vm: &Vm<Self>) -> Option<u64> {

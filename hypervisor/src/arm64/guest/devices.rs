@@ -183,7 +183,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
     }
     if vm.guest.has_functions() && map::PCI_MEMORY.contains(&gpa) {
         // Where no function is, a write is lost.
-        let _is_there = vm.guest.functions.lock().trapped_write(vm, Gpa(gpa), bytes, value);
+        let _is_there = vm.guest.owned.functions.lock().trapped_write(vm, Gpa(gpa), bytes, value);
         return true;
     }
     let Some(place) = redistributor(vm, gpa) else { return false };
@@ -206,10 +206,10 @@ fn read_pci<A: Arm64>(vm: &'static Vm<A>, gpa: u64, bytes: u8) -> Option<u64> {
         return None;
     }
     if let Some(offset) = within(gpa, map::PCI_ECAM, map::PCI_ECAM_SIZE) {
-        vm.guest.functions.lock().follow_resets(vm);
+        vm.guest.owned.functions.lock().follow_resets(vm);
         return Some(vm.guest.pci.lock().read(offset, bytes));
     }
-    let value = || vm.guest.functions.lock().trapped_read(vm, Gpa(gpa), bytes).unwrap_or(u64::MAX);
+    let value = || vm.guest.owned.functions.lock().trapped_read(vm, Gpa(gpa), bytes).unwrap_or(u64::MAX);
     map::PCI_MEMORY.contains(&gpa).then(value)
 }
 
@@ -225,7 +225,7 @@ pub fn configure<A: Arm64>(context: &Context<'_, A>, gpa: u64, bytes: u8, value:
         return Some(Err(Busy));
     }
     // Held until slots move, so that they move in the order of the writes.
-    let mut functions = vm.guest.functions.lock();
+    let mut functions = vm.guest.owned.functions.lock();
     vm.guest.pci.lock().write(offset, bytes, value);
     Some(functions.follow(vm, context.cpu, by).map(drop))
 }

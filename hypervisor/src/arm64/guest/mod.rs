@@ -36,7 +36,7 @@ use crate::iommu::lines::{MachineDevices, Wired};
 use crate::iommu::mirror::{Memory, Mirror};
 use crate::loader::LoadError;
 use crate::loader::virt::{self, Entry, GuestConfig};
-use crate::owned::{self, Domains, Functions};
+use crate::owned::{self, Functions, Holding};
 use crate::vm::load::Plan;
 use crate::vm::percpu::{self, MAX_CPUS};
 use crate::vm::shared::Link;
@@ -213,9 +213,7 @@ pub struct Shared {
     /// that it shares.
     pub pci: Mutex<Pci>,
     /// What the real ones do.
-    pub functions: Mutex<Functions<Wired>>,
-    /// The SMMUs that translate for them; `None` if none of them is real.
-    pub domains: Option<Domains<Wired>>,
+    pub owned: Holding<Wired>,
     /// By which they translate.
     mirror: Option<Box<Mutex<Mirror>>>,
     has_functions: bool,
@@ -264,8 +262,7 @@ impl Shared {
         Ok(Self {
             distributor: Box::new(Mutex::new(distributor(config.vcpus, &wires))),
             pci: Mutex::new(Pci::new(shown)),
-            functions: Mutex::new(functions),
-            domains,
+            owned: Holding { functions: Mutex::new(functions), domains },
             mirror,
             has_functions,
             wires,

@@ -26,9 +26,10 @@ impl Shared {
             uart,
             rtc,
             pci,
-            functions: _, // They are looked at by themselves.
-            domains: _,   // Constant, as are the common state, the switches and the setup.
-            mirror: _,    // What devices reach: it follows the slots.
+            // The functions are looked at by themselves. The domains are constant, as are the
+            // common state, the switches and the setup.
+            owned: _,
+            mirror: _, // What devices reach: it follows the slots.
             has_functions,
             wires,
             common: _,

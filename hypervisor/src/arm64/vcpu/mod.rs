@@ -138,7 +138,7 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
         open_window(context);
         return false;
     }
-    if context.vm.guest.domains.is_some() && context.state.gic.is_unsettled() {
+    if context.vm.guest.owned.domains.is_some() && context.state.gic.is_unsettled() {
         // A real line may wait for the end of this interrupt, of which nobody notifies the vCPU.
         settle_interrupts(context);
     }

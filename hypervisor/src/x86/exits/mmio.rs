@@ -155,7 +155,7 @@ impl<A: X86> Reach<'_, A> {
         if !matches!(bytes.len(), 1 | 2 | 4 | 8) {
             return;
         }
-        let value = self.vm.guest.functions.lock().trapped_read(self.vm, gpa, bytes.len() as u8);
+        let value = self.vm.guest.owned.functions.lock().trapped_read(self.vm, gpa, bytes.len() as u8);
         if let Some(value) = value {
             bytes.iter_mut().zip(value.to_le_bytes()).for_each(|(byte, read)| *byte = read);
         }
@@ -168,7 +168,7 @@ impl<A: X86> Reach<'_, A> {
         }
         value.iter_mut().zip(bytes).for_each(|(place, byte)| *place = *byte);
         let value = u64::from_le_bytes(value);
-        self.vm.guest.functions.lock().trapped_write(self.vm, gpa, bytes.len() as u8, value);
+        self.vm.guest.owned.functions.lock().trapped_write(self.vm, gpa, bytes.len() as u8, value);
     }
 
     fn write_lapic(&mut self, gpa: Gpa, value: u32) {

@@ -92,14 +92,14 @@ impl<A: X86> Vm<A> {
     pub fn spread_messages(&self) {
         // Pairs with `tell`: what has arrived before is found.
         if self.guest.has_messages.swap(false, Ordering::Acquire) {
-            self.guest.functions.lock().spread(self);
+            self.guest.owned.functions.lock().spread(self);
         }
     }
 
     /// A local APIC's address has changed. In its vCPU's turn.
     pub fn readdressed(&self) {
         if self.guest.has_functions {
-            self.guest.functions.lock().readdressed();
+            self.guest.owned.functions.lock().readdressed();
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::devices::pc::{acpi, power};
 use crate::iommu::messages::{AmdVi, MachineDevices};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
-use crate::owned::{self, Busy, Domains, Followed, Functions, Refused};
+use crate::owned::{self, Busy, Followed, Functions, Holding, Refused};
 use crate::pages::Pages;
 use crate::vm::load::Plan;
 use crate::vm::shared::Link;
@@ -110,10 +110,8 @@ pub struct Shared {
     pub overlays: Mutex<Overlays>,
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
-    /// Functions of the machine's PCI that the guest owns, and those for regions that it shares.
-    pub functions: Mutex<Functions<AmdVi>>,
-    /// The IOMMUs that translate for them; `None` if none of them is real.
-    pub domains: Option<Domains<AmdVi>>,
+    /// What the guest owns of the machine.
+    pub owned: Holding<AmdVi>,
     /// Whether there are functions, real ones or others.
     pub has_functions: bool,
     /// Messages for several vCPUs have arrived: the next vCPU that looks delivers them.
@@ -155,8 +153,7 @@ impl Shared {
             rom: Mutex::new(Rom::new(RomLen::default())),
             has_functions: !claim.functions.is_empty(),
             has_messages: AtomicBool::new(false),
-            functions: Mutex::new(claim.functions),
-            domains: claim.domains,
+            owned: Holding { functions: Mutex::new(claim.functions), domains: claim.domains },
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
             permission_maps: A::permission_maps(),
             used_before: (0..config.vcpus).map(|_| AtomicU64::new(0)).collect(),
@@ -253,10 +250,9 @@ impl Shared {
             platform,
             overlays,
             rom,
-            functions: _, // They are looked at by themselves.
-            domains: _,   // Constant, and
+            owned: _, // The functions are looked at by themselves, and the domains constant.
             has_functions,
-            has_messages: _, // a look for messages finds none.
+            has_messages: _, // A look for messages finds none.
             layout,
             permission_maps,
             used_before: _, // The time of the vCPUs begins anew: it is noted at a reset.
@@ -300,7 +296,7 @@ impl<A: X86> Vm<A> {
         if !matches!(rom, Ok(Followed::WasThere)) {
             return false;
         }
-        matches!(self.guest.functions.lock().hide(self, cpu), Ok(Followed::WasThere))
+        matches!(self.guest.owned.functions.lock().hide(self, cpu), Ok(Followed::WasThere))
     }
 
     /// The functions that the guest owns follow what it has written.
@@ -312,13 +308,13 @@ impl<A: X86> Vm<A> {
         if !self.guest.has_functions {
             return Ok(Followed::WasThere);
         }
-        self.guest.functions.lock().follow(self, cpu, by)
+        self.guest.owned.functions.lock().follow(self, cpu, by)
     }
 
     /// IN from a port, after passing on the real console's input.
     pub fn port_read(&'static self, port: u16, width: PortSize) -> u32 {
         if self.guest.has_functions && Pci::is_data_port(port) {
-            self.guest.functions.lock().follow_resets(self);
+            self.guest.owned.functions.lock().follow_resets(self);
         }
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
         if port == SerialPort::Com1.base() && self.has_machines_console() {

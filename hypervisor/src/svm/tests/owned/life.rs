@@ -157,7 +157,7 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
         assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Late(at)));
         assert!(!is_master());
         machine.bus.set_pace(10_000);
-        let functions = &guest.0.vm.guest.functions;
+        let functions = &guest.0.vm.guest.owned.functions;
         while functions.lock().reset() != Progress::Done {}
         guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
         assert!(is_master(), "after a reset it works");
@@ -280,14 +280,14 @@ fn a_guest_that_runs_is_destroyed_with_its_functions() {
 #[test]
 fn p16_functions_that_still_translate_are_never_free() {
     with_owned(ONE, |machine, guest| {
-        let functions = &guest.0.vm.guest.functions;
+        let functions = &guest.0.vm.guest.owned.functions;
         let give_back = || while functions.lock().give_back() != Progress::Done {};
         for _ in 0..2 {
             assert!(catch_unwind(AssertUnwindSafe(give_back)).is_err(), "they are attached");
         }
         let owner = || machine.devices.owner_of(0, DeviceId(device_id(NVME)));
         assert_eq!(owner().map(|name| name.to_string()).as_deref(), Some("guest"));
-        functions.lock().detach(guest.0.vm.guest.domains.as_ref()).expect("it goes on");
+        functions.lock().detach(guest.0.vm.guest.owned.domains.as_ref()).expect("it goes on");
         give_back();
         assert_eq!(owner(), None);
     });
