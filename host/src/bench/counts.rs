@@ -10,7 +10,7 @@
 use super::all::cases;
 use super::all::record::Number;
 use super::all::way::FlushWay;
-use super::{boot, lab, running};
+use super::{boot, lab, running, shootdown};
 use crate::prelude::*;
 
 struct Case {
@@ -84,6 +84,7 @@ pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limi
         "flush" => &FLUSH_CASES[..3],
         "flush-254" => &FLUSH_CASES[..],
         "flush-running" => return running::limits(&worst),
+        "shootdown-native" => return shootdown::limits(measured, shootdown::cores()),
         name if name.contains("boot") => return boot::limits(case, measured).into_iter().collect(),
         name if name.starts_with("arm-exits") => &ARM_CASES[..],
         _ => &[],

@@ -6,7 +6,7 @@
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running`, `boot` | the budgets of exits, flushes and boots, and what is counted for them |
+//! | `counts`, `running`, `boot`, `shootdown` | the budgets of cases of `all`, and what is counted for them |
 //! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
 //! | the others | one benchmark each |
 
@@ -26,7 +26,7 @@ mod running;
 mod shootdown;
 mod unmap;
 
-use crate::cli::{AllArgs, BenchCommand as Bench, BootArgs, Output};
+use crate::cli::{AllArgs, BenchCommand as Bench, BootArgs, Output, RUNS, ShootdownArgs};
 use crate::prelude::*;
 pub(crate) use all::record;
 
@@ -38,9 +38,9 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
         }
         Bench::Exits(args) => {
             let case = args.platform.platform().map(|platform| on(platform, "exits"));
-            case.and_then(|case| all::all(&args.output.only([case]), signals))
+            case.and_then(|case| all::all(&args.output.only([case], RUNS), signals))
         }
-        Bench::Flush(output) => all::all(&output.only(["flush-254", "flush-running"]), signals),
+        Bench::Flush(output) => all::all(&output.only(["flush-254", "flush-running"], RUNS), signals),
         Bench::Isolation(args) => {
             measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
         }
@@ -51,9 +51,7 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
             measure(signals, "migrate", &args.output, |lab, all| migrate::migrate(lab, args, all))
         }
         Bench::Paging(args) => paging::paging(args),
-        Bench::Shootdown(args) => {
-            measure(signals, "shootdown", &args.output, |lab, all| shootdown::shootdown(lab, args, all))
-        }
+        Bench::Shootdown(args) => all::all(&shootdowns(args), signals),
         Bench::Unmap(args) => {
             measure(signals, "unmap", &args.output, |lab, all| unmap::unmap(lab, args, all))
         }
@@ -78,8 +76,14 @@ fn on(platform: Platform, case: &str) -> String {
 fn boots(args: &BootArgs) -> Result<AllArgs> {
     let platform = args.platform.platform()?;
     let counted = (platform.arch() == Arch::Aarch64).then(|| on(platform, "boot-count"));
-    let all = args.output.only([on(platform, "boot")].into_iter().chain(counted));
-    Ok(AllArgs { runs: args.runs, size: Some(args.size), append: args.append.clone(), ..all })
+    let all = args.output.only([on(platform, "boot")].into_iter().chain(counted), args.runs);
+    Ok(AllArgs { size: Some(args.size), append: args.append.clone(), ..all })
+}
+
+fn shootdowns(args: &ShootdownArgs) -> AllArgs {
+    let case = if args.halted { "shootdown-halted" } else { "shootdown-native" };
+    let tlbcheck = Some([args.cpus, args.samples]);
+    AllArgs { on: Some(args.on), tlbcheck, ..args.output.only([case], args.runs) }
 }
 
 fn measure<const SECONDS: u64>(

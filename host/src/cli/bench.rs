@@ -28,7 +28,7 @@ impl<const SECONDS: u64> Output<SECONDS> {
 }
 
 /// The same of cases of `bench all`, each of which has a timeout of its own.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct CaseOutput {
     /// Write the results to this file, as docs/json.md describes, and continue with those in it
     #[arg(long, value_name = "FILE")]
@@ -39,15 +39,16 @@ pub(crate) struct CaseOutput {
     pub(crate) timeout: Option<u64>,
 }
 
-const RUNS: u32 = 5;
+pub(crate) const RUNS: u32 = 5;
 const ROUNDS: u32 = 100;
 
 impl CaseOutput {
     /// What `bench all` is asked for by the short form of these cases.
-    pub(crate) fn only(&self, cases: impl IntoIterator<Item: Into<String>>) -> AllArgs {
+    pub(crate) fn only(&self, cases: impl IntoIterator<Item: Into<String>>, runs: u32) -> AllArgs {
         AllArgs {
             peer: None,
-            runs: RUNS,
+            on: None,
+            runs,
             arch: None,
             only: cases.into_iter().map(Into::into).collect(),
             long: false,
@@ -55,6 +56,7 @@ impl CaseOutput {
             rounds: ROUNDS,
             resume: None,
             size: None,
+            tlbcheck: None,
             append: None,
             output: self.clone(),
         }
@@ -160,6 +162,9 @@ pub(crate) struct AllArgs {
     /// The hypervisor to compare with
     #[arg(long, value_name = "WHAT")]
     pub(crate) peer: Option<Peer>,
+    /// Run the cases on this system only, if they have it
+    #[arg(long, value_name = "WHAT", conflicts_with = "peer")]
+    pub(crate) on: Option<On>,
     /// Number of rounds; instruction counts, which are the same each time, are taken only once
     #[arg(long, value_name = "N", default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
@@ -183,6 +188,9 @@ pub(crate) struct AllArgs {
     pub(crate) resume: Option<PathBuf>,
     #[arg(skip)]
     pub(crate) size: Option<SizeArgs>,
+    /// CPUs and samples of tlbcheck.
+    #[arg(skip)]
+    pub(crate) tlbcheck: Option<[u32; 2]>,
     #[arg(skip)]
     pub(crate) append: Option<String>,
     #[command(flatten)]
@@ -311,7 +319,7 @@ pub(crate) struct ShootdownArgs {
     #[arg(long, value_name = "N", default_value_t = 301, value_parser = clap::value_parser!(u32).range(11..=1000))]
     pub(crate) samples: u32,
     #[command(flatten)]
-    pub(crate) output: Output<900>,
+    pub(crate) output: CaseOutput,
 }
 
 /// Measure the time from power-on to the guest's first process, on Quell and directly on the

@@ -27,15 +27,26 @@ pub(crate) enum Work {
     Linux(Linux),
     /// The bare guest with this command line, on a machine that counts instructions. The counts are
     /// the same each time, so it runs once.
-    Probe { cmdline: &'static str, vcpus: u32 },
+    Probe {
+        cmdline: &'static str,
+        vcpus: u32,
+    },
     /// Slots of a guest that only uses them, on a machine that counts instructions; runs once.
     Slots(Slots),
-    /// tlbcheck's benchmark, with as many vCPUs as CPUs.
-    Tlbcheck { cpus: u32, samples: u32 },
+    Tlbcheck(Tlbcheck),
     /// On Arm: a GiB of memory is removed, and stores to it are logged; counts instructions.
     Removal,
     /// On Quell: what a function of its own counts, and how it makes its machines; runs once.
     Own(fn(&Lab<'_>, FlushWay) -> Result<Vec<Number>>, &'static str),
+}
+
+/// tlbcheck's benchmark, with as many vCPUs as CPUs.
+pub(crate) struct Tlbcheck {
+    pub(crate) cpus: u32,
+    /// Shootdowns of each kind.
+    pub(crate) samples: u32,
+    /// What the other CPUs do: `spin` or `halt`.
+    pub(crate) targets: &'static str,
 }
 
 /// A command in the stock Linux guest. The time to userspace is always measured as well.
@@ -142,6 +153,13 @@ const fn arm_boot(name: &'static str, ways: &'static [FlushWay], work: Work) -> 
     Case { name, about, work, ways, only_long: true, comparisons: &[] }
 }
 
+const fn native(name: &'static str, targets: &'static str) -> Case {
+    let work = Work::Tlbcheck(Tlbcheck { cpus: 4, samples: 301, targets });
+    let about = "the same on up to 4 CPUs, also on the machine itself, whose targets spin or halt";
+    let ways = &[BARE, HYPERCALL, KVM_HYPERV];
+    Case { name, about, work, ways, only_long: true, comparisons: &[] }
+}
+
 const fn arm_exits(name: &'static str, ways: &'static [FlushWay], only_long: bool) -> Case {
     let work = Work::Own(counts::count_phases, "2 CPUs, counting instructions");
     let about = "instructions of single exits on Arm, exit, entry and the guest's own included";
@@ -205,7 +223,7 @@ pub(crate) const CASES: &[Case] = &[
     Case {
         name: "shootdown",
         about: "tlbcheck's flushes of another CPU, by each of its back ends",
-        work: Work::Tlbcheck { cpus: 2, samples: 51 },
+        work: Work::Tlbcheck(Tlbcheck { cpus: 2, samples: 51, targets: "spin" }),
         ways: TWO_WAYS,
         only_long: false,
         comparisons: &[
@@ -214,6 +232,8 @@ pub(crate) const CASES: &[Case] = &[
             relative("ipi-serial-2:1 initiator", None),
         ],
     },
+    native("shootdown-native", "spin"),
+    native("shootdown-halted", "halt"),
     loops::ARM_BOOT,
     loops::ARM_THRASH,
     loops::ARM_LOOPS,
@@ -283,8 +303,14 @@ impl Work {
         match self {
             Self::Linux(linux) => linux.metrics,
             Self::Slots(slots) => slots.metrics,
-            Self::Probe { .. } | Self::Tlbcheck { .. } | Self::Removal | Self::Own(..) => &[],
+            Self::Probe { .. } | Self::Tlbcheck(_) | Self::Removal | Self::Own(..) => &[],
         }
+    }
+
+    /// Whether a metric is in the table. tlbcheck has hundreds.
+    pub(super) fn shows(&self, metric: &str) -> bool {
+        let is_main = || [":1 initiator", ":all initiator"].iter().any(|end| metric.ends_with(end));
+        !matches!(self, Self::Tlbcheck(_)) || is_main()
     }
 
     /// The timeout of a machine: several times the time it usually takes.
@@ -296,7 +322,7 @@ impl Work {
             Self::Linux(_) => (120, 100),
             Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
             Self::Probe { .. } | Self::Slots(_) | Self::Own(..) => (120, 600),
-            Self::Tlbcheck { .. } => (240, 600),
+            Self::Tlbcheck(_) => (900, 900),
             Self::Removal => (300, 900),
         };
         Duration::from_secs(if way.is_peer() { kvm } else { quell })
@@ -308,17 +334,12 @@ impl Case {
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
             Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => 1,
-            Work::Linux(_) | Work::Tlbcheck { .. } => runs,
+            Work::Linux(_) | Work::Tlbcheck(_) => runs,
         }
     }
 
     pub(crate) const fn arch(&self) -> Arch {
         self.ways[0].platform().arch()
-    }
-
-    /// Quell's ways, and the peer's or, without one, the bare machine's.
-    pub(crate) fn ways(&self, with_peer: bool) -> impl DoubleEndedIterator<Item = FlushWay> {
-        self.ways.iter().copied().filter(move |way| if with_peer { !way.is_bare() } else { !way.is_peer() })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
-use super::cases::{CASES, Case, Linux, Work};
+use super::cases::{CASES, Case, Linux, Tlbcheck, Work};
 use super::record::Number;
 use super::removal;
 use super::slots::Operator;
@@ -8,7 +8,7 @@ use super::watch::Watch;
 use super::way::{FlushWay, ON_ARM};
 use crate::bench::lab::{self, BARE_MEMORY};
 use crate::bench::unmap;
-use crate::cli::SizeArgs;
+use crate::cli::{AllArgs, SizeArgs};
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
@@ -25,14 +25,7 @@ const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo fal
 
 pub(crate) struct Runner<'a> {
     pub(crate) lab: lab::Lab<'a>,
-    /// Rounds of each of thrash's threads.
-    pub(crate) rounds: u32,
-    /// The timeout of each machine, if not that of its case.
-    pub(crate) timeout: Option<Duration>,
-    /// Of Linux guests, if not those of their case.
-    pub(crate) size: Option<SizeArgs>,
-    /// More words for their command lines.
-    pub(crate) append: Option<String>,
+    pub(crate) args: &'a AllArgs,
 }
 
 pub(crate) struct Trial {
@@ -107,7 +100,8 @@ pub(crate) struct Setup {
 impl Runner<'_> {
     /// Measures a case, again if the peer dies or hangs. `None` if the process is told to end.
     pub(crate) fn measure(&self, case: &Case, way: FlushWay) -> Result<Option<Trial>> {
-        self.lab.timeout.set(self.timeout.unwrap_or_else(|| case.work.timeout(way)));
+        let timeout = self.args.output.timeout.map(Duration::from_secs);
+        self.lab.timeout.set(timeout.unwrap_or_else(|| case.work.timeout(way)));
         trial(way.is_peer(), || {
             match case.work {
                 Work::Removal => return self.own(|lab| removal::count(lab, way)),
@@ -126,7 +120,12 @@ impl Runner<'_> {
     }
 
     fn size(&self, &Linux { vcpus, cpus, memory, .. }: &Linux) -> SizeArgs {
-        self.size.unwrap_or(SizeArgs { vcpus, cpus, memory })
+        self.args.size.unwrap_or(SizeArgs { vcpus, cpus, memory })
+    }
+
+    fn tlbcheck(&self, own: &Tlbcheck) -> Tlbcheck {
+        let [cpus, samples] = self.args.tlbcheck.unwrap_or([own.cpus, own.samples]);
+        Tlbcheck { cpus, samples, ..*own }
     }
 
     fn own(&self, measure: impl FnOnce(&Lab<'_>) -> Result<Ended>) -> Result<(Ended, Duration)> {
@@ -209,10 +208,10 @@ impl Runner<'_> {
     /// The command that the guest runs; that of the kernel around it if its monitor is measured.
     fn command(&self, case: &Case, way: FlushWay) -> Option<String> {
         match &case.work {
-            Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.rounds.to_string())),
+            Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.args.rounds.to_string())),
             Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
             Work::Slots(slots) => way.is_peer().then(|| vmm::line(&slots.arguments())),
-            Work::Probe { .. } | Work::Tlbcheck { .. } | Work::Own(..) => None,
+            Work::Probe { .. } | Work::Tlbcheck(_) | Work::Own(..) => None,
         }
     }
 
@@ -225,7 +224,7 @@ impl Runner<'_> {
                 let stock = self.lab.stock(platform.arch())?;
                 let SizeArgs { vcpus, memory, .. } = self.size(linux);
                 let guest = lab::linux(stock, platform, stock.initrd(command.as_deref()), vcpus);
-                let words = [Some(guest.cmdline.as_str()), self.append.as_deref()];
+                let words = [Some(guest.cmdline.as_str()), self.args.append.as_deref()];
                 let cmdline = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
                 Guest { memory, cmdline, ..guest }
             }
@@ -237,9 +236,10 @@ impl Runner<'_> {
             }
             Work::Removal => return removal::setup(&self.lab)?.guest(),
             Work::Own(..) => bail!("it makes its guests itself"),
-            Work::Tlbcheck { cpus, samples } => {
-                let words = format!("bench json report=com2 rounds={samples} targets=spin");
-                Guest { memory: 4 * BARE_MEMORY, ..bare(workspace::TLBCHECK, &words, *cpus)? }
+            Work::Tlbcheck(own) => {
+                let Tlbcheck { cpus, samples, targets } = self.tlbcheck(own);
+                let words = format!("bench json report=com2 rounds={samples} targets={targets}");
+                Guest { memory: 4 * BARE_MEMORY, ..bare(workspace::TLBCHECK, &words, cpus)? }
             }
         };
         let flush = if let FlushWay::Quell(flush) = way { flush } else { guest.flush };
@@ -250,7 +250,7 @@ impl Runner<'_> {
     fn spec(&self, case: &Case, way: FlushWay, guest: &Guest) -> Result<Spec> {
         let (cpus, clock) = match &case.work {
             Work::Linux(linux) => (self.size(linux).cpus, Clock::Wall),
-            Work::Tlbcheck { cpus, .. } => (*cpus, Clock::Wall),
+            Work::Tlbcheck(own) => (self.tlbcheck(own).cpus, Clock::Wall),
             Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));

@@ -2,7 +2,7 @@
 //! one go.
 
 use super::limits;
-use crate::cli::AllArgs;
+use crate::cli::{AllArgs, CaseOutput};
 use crate::guest::cache;
 use crate::prelude::*;
 use crate::results::Facts;
@@ -37,15 +37,9 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         return Ok(0);
     }
     // Each case has a timeout of its own.
-    let timeout = args.output.timeout.map(Duration::from_secs);
-    let runner = Runner {
-        lab: Lab::new(Duration::MAX, signals)?,
-        rounds: args.rounds,
-        timeout,
-        size: args.size,
-        append: args.append.clone(),
-    };
-    let mut steps = plan(&cases, args.runs, args.peer.is_some());
+    let runner = Runner { lab: Lab::new(Duration::MAX, signals)?, args };
+    let mut steps = plan(&cases, args);
+    ensure!(!steps.is_empty(), "none of these cases is for that system");
     leave_out_missing(&mut steps);
     let mut bench = Bench { record: begin(args, &runner, &steps)?, runner, json: target(args) };
     if let Some(signal) = bench.run(&steps, signals)? {
@@ -62,11 +56,10 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
 
 /// Measures these cases once on Quell. Returns their limits.
 pub(crate) fn budgets(names: &[&str], signals: &Signals) -> Result<Vec<Limit>> {
-    let runner =
-        Runner { lab: Lab::new(Duration::MAX, signals)?, rounds: 1, timeout: None, size: None, append: None };
+    let args = CaseOutput::default().only(names.iter().copied(), 1);
+    let (runner, cases) = (Runner { lab: Lab::new(Duration::MAX, signals)?, args: &args }, chosen(&args)?);
     let mut record = Record::new(Facts::new(), Facts::new(), Settings { runs: 1, rounds: 1 });
-    let cases: Vec<_> = CASES.iter().filter(|case| names.contains(&case.name)).collect();
-    for step in plan(&cases, 1, false) {
+    for step in plan(&cases, &args) {
         let trial = runner.measure(step.case, step.way)?.context("it was interrupted")?;
         let run = Run::new(step.case, step.way, step.round, String::new(), trial);
         ensure!(run.failure.is_none(), "{}: {}", run.case, run.failure.unwrap_or_default());
@@ -213,11 +206,16 @@ struct Step {
 
 /// All runs: in each round all cases, and of each case all ways one after the other, in reverse
 /// order every second time. So a change in the load of this computer affects all ways alike.
-fn plan(cases: &[&'static Case], runs: u32, with_peer: bool) -> Vec<Step> {
+fn plan(cases: &[&'static Case], args: &AllArgs) -> Vec<Step> {
+    let is_meant = |way: &FlushWay| match args.on {
+        Some(on) => way.subject() == on.subject(),
+        None if args.peer.is_some() => !way.is_bare(),
+        None => !way.is_peer(),
+    };
     let mut steps = Vec::new();
-    for round in 1..=runs {
-        for case in cases.iter().filter(|case| round <= case.rounds(runs)) {
-            let mut ways: Vec<_> = case.ways(with_peer).collect();
+    for round in 1..=args.runs {
+        for case in cases.iter().filter(|case| round <= case.rounds(args.runs)) {
+            let mut ways: Vec<_> = case.ways.iter().copied().filter(is_meant).collect();
             if round.is_multiple_of(2) {
                 ways.reverse();
             }
@@ -252,7 +250,7 @@ fn usual(work: &Work, way: FlushWay) -> f64 {
             let gib = slots.monitor_memory() as f64 / GIB as f64;
             (2.0 + 7.0 * gib, 8.0 + 25.0 * gib)
         }
-        Work::Tlbcheck { .. } => (4.0, 27.0),
+        Work::Tlbcheck(_) => (4.0, 27.0),
         Work::Removal => (18.0, 65.0),
         Work::Own(..) => (20.0, 0.0),
     };
@@ -309,7 +307,7 @@ mod tests {
     #[test]
     fn sides_take_turns_and_every_second_round_is_backwards() {
         let cases = [case("boot"), case("thrash-2:2")];
-        let steps = plan(&cases, 2, true);
+        let steps = plan(&cases, &args(&["--peer", "kvm", "--runs", "2"]));
         let rounds: Vec<_> = steps.iter().map(|step| step.round).collect();
         assert_eq!(rounds, [[1; 8], [2; 8]].concat());
         let boots: Vec<_> = steps.iter().filter(|s| s.case.name == "boot").map(|step| step.way).collect();
@@ -322,7 +320,7 @@ mod tests {
 
     #[test]
     fn without_a_peer_quell_runs_alone_and_counts_run_once() {
-        let steps = plan(&[case("rom"), case("exits")], 3, false);
+        let steps = plan(&[case("rom"), case("exits")], &args(&["--runs", "3"]));
         assert!(steps.iter().all(|step| !step.way.is_peer()));
         let names: Vec<_> = steps.iter().map(|step| step.case.name).collect();
         assert_eq!(names, ["rom", "exits", "rom", "rom"]);
@@ -330,7 +328,7 @@ mod tests {
 
     #[test]
     fn what_took_long_is_going_to_take_as_long() {
-        let steps = plan(&[case("rom")], 2, false);
+        let steps = plan(&[case("rom")], &args(&["--runs", "2"]));
         let mut record = Record::new(BTreeMap::new(), BTreeMap::new(), Settings { runs: 2, rounds: 1 });
         assert!(remaining(&steps, &record) > Duration::from_secs(5));
         record.add(run(case("rom"), HYPERCALL, 1, Some(("round", 1.0))));

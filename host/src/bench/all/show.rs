@@ -141,18 +141,23 @@ const fn word(ratio: &Ratio) -> &'static str {
 
 pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
     let mut rows = Vec::new();
-    for (case, way) in cases.iter().flat_map(|case| case.ways(false).map(move |way| (case, way))) {
+    for (case, way) in cases.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
         let mut metrics: Vec<(&str, &str)> = Vec::new();
         for value in runs.iter().filter(|run| run.is_of(case, way)).flat_map(|run| &run.values) {
-            if metrics.iter().all(|(metric, _)| *metric != value.metric) {
+            let is_new = metrics.iter().all(|(metric, _)| *metric != value.metric);
+            if is_new && case.work.shows(&value.metric) {
                 metrics.push((&value.metric, &value.unit));
             }
         }
         for (metric, unit) in metrics {
             let spread = spread(&series(case, way, metric, runs));
             let text = spread.map_or_else(String::new, |spread| numbers(spread, unit));
-            let (by, how) = if way.is_bare() { ("on", "the bare machine") } else { ("by", way.flushes()) };
-            rows.push([format!("{}: {metric}, {by} {how}", case.name), text]);
+            let place = match way.subject() {
+                Subject::Quell => format!("by {}", way.flushes()),
+                Subject::Bare => "on the bare machine".to_owned(),
+                Subject::Kvm => format!("on KVM by {}", way.flushes()),
+            };
+            rows.push([format!("{}: {metric}, {place}", case.name), text]);
         }
     }
     println!("{}", table(["", "measured"], rows));

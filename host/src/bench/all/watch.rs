@@ -51,9 +51,9 @@ impl<'a> Watch<'a> {
             }
             // Their numbers are taken elsewhere.
             Work::Removal | Work::Own(..) => {}
-            Work::Tlbcheck { .. } => {
+            Work::Tlbcheck(_) => {
                 if let Some(measured) = Measured::read(report) {
-                    self.add(&format!("{} {}", measured.case(), measured.side), CYCLES, measured.median);
+                    measured.numbers().iter().for_each(|(metric, value)| self.add(metric, CYCLES, *value));
                 }
                 self.status = self.status.or((event == "end").then_some(0));
             }
