@@ -82,6 +82,16 @@ pub(crate) struct Row {
     values: Vec<f64>,
 }
 
+impl Row {
+    /// Whose it is: its case, and its subject if that is not Quell.
+    pub(crate) fn of(&self) -> String {
+        match self.subject {
+            Subject::Quell => self.case.clone(),
+            other => format!("{} {}", other.name(), self.case),
+        }
+    }
+}
+
 /// Measured values, summarised into rows in the order of their first appearance.
 #[derive(Default)]
 pub(crate) struct Samples {

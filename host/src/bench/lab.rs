@@ -1,6 +1,7 @@
 //! What all benchmarks have in common: the parts of their machines, how these are run, and how
 //! results end.
 
+use super::all;
 use super::limits;
 use super::phases::Phases;
 use crate::guest::cache::Versions;
@@ -140,7 +141,8 @@ fn finished(outcome: Outcome, is_on_quell: bool) -> Result<Outcome> {
     }
 }
 
-/// Prints the limits of a benchmark, and writes its results. The status is 1 if one is missed.
+/// Prints the figures and the limits of a benchmark, and writes its results. The status is 1 if one
+/// is missed.
 pub(crate) fn conclude(
     bench: &'static str,
     json: Option<&Path>,
@@ -148,6 +150,7 @@ pub(crate) fn conclude(
     samples: &Samples,
     limits: &[Limit],
 ) -> Result<u8> {
+    all::tables(samples.rows()).iter().for_each(|table| println!("{table}"));
     if !limits.is_empty() {
         println!("{}", limits::table(limits));
     }

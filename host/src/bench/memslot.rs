@@ -38,10 +38,8 @@ pub(super) fn memslot(lab: &Lab<'_>, args: &MemslotArgs, samples: &mut Samples) 
         rom(lab, mib, case, Zap::Slot, ROUNDS, samples)?;
     }
     rom(lab, SIZES[0].0, EVERYTHING, Zap::Everything, ROUNDS_EVERYTHING, samples)?;
-    print_deletions(samples);
     zap(lab, samples)?;
     loads(lab, args, samples)?;
-    print_loads(samples);
     Ok(limits(samples))
 }
 
@@ -108,16 +106,6 @@ fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
     report
         .and_then(|report| Value::as_f64(&report["value"]))
         .with_context(|| format!("the guest did not report '{case}'"))
-}
-
-fn print_deletions(samples: &Samples) {
-    let metrics = ["deletion", "cycle with refaults", "entries visited", "pages installed", "flushes"];
-    let rows = SIZES.iter().map(|(_, case)| *case).chain([EVERYTHING]).map(|case| {
-        let cells = metrics.map(|metric| format!("{:.0}", samples.of_quell(case, metric)));
-        [vec![case.to_owned()], cells.to_vec()].concat()
-    });
-    let header = ["per deletion", "instructions", "with refaults", "visited", "installed", "flushes"];
-    println!("{}", table(header, rows));
 }
 
 fn limits(samples: &Samples) -> Vec<Limit> {
@@ -229,21 +217,6 @@ fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snaps
     ensure!(exit == Some(0), outcome.explain(anyhow!("mmtest has found damage, or failed")));
     let (round_us, now) = end.context("mmtest did not report its end")?;
     Ok((round_us / 1e3, now.since(&begin.context("mmtest did not report its begin")?)))
-}
-
-fn print_loads(samples: &Samples) {
-    let rows = PAIRS.iter().flat_map(|pair| pair.modes).map(|(_, case)| {
-        let of = |metric| samples.of_quell(case, metric);
-        vec![
-            case.to_owned(),
-            format!("{:.1} ms", of("round")),
-            format!("{:.0}", of("slot changes")),
-            format!("{:.0}", of("entries visited")),
-            format!("{:.0}", of("pages installed")),
-            format!("{:.0}", of("nested faults")),
-        ]
-    });
-    println!("{}", table(["", "round", "slot changes", "visited", "installed", "nested faults"], rows));
 }
 
 /// The limits: the time of each mode relative to the other.

@@ -52,7 +52,6 @@ pub(super) fn migrate(lab: &Lab<'_>, args: &MigrateArgs, samples: &mut Samples) 
             run(lab, args, case, unmap, Clock::Wall, samples)?;
         }
     }
-    print(samples, platform);
     Ok(limits(samples, platform))
 }
 
@@ -107,20 +106,6 @@ fn scenario(writer: &mut Writer, args: &MigrateArgs) -> Result<(u64, Stops)> {
     let stops = writer.migrate(LogWay::DirtyBits, args.rounds)?;
     writer.end()?;
     Ok((before, stops))
-}
-
-fn print(samples: &Samples, platform: Platform) {
-    let ways = ways(platform);
-    let names = ways.iter().flat_map(|(name, _)| [(*name).to_owned(), "wall".to_owned()]);
-    let header = std::iter::once(platform.named("longest")).chain(names).collect::<Vec<_>>();
-    let rows = METRICS.iter().map(|(metric, _)| {
-        let cells = ways.iter().flat_map(|(name, _)| {
-            let of = |metric: &str| samples.of_quell(&platform.named(name), metric);
-            [format!("{:.0}", of(metric)), format!("{:.2} ms", of(&wall(metric)))]
-        });
-        std::iter::once((*metric).to_owned()).chain(cells).collect::<Vec<_>>()
-    });
-    println!("{}", table(header, rows));
 }
 
 /// The limits. The worst run counts.

@@ -28,7 +28,6 @@ pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
     for line in bench("faults", Stdio::piped())?.lines() {
         faults(line, &mut samples)?;
     }
-    print(&samples);
     lab::conclude("paging", args.json.as_deref(), None, &samples, &limits(&samples))
 }
 
@@ -71,14 +70,6 @@ fn faults(line: &str, samples: &mut Samples) -> Result<()> {
 /// Nanoseconds per page.
 fn time(samples: &Samples, case: &str, who: &str) -> f64 {
     samples.of_quell(&format!("{case}-{who}"), "time")
-}
-
-fn print(samples: &Samples) {
-    let rows = ["quell"].into_iter().chain(PEERS).map(|who| {
-        let cells = CASES.map(|case| format!("{:.2} ns", time(samples, case, who)));
-        [vec![who.to_owned()], cells.to_vec()].concat()
-    });
-    println!("{}", table(["per page of 4 KiB", "map", "unmap"], rows));
 }
 
 fn limits(samples: &Samples) -> Vec<Limit> {

@@ -11,6 +11,7 @@ use machine::Runner;
 use pairs::Verdict;
 use record::{Record, Run, Settings};
 use show::Progress;
+pub(super) use show::tables;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use way::{FlushWay, KVM_NEWER};
@@ -180,7 +181,7 @@ impl Bench<'_> {
         if with_peer {
             show::print_ratios(&ratios, cases, &runs);
         } else {
-            show::print_alone(cases, &runs);
+            show::tables(&self.record.rows(cases, true)).iter().for_each(|table| println!("{table}"));
         }
         // Beside a peer only what it is compared by counts.
         let counts = |case: &&&'static Case| !with_peer || case.comparisons.is_empty();

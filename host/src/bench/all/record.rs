@@ -201,13 +201,14 @@ impl Record {
         limits.collect()
     }
 
-    /// The summary of the runs by case, in the format of all benchmarks.
-    fn rows(&self) -> Vec<Row> {
+    /// The summary of the runs of these cases, in the format of all benchmarks; or only what is in
+    /// tables.
+    pub(super) fn rows(&self, cases: &[&Case], is_shown: bool) -> Vec<Row> {
         let mut samples = Samples::default();
-        for (case, way) in CASES.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
+        for (case, way) in cases.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
             let name = format!("{}-{}", case.name, way.flushes());
             for run in self.runs.iter().filter(|run| run.is_of(case, way)) {
-                for value in &run.values {
+                for value in run.values.iter().filter(|it| !is_shown || case.work.shows(&it.metric)) {
                     samples.add(&name, run.subject, &value.metric, value.unit.clone(), value.value);
                 }
             }
@@ -223,7 +224,7 @@ impl Record {
         let document = Document {
             record: self,
             deaths: self.deaths(),
-            rows: self.rows(),
+            rows: self.rows(&CASES.iter().collect::<Vec<_>>(), false),
             ratios: self.ratios(&compared),
             limits: self.limits(&CASES.iter().collect::<Vec<_>>()),
         };

@@ -6,7 +6,8 @@ use super::pairs::{Ratio, Verdict, series, spread};
 use super::record::Run;
 use super::way::FlushWay;
 use crate::prelude::*;
-use crate::results::significant;
+use crate::results::{Row, significant};
+use comfy_table::Table;
 use indicatif::ProgressBar;
 
 /// A progress bar on a terminal, a line for each run elsewhere.
@@ -139,28 +140,33 @@ const fn word(ratio: &Ratio) -> &'static str {
     }
 }
 
-pub(crate) fn print_alone(cases: &[&'static Case], runs: &[Run]) {
-    let mut rows = Vec::new();
-    for (case, way) in cases.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
-        let mut metrics: Vec<(&str, &str)> = Vec::new();
-        for value in runs.iter().filter(|run| run.is_of(case, way)).flat_map(|run| &run.values) {
-            let is_new = metrics.iter().all(|(metric, _)| *metric != value.metric);
-            if is_new && case.work.shows(&value.metric) {
-                metrics.push((&value.metric, &value.unit));
-            }
-        }
-        for (metric, unit) in metrics {
-            let spread = spread(&series(case, way, metric, runs));
-            let text = spread.map_or_else(String::new, |spread| numbers(spread, unit));
-            let place = match way.subject() {
-                Subject::Quell => format!("by {}", way.flushes()),
-                Subject::Bare => "on the bare machine".to_owned(),
-                Subject::Kvm => format!("on KVM by {}", way.flushes()),
+/// Tables of what was measured. Neighbouring cases with the same metrics share one, whose shorter
+/// side is across.
+pub(crate) fn tables(rows: &[Row]) -> Vec<Table> {
+    let cases: Vec<_> = rows.chunk_by(|one, other| one.of() == other.of()).collect();
+    let metrics = |rows: &[Row]| rows.iter().map(|row| row.metric.clone()).collect::<Vec<_>>();
+    let groups = cases.chunk_by(|one, other| metrics(one) == metrics(other));
+    let lines = groups.map(|group| {
+        let names: Vec<_> = group.iter().map(|rows| rows[0].of()).collect();
+        let cell = |row: &Row| numbers(row.spread, &row.unit);
+        let metrics = metrics(group[0]);
+        if metrics.len() > names.len() {
+            let row = |(at, name): (usize, &String)| {
+                [name.clone()].into_iter().chain(group.iter().map(|rows| cell(&rows[at]))).collect::<Vec<_>>()
             };
-            rows.push([format!("{}: {metric}, {place}", case.name), text]);
+            table(headed(&names), metrics.iter().enumerate().map(row).collect::<Vec<_>>())
+        } else {
+            let row = |(name, rows): (&String, &&[Row])| {
+                [name.clone()].into_iter().chain(rows.iter().map(cell)).collect::<Vec<_>>()
+            };
+            table(headed(&metrics), names.iter().zip(group).map(row).collect::<Vec<_>>())
         }
-    }
-    println!("{}", table(["", "measured"], rows));
+    });
+    lines.collect()
+}
+
+fn headed(columns: &[String]) -> Vec<String> {
+    std::iter::once(String::new()).chain(columns.iter().cloned()).collect()
 }
 
 pub(crate) fn print_failures(runs: &[Run]) {
@@ -194,6 +200,27 @@ mod tests {
         made.deaths.push("it hung".into());
         assert!(line(&step, &made).ends_with("(1 died before: it hung)"));
         assert!(line(&step, &run(step.case, step.way, 2, None)).contains("failed: it failed"));
+    }
+
+    #[test]
+    fn neighbours_with_the_same_metrics_share_a_table_with_the_shorter_side_across() {
+        let mut samples = Samples::default();
+        for case in ["a", "b"] {
+            samples.add(case, Subject::Quell, "real", "s", 1.0);
+        }
+        for metric in ["x", "y"] {
+            samples.add("c", Subject::Bare, metric, "count", 7.0);
+        }
+        let tables: Vec<_> = tables(samples.rows()).iter().map(|table| table.to_string()).collect();
+        assert_eq!(tables.len(), 2, "{tables:?}");
+        let words = |table: &str| {
+            table.lines().nth(3).map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        };
+        assert_eq!(
+            tables.iter().map(|table| words(table)).collect::<Vec<_>>(),
+            [Some("a 1.00 s".into()), Some("x 7".into())]
+        );
+        assert!(tables[1].lines().nth(1).is_some_and(|header| header.contains("bare c")), "{}", tables[1]);
     }
 
     #[test]

@@ -13,7 +13,6 @@ use crate::debian;
 use crate::guest::cache::{self, OtherKernel};
 use crate::machine::devices::{Devices, Network};
 use crate::prelude::*;
-use crate::results::Row;
 use run::{CASES, Case, Counted, NOTHING};
 use std::fs::File;
 
@@ -41,7 +40,7 @@ pub(super) fn devices(lab: &Lab<'_>, args: &DevicesArgs, samples: &mut Samples) 
             }
         }
     }
-    print(samples);
+    add_ratios(samples);
     Ok(limits(samples))
 }
 
@@ -140,39 +139,12 @@ fn limits(samples: &Samples) -> Vec<Limit> {
     worked().flat_map(of_case).collect()
 }
 
-fn print(samples: &mut Samples) {
-    let mut rows = Vec::new();
+fn add_ratios(samples: &mut Samples) {
     for case in worked() {
         for (metric, ratio) in ratios(samples, case).into_iter().filter(|(_, ratio)| ratio.is_finite()) {
             samples.add(case.name, Subject::Quell, metric, "ratio", ratio);
         }
-        let instructions = each(samples, case).map(|each| text(each, 0));
-        rows.push([vec![format!("{} ({})", case.label, case.name)], instructions.to_vec()].concat());
     }
-    println!("{}", table(["instructions each", "bare", "Quell", "KVM, vfio"], rows));
-    print_exits(samples);
-}
-
-/// A number; nothing if it was not measured.
-fn text(number: f64, decimals: usize) -> String {
-    if number.is_finite() { format!("{number:.decimals$}") } else { String::new() }
-}
-
-fn print_exits(samples: &Samples) {
-    const LEAST: f64 = 0.005;
-    let rows = samples.rows();
-    let matters =
-        |row: &&Row| row.metric.starts_with("exit.") && row.metric != EXITS && row.spread.median >= LEAST;
-    let mut names: Vec<_> = rows.iter().filter(matters).map(|row| row.metric.clone()).collect();
-    names.sort();
-    names.dedup();
-    let cells = worked().map(|case| {
-        let exits = names.iter().map(|name| text(samples.of_quell(case.name, name), 2));
-        std::iter::once(case.label.to_owned()).chain(exits).collect::<Vec<_>>()
-    });
-    let header =
-        std::iter::once("exits on Quell, each").chain(names.iter().map(|name| &name["exit.".len()..]));
-    println!("{}", table(header.collect::<Vec<_>>(), cells));
 }
 
 #[cfg(test)]
@@ -201,7 +173,7 @@ mod tests {
             let expected =
                 worked().flat_map(|case| missed.iter().map(|metric| format!("{}: {metric}", case.name)));
             assert_eq!(found, expected.collect::<Vec<_>>());
-            print(&mut samples);
+            add_ratios(&mut samples);
             let row = samples.row("stream", Subject::Quell, BARE).expect("is there");
             assert!((row.spread.median - 100.0 / quell).abs() < 1e-9);
         }

@@ -105,8 +105,6 @@ fn without(mut counted: Counted, nothing: &Counted) -> Counted {
 
 pub(super) struct Case {
     pub(super) name: &'static str,
-    /// For people: what is counted, each.
-    pub(super) label: &'static str,
     pub(super) work: Work,
 }
 
@@ -127,26 +125,19 @@ pub(super) enum Work {
     Nothing,
 }
 
-const fn disk(
-    name: &'static str,
-    label: &'static str,
-    pattern: &'static str,
-    block: u64,
-    depth: u32,
-    count: u64,
-) -> Case {
-    Case { name, label, work: Work::Disk { pattern, block, depth, count } }
+const fn disk(name: &'static str, pattern: &'static str, block: u64, depth: u32, count: u64) -> Case {
+    Case { name, work: Work::Disk { pattern, block, depth, count } }
 }
 
 /// All cases. The place of one is the number of its phase, from 1 on.
 pub(super) const CASES: [Case; 7] = [
-    Case { name: NOTHING, label: "", work: Work::Nothing },
-    disk("read-128K", "sequential read, 128 KiB", "read", 128 << 10, 1, 500),
-    disk("randread-4K", "random read, 4 KiB", "randread", 4 << 10, 1, 1000),
-    disk("randread-4K-16", "… 16 at a time", "randread", 4 << 10, 16, 2000),
-    disk("randwrite-4K", "random write, 4 KiB", "randwrite", 4 << 10, 1, 1000),
-    disk("randwrite-4K-16", "… 16 at a time", "randwrite", 4 << 10, 16, 2000),
-    Case { name: "stream", label: "TCP stream, a frame sent", work: Work::Stream { bytes: 4 << 20 } },
+    Case { name: NOTHING, work: Work::Nothing },
+    disk("read-128K", "read", 128 << 10, 1, 500),
+    disk("randread-4K", "randread", 4 << 10, 1, 1000),
+    disk("randread-4K-16", "randread", 4 << 10, 16, 2000),
+    disk("randwrite-4K", "randwrite", 4 << 10, 1, 1000),
+    disk("randwrite-4K-16", "randwrite", 4 << 10, 16, 2000),
+    Case { name: "stream", work: Work::Stream { bytes: 4 << 20 } },
 ];
 const _: () = assert!(CASES.len() < Phase::ALL.len());
 
