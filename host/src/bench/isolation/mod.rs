@@ -6,7 +6,6 @@
 
 pub(crate) mod pair;
 
-use super::limits::all_met;
 use crate::cli::IsolationArgs;
 use crate::prelude::*;
 use hostile::attacks::Attack;
@@ -62,7 +61,6 @@ pub(super) fn isolation(lab: &Lab<'_>, args: &IsolationArgs, all: &mut Samples) 
         }
     }
     let quiet = cases.first().context("the quiet machine was not measured")?.median().latencies.p99();
-    println!("{}", show(&cases, quiet, platform));
     add(all, &cases, quiet, platform);
     let limits = cases.iter().flat_map(|case| {
         let name = name(&case.plan, platform);
@@ -135,69 +133,37 @@ fn p99_limit(quiet: f64) -> f64 {
     P99_RATIO_MAX * quiet + SLICE_MS
 }
 
-/// A figure: its metric and unit in results, its column in the table if it has one, and its value.
-type Field = (&'static str, &'static str, &'static str, fn(&Plan, &Figures) -> f64);
+/// A figure: its metric and unit, and its value.
+type Field = (&'static str, &'static str, fn(&Plan, &Figures) -> f64);
 
 const MS: &str = "ms";
 const RATE: &str = "per second";
 const RATIO: &str = "ratio";
 const COUNT: &str = "count";
 const FIELDS: [Field; 17] = [
-    ("share by weight", RATIO, "share", |plan, _| plan.share()),
-    ("share", RATIO, "has", |_, figures| figures.share),
-    ("attacker's share", RATIO, "attacker has", |_, figures| figures.attackers_share),
-    ("flush p50", MS, "flush p50", |_, figures| figures.latencies.p50()),
-    ("flush p99", MS, "p99", |_, figures| figures.latencies.p99()),
-    ("longest flush", MS, "longest", |_, figures| figures.latencies.longest()),
-    ("work", RATE, "work/s", |_, figures| figures.speed),
-    ("interrupts", RATE, "interrupts/s", |_, figures| figures.interrupts),
-    ("stops", COUNT, "stops", |_, figures| float(figures.tally.stops)),
-    ("longest stop", MS, "longest stop", |_, figures| float(figures.tally.longest_ns) / 1e6),
-    ("attacker's exits", RATE, "attacker's exits/s", |_, figures| figures.exits),
-    ("attacker's resets", COUNT, "resets", |_, figures| float(figures.resets)),
-    ("stopped", MS, "", |_, figures| float(figures.tally.stopped_ns) / 1e6),
-    ("flushes", COUNT, "", |_, figures| float(figures.latencies.count())),
-    ("stale reads", COUNT, "", |_, figures| float(figures.tally.stale)),
-    ("words changed", COUNT, "", |_, figures| float(figures.tally.words)),
-    ("registers changed", COUNT, "", |_, figures| float(figures.tally.registers)),
+    ("share by weight", RATIO, |plan, _| plan.share()),
+    ("share", RATIO, |_, figures| figures.share),
+    ("attacker's share", RATIO, |_, figures| figures.attackers_share),
+    ("flush p50", MS, |_, figures| figures.latencies.p50()),
+    ("flush p99", MS, |_, figures| figures.latencies.p99()),
+    ("longest flush", MS, |_, figures| figures.latencies.longest()),
+    ("work", RATE, |_, figures| figures.speed),
+    ("interrupts", RATE, |_, figures| figures.interrupts),
+    ("stops", COUNT, |_, figures| float(figures.tally.stops)),
+    ("longest stop", MS, |_, figures| float(figures.tally.longest_ns) / 1e6),
+    ("attacker's exits", RATE, |_, figures| figures.exits),
+    ("attacker's resets", COUNT, |_, figures| float(figures.resets)),
+    ("stopped", MS, |_, figures| float(figures.tally.stopped_ns) / 1e6),
+    ("flushes", COUNT, |_, figures| float(figures.latencies.count())),
+    ("stale reads", COUNT, |_, figures| float(figures.tally.stale)),
+    ("words changed", COUNT, |_, figures| float(figures.tally.words)),
+    ("registers changed", COUNT, |_, figures| float(figures.tally.registers)),
 ];
-
-fn show(cases: &[Case], quiet: f64, platform: Platform) -> String {
-    let columns = || FIELDS.iter().filter(|(.., column, _)| !column.is_empty());
-    let header = ["attack"].into_iter().chain(columns().map(|(.., column, _)| *column)).chain(["wrong"]);
-    let rows = cases.iter().map(|case| {
-        let median = case.median();
-        let cells = columns().map(|(_, unit, _, value)| cell(value(&case.plan, median), unit));
-        let wrong = case.runs.iter().filter(|run| !all_met(&run.unchanged())).count().to_string();
-        [name(&case.plan, platform)].into_iter().chain(cells).chain([wrong]).collect::<Vec<_>>()
-    });
-    format!(
-        "{}\n{NOTES}\nThe limit of the p99 of a flush, {:.2} ms, is twice that of the quiet machine and a slice.",
-        table(header.collect::<Vec<_>>(), rows),
-        p99_limit(quiet)
-    )
-}
-
-fn cell(value: f64, unit: &str) -> String {
-    match unit {
-        RATIO => format!("{:.1} %", 100.0 * value),
-        MS if value < 10.0 => format!("{value:.2} ms"),
-        MS => format!("{value:.0} ms"),
-        // A guest that has had no CPU has no rate.
-        _ if value.is_nan() => "-".to_owned(),
-        _ => format!("{value:.0}"),
-    }
-}
-
-const NOTES: &str = "share: of 2 CPUs, by the weights; has: what the bystander had. work/s: units of its work in a \
-second of its CPU time;\ninterrupts/s: those that took it out of guest mode in such a second. stops: times \
-without work of more than 20 ms.\nattacker's exits/s: in a second of its own CPU time. wrong: runs in which \
-something of the bystander had changed. Of several\nruns the one with the median p99 is shown.";
 
 fn add(samples: &mut Samples, cases: &[Case], quiet: f64, platform: Platform) {
     for (plan, figures) in cases.iter().flat_map(|case| case.runs.iter().map(|run| (&case.plan, run))) {
         let case = name(plan, platform);
-        for (metric, unit, _, value) in FIELDS {
+        for (metric, unit, value) in FIELDS {
             samples.add(&case, Subject::Quell, metric, unit, value(plan, figures));
         }
         samples.add(&case, Subject::Quell, "flush p99 limit", MS, p99_limit(quiet));
