@@ -1,7 +1,9 @@
 //! The limits of cases that boot Linux on Quell and directly on the machine; and, on Arm, its
 //! instructions.
 
+use super::all::Runner;
 use super::all::cases::{Case, USERSPACE};
+use super::all::own::Own;
 use super::all::record::Number;
 use super::all::way::FlushWay;
 use super::counts::Measured;
@@ -15,8 +17,10 @@ const OVER_BARE_MAX: f64 = 40e6;
 /// The same under KVM 6.1, by the same method.
 const OVER_BARE_KVM: &str = "243 M";
 
+pub(super) const COUNT: Own = Own::counted(count, |_| "a CPU, counting instructions".to_owned());
+
 /// Counts the instructions from reset to the guest's first process, with 1 vCPU on 1 CPU.
-pub(super) fn count(lab: &Lab<'_>, way: FlushWay) -> Result<Vec<Number>> {
+fn count(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
     let (platform, clock) = (way.platform(), Clock::Instructions);
     let stock = lab.stock(platform.arch())?;
     let cmdline = format!("{} {TO_USERSPACE}", platform.arch().console());

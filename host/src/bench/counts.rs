@@ -7,10 +7,10 @@
 //! own, and QEMU's plugin counts the instructions of all CPUs in it. Flushes of running vCPUs are
 //! counted in [`super::running`].
 
-use super::all::cases;
 use super::all::record::Number;
 use super::all::way::FlushWay;
-use super::{boot, lab, running, shootdown};
+use super::all::{Runner, cases};
+use super::{boot, lab, migrate, running, shootdown, unmap};
 use crate::prelude::*;
 
 struct Case {
@@ -61,7 +61,7 @@ const fn space(name: &'static str, label: &'static str, targets: u32) -> Case {
 }
 
 /// Counts the operations on Arm.
-pub(super) fn count_phases(lab: &Lab<'_>, way: FlushWay) -> Result<Vec<Number>> {
+pub(super) fn count_phases(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
     let cmdline = format!("test=exits count={REPETITIONS}");
     let guest = lab::bare(way.platform(), workspace::HOSTILE, cmdline, 2)?;
     let spec = lab.on_quell(&guest, 2, Clock::Instructions)?;
@@ -78,7 +78,10 @@ pub(super) type Measured<'m> = &'m dyn Fn(FlushWay, &str) -> Option<Spread>;
 
 /// The limits of a case of `bench all`. Of instructions the worst run counts.
 pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limit> {
-    let worst = |metric: &str| measured(case.ways[0], metric).map_or(f64::NAN, |spread| spread.max);
+    let of = |metric: &str| measured(case.ways[0], metric);
+    let worst = |metric: &str| of(metric).map_or(f64::NAN, |spread| spread.max);
+    let median = |metric: &str| of(metric).map_or(f64::NAN, |spread| spread.median);
+    let named = |limits: Vec<Limit>| limits.into_iter().map(|limit| limit.of(case.name)).collect();
     let cases = match case.name {
         "exits" => &CASES[..],
         "flush" => &FLUSH_CASES[..3],
@@ -86,6 +89,12 @@ pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limi
         "flush-running" => return running::limits(&worst),
         "shootdown-native" => return shootdown::limits(measured, shootdown::cores()),
         name if name.contains("boot") => return boot::limits(case, measured).into_iter().collect(),
+        name if name.starts_with("arm-unmap-wall") => return named(vec![unmap::ratio(&median)]),
+        name if name.starts_with("arm-unmap") => {
+            return named(unmap::counts(&worst, case.ways[0].platform()));
+        }
+        name if name.contains("migrate-wall") => return named(migrate::limits(&worst, migrate::STOP_MS_MAX)),
+        name if name.contains("migrate") => return named(migrate::limits(&worst, migrate::STOP_MAX)),
         name if name.starts_with("arm-exits") => &ARM_CASES[..],
         _ => &[],
     };

@@ -6,7 +6,7 @@
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running`, `boot`, `shootdown` | the budgets of cases of `all`, and what is counted for them |
+//! | `counts`, `running`, `boot`, `shootdown`, `unmap`, `migrate` | the budgets of cases of `all`, and what is counted for them |
 //! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
 //! | the others | one benchmark each |
 
@@ -26,8 +26,9 @@ mod running;
 mod shootdown;
 mod unmap;
 
-use crate::cli::{AllArgs, BenchCommand as Bench, BootArgs, Output, RUNS, ShootdownArgs};
+use crate::cli::{AllArgs, BenchCommand as Bench, BootArgs, MigrateArgs, Output, RUNS, ShootdownArgs};
 use crate::prelude::*;
+use all::own::name_on as on;
 pub(crate) use all::record;
 
 pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
@@ -47,13 +48,13 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
         Bench::Memslot(args) => {
             measure(signals, "memslot", &args.output, |lab, all| memslot::memslot(lab, args, all))
         }
-        Bench::Migrate(args) => {
-            measure(signals, "migrate", &args.output, |lab, all| migrate::migrate(lab, args, all))
-        }
+        Bench::Migrate(args) => migrations(args).and_then(|args| all::all(&args, signals)),
         Bench::Paging(args) => paging::paging(args),
         Bench::Shootdown(args) => all::all(&shootdowns(args), signals),
         Bench::Unmap(args) => {
-            measure(signals, "unmap", &args.output, |lab, all| unmap::unmap(lab, args, all))
+            let cpus = if args.cpu.is_empty() { &ArmCpu::ALL[..] } else { &args.cpu };
+            let on = |cpu: &ArmCpu| ["unmap", "unmap-wall"].map(|case| on(Platform::Aarch64(*cpu), case));
+            all::all(&args.output.only(cpus.iter().flat_map(on), args.runs), signals)
         }
         Bench::Boot(args) => boots(args).and_then(|args| all::all(&args, signals)),
     };
@@ -63,21 +64,18 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     }
 }
 
-/// The name of a case on this platform.
-fn on(platform: Platform, case: &str) -> String {
-    match platform {
-        Platform::X86_64 => case.to_owned(),
-        Platform::Aarch64(ArmCpu::Max) => format!("arm-{case}"),
-        Platform::Aarch64(_) => platform.named(&format!("arm-{case}")),
-    }
-}
-
 /// `bench boot`: by the clock, and on Arm in instructions as well.
 fn boots(args: &BootArgs) -> Result<AllArgs> {
     let platform = args.platform.platform()?;
     let counted = (platform.arch() == Arch::Aarch64).then(|| on(platform, "boot-count"));
     let all = args.output.only([on(platform, "boot")].into_iter().chain(counted), args.runs);
     Ok(AllArgs { size: Some(args.size), append: args.append.clone(), ..all })
+}
+
+fn migrations(args: &MigrateArgs) -> Result<AllArgs> {
+    let platform = args.platform.platform()?;
+    let cases = ["migrate", "migrate-wall"].map(|case| on(platform, case));
+    Ok(AllArgs { migrate: args.options, ..args.output.only(cases, args.runs) })
 }
 
 fn shootdowns(args: &ShootdownArgs) -> AllArgs {

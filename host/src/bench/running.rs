@@ -10,6 +10,7 @@
 //! halts and then the next. So instructions are reported for the machine as a whole, including the
 //! loops of targets and bystanders.
 
+use super::all::Runner;
 use super::all::record::Number;
 use super::all::way::FlushWay;
 use super::lab;
@@ -168,10 +169,10 @@ impl Calls {
 }
 
 /// Measures all shapes; the metrics are `NAME: METRIC`.
-pub(super) fn count(lab: &Lab<'_>, _: FlushWay) -> Result<Vec<Number>> {
+pub(super) fn count(runner: &Runner<'_>, _: FlushWay) -> Result<Vec<Number>> {
     let mut numbers = Vec::new();
     for case in &CASES {
-        let calls = measure(lab, case).with_context(|| case.name)?;
+        let calls = measure(&runner.lab, case).with_context(|| case.name)?;
         let number = |(name, unit, value)| Number::new(&format!("{}: {name}", case.name), unit, value);
         numbers.extend(calls.metrics(case.shape).into_iter().map(number));
     }

@@ -1,5 +1,5 @@
-//! `quell bench unmap`: the cost on Arm of removing memory from a guest, logging its stores, and
-//! giving it pages.
+//! The cases `unmap` and `unmap-wall`: the cost on Arm of removing memory from a guest, logging its
+//! stores, and giving it pages.
 //!
 //! A bare guest uses a GiB that was added to it, in pages of 4 KiB, on a machine of one CPU that
 //! counts instructions; the hypervisor marks its phases by hints (`hostlink::phase`). The same
@@ -7,9 +7,13 @@
 //! and when the answer arrived (`answered`). In between it gives the CPU to the guest after each
 //! step, which page by page is most of the time.
 
+use super::all::Runner;
+use super::all::cases::Case;
+use super::all::own::{Own, on_each, own};
+use super::all::record::Number;
+use super::all::way::FlushWay;
 use super::load::{Load, Setup, all_dirty};
 use super::phases::{Counts, Phases};
-use crate::cli::UnmapArgs;
 use crate::prelude::*;
 use baremetal::pages::PAGE;
 use hostlink::config::{NestedPage, Stage2Unmap};
@@ -32,29 +36,35 @@ const ENABLE: &str = "dirty-enable-1G";
 const FETCH: &str = "dirty-fetch-1G";
 const FAULT_IN: &str = "fault-in-4K";
 
-pub(super) fn unmap(lab: &Lab<'_>, args: &UnmapArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
-    let cpus = if args.cpu.is_empty() { ArmCpu::ALL.to_vec() } else { args.cpu.clone() };
-    for &cpu in &cpus {
-        count(lab, cpu, samples).with_context(|| format!("on {}", cpu.name()))?;
-        time(lab, cpu, args.runs, samples).with_context(|| format!("on {}", cpu.name()))?;
-    }
-    Ok(limits(samples, &cpus))
+pub(super) fn cases() -> Vec<Case> {
+    let counted = own(
+        "unmap",
+        "memory is removed, and stores to it are logged: instructions and TLB maintenance",
+        Own::counted(count, |_| "a CPU, counting instructions".to_owned()),
+    );
+    let timed = own(
+        "unmap-wall",
+        "memory is removed, by the clock, at once and page by page",
+        Own::timed(time, |_| "a CPU".to_owned()),
+    );
+    let on_arm = ArmCpu::ALL.map(Platform::Aarch64);
+    [on_each(&timed, &on_arm), on_each(&counted, &on_arm)].concat()
 }
 
-fn case(name: &str, cpu: ArmCpu) -> String {
-    Platform::Aarch64(cpu).named(name)
+fn name(case: &str, metric: &str) -> String {
+    format!("{case}: {metric}")
 }
 
 /// The machine on which the guest uses the GiB, with pages of 4 KiB only in stage 2.
 pub(super) fn setup<'l>(
     lab: &'l Lab<'_>,
-    cpu: ArmCpu,
+    platform: Platform,
     stage2_unmap: Stage2Unmap,
     clock: Clock,
 ) -> Result<Setup<'l>> {
     Ok(Setup {
         hypervisor: lab.hypervisor(Arch::Aarch64)?,
-        platform: Platform::Aarch64(cpu),
+        platform,
         switches: Switches { stage2_unmap, nested_page: NestedPage::Small, ..Switches::default() },
         clock,
         size: SIZE,
@@ -88,51 +98,45 @@ pub(super) fn logged(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
     })
 }
 
-fn count(lab: &Lab<'_>, cpu: ArmCpu, samples: &mut Samples) -> Result<()> {
-    let mut add = |name: &str, counts: &Counts| {
-        for (metric, count) in
-            [(INSTRUCTIONS, counts.instructions), (TLBI, counts.tlbi()), (DSB, counts.dsb()), (DC, counts.dc)]
-        {
-            samples.add_count(&case(name, cpu), Subject::Quell, metric, count);
-        }
-    };
-    eprintln!("{}: a GiB in pages of 4 KiB goes at once …", cpu.name());
-    let setup = |unmap| setup(lab, cpu, unmap, Clock::Instructions);
+fn count(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
+    let setup = |unmap| setup(lab, way.platform(), unmap, Clock::Instructions);
     let ranged = removed(&setup(Stage2Unmap::Range)?, lab.signals)?;
-    let blocking = ranged.of(Phase::Blocking)?;
-    add(BLOCKING, blocking);
-    add(TOTAL, &blocking.and(ranged.of(Phase::Reclaim)?));
-
-    eprintln!("{}: the same, page by page …", cpu.name());
-    add(PER_PAGE, removed(&setup(Stage2Unmap::Page)?, lab.signals)?.of(Phase::PerPage)?);
-
-    eprintln!("{}: stores to a GiB are logged …", cpu.name());
+    let paged = removed(&setup(Stage2Unmap::Page)?, lab.signals)?;
     let logged = logged(&setup(Stage2Unmap::Range)?, lab.signals)?;
-    add(ENABLE, logged.of(Phase::DirtyEnable)?);
-    add(FETCH, logged.of(Phase::DirtyFetch)?);
-
+    let blocking = ranged.of(Phase::Blocking)?;
+    let all = [
+        (BLOCKING, blocking),
+        (TOTAL, &blocking.and(ranged.of(Phase::Reclaim)?)),
+        (PER_PAGE, paged.of(Phase::PerPage)?),
+        (ENABLE, logged.of(Phase::DirtyEnable)?),
+        (FETCH, logged.of(Phase::DirtyFetch)?),
+    ];
+    let of_case = |(case, counts): (&str, &Counts)| {
+        let instructions = [(INSTRUCTIONS, INSTRUCTIONS, counts.instructions)];
+        let others = [(TLBI, counts.tlbi()), (DSB, counts.dsb()), (DC, counts.dc)];
+        let all = instructions.into_iter().chain(others.map(|(metric, count)| (metric, "count", count)));
+        all.map(|(metric, unit, count)| Number::new(&name(case, metric), unit, float(count)))
+            .collect::<Vec<_>>()
+    };
     // The guest's first touch of all pages: a fault for each, and the few of its own loop.
     let each = float(ranged.of(Phase::FaultIn)?.instructions) / float(PAGES);
-    samples.add(&case(FAULT_IN, cpu), Subject::Quell, INSTRUCTIONS, INSTRUCTIONS, each);
-    Ok(())
+    let fault = Number::new(&name(FAULT_IN, INSTRUCTIONS), INSTRUCTIONS, each);
+    Ok(all.into_iter().flat_map(of_case).chain([fault]).collect())
 }
 
-/// The machines by the clock: how long the deletion takes, each way in turn. `WALL` is how long the
-/// hypervisor worked on it, without the pauses for its guest; `ANSWERED` is from the request to its
-/// answer.
-fn time(lab: &Lab<'_>, cpu: ArmCpu, runs: u32, samples: &mut Samples) -> Result<()> {
-    for run in 1..=runs {
-        eprintln!("{}: by the clock, {run} of {runs} …", cpu.name());
-        for (name, unmap) in [(TOTAL, Stage2Unmap::Range), (PER_PAGE, Stage2Unmap::Page)] {
-            let mut load = Load::start(&setup(lab, cpu, unmap, Clock::Wall)?, false, lab.signals)?;
-            let times = timed(&mut load).with_context(|| load.console())?;
-            load.finish()?;
-            for (metric, time) in [WALL, ANSWERED].into_iter().zip(times) {
-                samples.add(&case(name, cpu), Subject::Quell, metric, "ms", time.as_secs_f64() * 1e3);
-            }
-        }
+/// How long the deletion takes, each way in turn. `WALL` is how long the hypervisor worked on it,
+/// without the pauses for its guest; `ANSWERED` is from the request to its answer.
+fn time(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
+    let mut numbers = Vec::new();
+    for (case, unmap) in [(TOTAL, Stage2Unmap::Range), (PER_PAGE, Stage2Unmap::Page)] {
+        let mut load = Load::start(&setup(lab, way.platform(), unmap, Clock::Wall)?, false, lab.signals)?;
+        let times = timed(&mut load).with_context(|| load.console())?;
+        load.finish()?;
+        let number =
+            |(metric, time): (_, Duration)| Number::new(&name(case, metric), "ms", time.as_secs_f64() * 1e3);
+        numbers.extend([WALL, ANSWERED].into_iter().zip(times).map(number));
     }
-    Ok(())
+    Ok(numbers)
 }
 
 fn timed(load: &mut Load) -> Result<[Duration; 2]> {
@@ -183,28 +187,21 @@ const TARGETS: [Budget; 5] = [
     budget(FAULT_IN, "4,800", 1200.0),
 ];
 
-fn limits(samples: &Samples, cpus: &[ArmCpu]) -> Vec<Limit> {
-    cpus.iter().flat_map(|cpu| [counts(samples, *cpu), vec![ratio(samples, *cpu)]].concat()).collect()
-}
-
-/// Counts with limits. The worst run counts.
-fn counts(samples: &Samples, cpu: ArmCpu) -> Vec<Limit> {
+/// Counts with limits.
+pub(super) fn counts(worst: &dyn Fn(&str) -> f64, platform: Platform) -> Vec<Limit> {
+    let Platform::Aarch64(cpu) = platform else { return Vec::new() };
     let all = TARGETS.iter().flat_map(|target| {
         let kvm = [target.kvm[cpu as usize], ""];
-        let metrics = [INSTRUCTIONS, TLBI].into_iter().zip(kvm).zip(target.limits[cpu as usize]);
-        metrics.map(|((metric, kvm), most)| (case(target.name, cpu), metric, kvm, most))
+        let metrics = [INSTRUCTIONS, TLBI].map(|metric| name(target.name, metric));
+        metrics.into_iter().zip(kvm).zip(target.limits[cpu as usize])
     });
-    let limited = all.filter(|(.., most)| most.is_finite());
-    let limit = |(case, metric, kvm, most): (String, _, _, _)| {
-        Limit::of_worst(samples, &case, metric, most).beside(kvm)
-    };
-    limited.map(limit).collect()
+    let limited = all.filter(|(_, most)| most.is_finite());
+    limited.map(|((metric, kvm), most)| Limit::at_most(&*metric, worst(&metric), most).beside(kvm)).collect()
 }
 
-fn ratio(samples: &Samples, cpu: ArmCpu) -> Limit {
-    let wall = |name| samples.of_quell(&case(name, cpu), WALL);
-    let label = format!("ranged, relative to page by page, on {}: {WALL}", cpu.name());
-    Limit::at_most(label, wall(TOTAL) / wall(PER_PAGE), WALL_RATIO_MAX)
+pub(super) fn ratio(median: &dyn Fn(&str) -> f64) -> Limit {
+    let wall = |case| median(&name(case, WALL));
+    Limit::at_most("ranged, relative to page by page: wall", wall(TOTAL) / wall(PER_PAGE), WALL_RATIO_MAX)
 }
 
 #[cfg(test)]
@@ -221,15 +218,17 @@ mod tests {
     #[test]
     fn each_limit_can_be_missed() {
         for (cpu, number) in ArmCpu::ALL.into_iter().zip([7, 2, 2]) {
-            assert_eq!(each_can_be_missed(&|samples| counts(samples, cpu)), number, "{}", cpu.name());
-            let mut samples = Samples::default();
-            assert!(!ratio(&samples, cpu).is_met(), "nothing was measured");
-            samples.add(&case(TOTAL, cpu), Subject::Quell, WALL, "ms", 16.0);
-            samples.add(&case(PER_PAGE, cpu), Subject::Quell, WALL, "ms", 500.0);
-            assert!(ratio(&samples, cpu).is_met());
-            samples.add(&case(TOTAL, cpu), Subject::Quell, WALL, "ms", 17.0);
-            assert!(!ratio(&samples, cpu).is_met());
+            assert_eq!(
+                each_can_be_missed(|worst| counts(worst, Platform::Aarch64(cpu))),
+                number,
+                "{}",
+                cpu.name()
+            );
         }
-        assert!(limits(&Samples::default(), &[]).is_empty(), "nothing was asked for");
+        let is_met = |total: f64| {
+            let of = |metric: &str| if metric == name(TOTAL, WALL) { total } else { 500.0 };
+            ratio(&of).is_met()
+        };
+        assert!(is_met(16.0) && !is_met(17.0) && !is_met(f64::NAN));
     }
 }

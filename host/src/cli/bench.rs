@@ -58,6 +58,7 @@ impl CaseOutput {
             size: None,
             tlbcheck: None,
             append: None,
+            migrate: MigrateOptions::default(),
             output: self.clone(),
         }
     }
@@ -193,6 +194,8 @@ pub(crate) struct AllArgs {
     pub(crate) tlbcheck: Option<[u32; 2]>,
     #[arg(skip)]
     pub(crate) append: Option<String>,
+    #[arg(skip)]
+    pub(crate) migrate: MigrateOptions,
     #[command(flatten)]
     pub(crate) output: CaseOutput,
 }
@@ -267,17 +270,29 @@ pub(crate) struct MemslotArgs {
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
-    /// How many times the pages written meanwhile are copied again
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(..=100))]
-    pub(crate) rounds: u16,
-    /// The guest's write rate, in 10^6 bytes per second
-    #[arg(long, value_name = "MB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    pub(crate) rate: u32,
+    #[command(flatten)]
+    pub(crate) options: MigrateOptions,
     /// Runs measured by the clock; the table shows medians. Counts are the same each time
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     #[command(flatten)]
-    pub(crate) output: Output<180>,
+    pub(crate) output: CaseOutput,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct MigrateOptions {
+    /// How many times the pages written meanwhile are copied again
+    #[arg(long, value_name = "N", default_value_t = Self::default().rounds, value_parser = clap::value_parser!(u16).range(..=100))]
+    pub(crate) rounds: u16,
+    /// The guest's write rate, in 10^6 bytes per second
+    #[arg(long, value_name = "MB", default_value_t = Self::default().rate, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub(crate) rate: u32,
+}
+
+impl Default for MigrateOptions {
+    fn default() -> Self {
+        Self { rounds: 2, rate: 64 }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -297,7 +312,7 @@ pub(crate) struct UnmapArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     #[command(flatten)]
-    pub(crate) output: Output<300>,
+    pub(crate) output: CaseOutput,
 }
 
 #[derive(Debug, Args)]

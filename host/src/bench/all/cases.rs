@@ -1,12 +1,14 @@
 //! The cases that `quell bench all` measures: one row each.
 
 use super::loops;
-use super::record::Number;
+use super::own::{Own, own};
 use super::slots::{self, Slots};
-use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, QUELL_ON_ARM};
-use crate::bench::{boot, counts, running};
+use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
+use crate::bench::{migrate, running, unmap};
 use crate::prelude::*;
+use std::sync::LazyLock;
 
+#[derive(Clone)]
 pub(crate) struct Case {
     /// Its name in results, and for `--only`.
     pub(crate) name: &'static str,
@@ -22,6 +24,7 @@ pub(crate) struct Case {
 /// A guest with at least this many vCPUs takes long to boot.
 const MANY: u32 = 64;
 
+#[derive(Clone)]
 pub(crate) enum Work {
     /// A command in the stock Linux guest.
     Linux(Linux),
@@ -36,11 +39,11 @@ pub(crate) enum Work {
     Tlbcheck(Tlbcheck),
     /// On Arm: a GiB of memory is removed, and stores to it are logged; counts instructions.
     Removal,
-    /// On Quell: what a function of its own counts, and how it makes its machines; runs once.
-    Own(fn(&Lab<'_>, FlushWay) -> Result<Vec<Number>>, &'static str),
+    Own(Own),
 }
 
 /// tlbcheck's benchmark, with as many vCPUs as CPUs.
+#[derive(Clone)]
 pub(crate) struct Tlbcheck {
     pub(crate) cpus: u32,
     /// Shootdowns of each kind.
@@ -50,6 +53,7 @@ pub(crate) struct Tlbcheck {
 }
 
 /// A command in the stock Linux guest. The time to userspace is always measured as well.
+#[derive(Clone)]
 pub(crate) struct Linux {
     pub(crate) vcpus: u32,
     pub(crate) cpus: u32,
@@ -138,21 +142,6 @@ const fn thrash(name: &'static str, about: &'static str, vcpus: u32, ratios: &'s
     Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons: ratios }
 }
 
-const MAX: &[FlushWay] = &[QUELL_ON_ARM, bare(ArmCpu::Max)];
-const NEOVERSE: &[FlushWay] = &[FlushWay::QuellOnArm(ArmCpu::NeoverseN1), bare(ArmCpu::NeoverseN1)];
-const CORTEX: &[FlushWay] = &[FlushWay::QuellOnArm(ArmCpu::CortexA72), bare(ArmCpu::CortexA72)];
-const BOOT_COUNT: Work = Work::Own(boot::count, "a CPU, counting instructions");
-
-/// The bare machine of Arm.
-pub(super) const fn bare(cpu: ArmCpu) -> FlushWay {
-    FlushWay::Bare(Platform::Aarch64(cpu))
-}
-
-const fn arm_boot(name: &'static str, ways: &'static [FlushWay], work: Work) -> Case {
-    let about = "boot to the guest's first process on Arm, in seconds or instructions";
-    Case { name, about, work, ways, only_long: true, comparisons: &[] }
-}
-
 const fn native(name: &'static str, targets: &'static str) -> Case {
     let work = Work::Tlbcheck(Tlbcheck { cpus: 4, samples: 301, targets });
     let about = "the same on up to 4 CPUs, also on the machine itself, whose targets spin or halt";
@@ -160,18 +149,15 @@ const fn native(name: &'static str, targets: &'static str) -> Case {
     Case { name, about, work, ways, only_long: true, comparisons: &[] }
 }
 
-const fn arm_exits(name: &'static str, ways: &'static [FlushWay], only_long: bool) -> Case {
-    let work = Work::Own(counts::count_phases, "2 CPUs, counting instructions");
-    let about = "instructions of single exits on Arm, exit, entry and the guest's own included";
-    Case { name, about, work, ways, only_long, comparisons: &[] }
-}
-
 const EXIT_MAX: Option<f64> = Some(0.15);
 const FLUSH_MAX: Option<f64> = Some(0.1);
 
-/// All cases. The cases whose counts are the same each time come last, so that the times measured
-/// by the clock are available first.
-pub(crate) const CASES: &[Case] = &[
+/// All cases. Of an architecture, those whose counts are the same each time come last, so that the
+/// times measured by the clock are available first.
+pub(crate) static CASES: LazyLock<Vec<Case>> =
+    LazyLock::new(|| [AMD64.to_vec(), loops::on_arm(), unmap::cases(), migrate::cases()].concat());
+
+const AMD64: &[Case] = &[
     Case {
         name: "boot",
         about: "boot to the guest's first process, 2 vCPUs on 2 CPUs",
@@ -234,9 +220,6 @@ pub(crate) const CASES: &[Case] = &[
     },
     native("shootdown-native", "spin"),
     native("shootdown-halted", "halt"),
-    loops::ARM_BOOT,
-    loops::ARM_THRASH,
-    loops::ARM_LOOPS,
     Case {
         name: "exits",
         about: "instructions of single exits, exit and entry included",
@@ -278,23 +261,11 @@ pub(crate) const CASES: &[Case] = &[
     slots::BESIDE_256M,
     slots::BESIDE_1G,
     slots::BESIDE_2G,
-    Case {
-        name: "flush-running",
-        about: "the effect of flush hypercalls on vCPUs in guest mode, by the hypervisor's counters",
-        work: Work::Own(running::count, "a CPU for each vCPU, counting instructions"),
-        ways: &[HYPERCALL],
-        only_long: true,
-        comparisons: &[],
-    },
-    loops::ARM_SLOT,
-    arm_boot("arm-boot@neoverse-n1", NEOVERSE, Work::Linux(linux(2, "true", &[]))),
-    arm_boot("arm-boot@cortex-a72", CORTEX, Work::Linux(linux(2, "true", &[]))),
-    arm_boot("arm-boot-count", MAX, BOOT_COUNT),
-    arm_boot("arm-boot-count@neoverse-n1", NEOVERSE, BOOT_COUNT),
-    arm_boot("arm-boot-count@cortex-a72", CORTEX, BOOT_COUNT),
-    arm_exits("arm-exits", &[QUELL_ON_ARM], false),
-    arm_exits("arm-exits@neoverse-n1", &[FlushWay::QuellOnArm(ArmCpu::NeoverseN1)], true),
-    arm_exits("arm-exits@cortex-a72", &[FlushWay::QuellOnArm(ArmCpu::CortexA72)], true),
+    own(
+        "flush-running",
+        "the effect of flush hypercalls on vCPUs in guest mode, by the hypervisor's counters",
+        Own::counted(running::count, |_| "a CPU for each vCPU, counting instructions".to_owned()),
+    ),
 ];
 
 impl Work {
@@ -303,7 +274,7 @@ impl Work {
         match self {
             Self::Linux(linux) => linux.metrics,
             Self::Slots(slots) => slots.metrics,
-            Self::Probe { .. } | Self::Tlbcheck(_) | Self::Removal | Self::Own(..) => &[],
+            Self::Probe { .. } | Self::Tlbcheck(_) | Self::Removal | Self::Own(_) => &[],
         }
     }
 
@@ -321,9 +292,9 @@ impl Work {
             // Its machines hang now and then; good ones take at most 22 s on idle cores.
             Self::Linux(_) => (120, 100),
             Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
-            Self::Probe { .. } | Self::Slots(_) | Self::Own(..) => (120, 600),
+            Self::Probe { .. } | Self::Slots(_) => (120, 600),
             Self::Tlbcheck(_) => (900, 900),
-            Self::Removal => (300, 900),
+            Self::Removal | Self::Own(_) => (300, 900),
         };
         Duration::from_secs(if way.is_peer() { kvm } else { quell })
     }
@@ -333,8 +304,8 @@ impl Case {
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
-            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => 1,
-            Work::Linux(_) | Work::Tlbcheck(_) => runs,
+            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(Own { is_timed: false, .. }) => 1,
+            Work::Linux(_) | Work::Tlbcheck(_) | Work::Own(_) => runs,
         }
     }
 
@@ -365,7 +336,7 @@ mod tests {
 
     #[test]
     fn units_survive_the_file() {
-        for case in CASES {
+        for case in CASES.iter() {
             for metric in case.work.metrics() {
                 assert!(is_unit(metric.unit), "{}: {}", case.name, metric.unit);
             }
@@ -374,7 +345,7 @@ mod tests {
 
     #[test]
     fn guests_report_what_is_compared() {
-        for case in CASES {
+        for case in CASES.iter() {
             if !matches!(case.work, Work::Linux(_) | Work::Slots(_)) {
                 continue;
             }

@@ -2,11 +2,39 @@
 //! on Quell. And the cases of Arm machines, whose guests flush by their own instructions: the ways
 //! of the peer are its kernels there.
 
-use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, bare, compare, end, linux};
+use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, compare, end, linux};
+use super::own::{Own, on_each, own};
 use super::removal::{DELETE, ENABLE, FETCH};
 use super::way::{
-    FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, ON_ARM, QUELL_ON_ARM,
+    BARE, FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, ON_ARM, QUELL_ON_ARM,
 };
+use crate::bench::{boot, counts};
+use crate::prelude::*;
+
+/// The cases of Arm machines.
+pub(super) fn on_arm() -> Vec<Case> {
+    let models = ArmCpu::ALL.map(Platform::Aarch64);
+    let count = Case { ways: BOOT.ways, ..own("boot-count", BOOT.about, boot::COUNT) };
+    let exits = Case { only_long: false, ..EXITS };
+    let timed = [vec![ARM_BOOT, ARM_THRASH, ARM_LOOPS], on_each(&BOOT, &models[1..])].concat();
+    [timed, vec![ARM_SLOT], on_each(&count, &models), on_each(&exits, &models)].concat()
+}
+
+/// On the models on which KVM does not run.
+const BOOT: Case = Case {
+    name: "boot",
+    about: "boot to the guest's first process on Arm, in seconds or instructions",
+    work: Work::Linux(linux(2, "true", &[])),
+    ways: &[HYPERCALL, BARE],
+    only_long: true,
+    comparisons: &[],
+};
+
+const EXITS: Case = own(
+    "exits",
+    "instructions of single exits on Arm, exit, entry and the guest's own included",
+    Own::counted(counts::count_phases, |_| "2 CPUs, counting instructions".to_owned()),
+);
 
 /// Nanoseconds per round of one of the loops.
 const fn loop_metric(name: &'static str) -> Metric {
@@ -106,7 +134,7 @@ pub(super) const ARM_BOOT: Case = Case {
     name: "arm-boot",
     about: "boot to the guest's first process on Arm, 2 vCPUs on 2 CPUs",
     work: Work::Linux(linux(2, "true", &[])),
-    ways: &[QUELL_ON_ARM, KVM_STOCK, KVM_NEWER, bare(ON_ARM)],
+    ways: &[QUELL_ON_ARM, KVM_STOCK, KVM_NEWER, BARE.on(Platform::Aarch64(ON_ARM))],
     only_long: false,
     comparisons: &[against_kvm(USERSPACE, Some(0.8))],
 };

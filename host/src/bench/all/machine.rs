@@ -1,6 +1,7 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Tlbcheck, Work};
+use super::own::Own;
 use super::record::Number;
 use super::removal;
 use super::slots::Operator;
@@ -104,8 +105,8 @@ impl Runner<'_> {
         self.lab.timeout.set(timeout.unwrap_or_else(|| case.work.timeout(way)));
         trial(way.is_peer(), || {
             match case.work {
-                Work::Removal => return self.own(|lab| removal::count(lab, way)),
-                Work::Own(measure, _) => return self.own(|lab| Ok(Ended::of(measure(lab, way)))),
+                Work::Removal => return self.own(|| removal::count(&self.lab, way)),
+                Work::Own(Own { measure, .. }) => return self.own(|| Ok(Ended::of(measure(self, way)))),
                 _ => {}
             }
             let (outcome, watch) = self.run(case, way)?;
@@ -128,17 +129,17 @@ impl Runner<'_> {
         Tlbcheck { cpus, samples, ..*own }
     }
 
-    fn own(&self, measure: impl FnOnce(&Lab<'_>) -> Result<Ended>) -> Result<(Ended, Duration)> {
+    fn own(&self, measure: impl FnOnce() -> Result<Ended>) -> Result<(Ended, Duration)> {
         let begun = Instant::now();
-        let ended = measure(&self.lab);
+        let ended = measure();
         let ended = if self.lab.signals.caught().is_some() { Ended::Interrupted } else { ended? };
         Ok((ended, begun.elapsed()))
     }
 
     fn setup(&self, case: &Case, way: FlushWay) -> Result<Setup> {
-        if let Work::Own(_, machines) = case.work {
+        if let Work::Own(Own { machines, .. }) = case.work {
             let (case, way, subject) = (case.name.to_owned(), way.flushes().to_owned(), way.subject());
-            return Ok(Setup { case, subject, way, machine: machines.to_owned(), ..Setup::default() });
+            return Ok(Setup { case, subject, way, machine: machines(self.args), ..Setup::default() });
         }
         let guest = self.guest(case, way)?;
         let spec = self.spec(case, way, &guest)?;
@@ -211,7 +212,7 @@ impl Runner<'_> {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.args.rounds.to_string())),
             Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
             Work::Slots(slots) => way.is_peer().then(|| vmm::line(&slots.arguments())),
-            Work::Probe { .. } | Work::Tlbcheck(_) | Work::Own(..) => None,
+            Work::Probe { .. } | Work::Tlbcheck(_) | Work::Own(_) => None,
         }
     }
 
@@ -235,7 +236,7 @@ impl Runner<'_> {
                 Guest { memory: slots.memory(), switches, ..bare(workspace::PROBE, &slots.cmdline(), 1)? }
             }
             Work::Removal => return removal::setup(&self.lab)?.guest(),
-            Work::Own(..) => bail!("it makes its guests itself"),
+            Work::Own(_) => bail!("it makes its guests itself"),
             Work::Tlbcheck(own) => {
                 let Tlbcheck { cpus, samples, targets } = self.tlbcheck(own);
                 let words = format!("bench json report=com2 rounds={samples} targets={targets}");
@@ -251,7 +252,7 @@ impl Runner<'_> {
         let (cpus, clock) = match &case.work {
             Work::Linux(linux) => (self.size(linux).cpus, Clock::Wall),
             Work::Tlbcheck(own) => (self.tlbcheck(own).cpus, Clock::Wall),
-            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(..) => (1, Clock::Instructions),
+            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(_) => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
         match (&case.work, way) {

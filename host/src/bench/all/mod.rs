@@ -7,7 +7,7 @@ use crate::guest::cache;
 use crate::prelude::*;
 use crate::results::Facts;
 use cases::{CASES, Case, Work};
-use machine::Runner;
+pub(super) use machine::Runner;
 use pairs::Verdict;
 use record::{Record, Run, Settings};
 use show::Progress;
@@ -19,6 +19,7 @@ use way::{FlushWay, KVM_NEWER};
 pub(crate) mod cases;
 mod loops;
 mod machine;
+pub(crate) mod own;
 mod pairs;
 pub(crate) mod record;
 mod removal;
@@ -253,7 +254,7 @@ fn usual(work: &Work, way: FlushWay) -> f64 {
         }
         Work::Tlbcheck(_) => (4.0, 27.0),
         Work::Removal => (18.0, 65.0),
-        Work::Own(..) => (20.0, 0.0),
+        Work::Own(_) => (20.0, 60.0),
     };
     if way.is_peer() { kvm } else { quell }
 }

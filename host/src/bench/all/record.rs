@@ -201,15 +201,18 @@ impl Record {
         limits.collect()
     }
 
-    /// The summary of the runs of these cases, in the format of all benchmarks; or only what is in
-    /// tables.
+    /// The summary of the runs of these cases, in the format of all benchmarks; or as in tables, in
+    /// which the part of a metric before a colon belongs to the name of the case.
     pub(super) fn rows(&self, cases: &[&Case], is_shown: bool) -> Vec<Row> {
         let mut samples = Samples::default();
         for (case, way) in cases.iter().flat_map(|case| case.ways.iter().map(move |way| (case, *way))) {
             let name = format!("{}-{}", case.name, way.flushes());
             for run in self.runs.iter().filter(|run| run.is_of(case, way)) {
                 for value in run.values.iter().filter(|it| !is_shown || case.work.shows(&it.metric)) {
-                    samples.add(&name, run.subject, &value.metric, value.unit.clone(), value.value);
+                    let parts = value.metric.split_once(": ").filter(|_| is_shown);
+                    let part = parts.map_or_else(|| name.clone(), |(part, _)| format!("{name}: {part}"));
+                    let metric = parts.map_or(&*value.metric, |(_, metric)| metric);
+                    samples.add(&part, run.subject, metric, value.unit.clone(), value.value);
                 }
             }
         }

@@ -38,7 +38,7 @@ pub(super) fn count(lab: &Lab<'_>, way: FlushWay) -> Result<Ended> {
 }
 
 pub(super) fn setup<'l>(lab: &'l Lab<'_>) -> Result<Setup<'l>> {
-    unmap::setup(lab, ON_ARM, Stage2Unmap::Range, Clock::Instructions)
+    unmap::setup(lab, Platform::Aarch64(ON_ARM), Stage2Unmap::Range, Clock::Instructions)
 }
 
 fn on_quell(lab: &Lab<'_>) -> Result<Vec<Number>> {

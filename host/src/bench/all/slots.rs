@@ -25,6 +25,7 @@ const REMOVAL_MAX: f64 = 0.1;
 
 /// Slots of a guest that does nothing but use them, in pages of 4 KiB: a GiB that is added while it
 /// runs, or a small one beside other memory.
+#[derive(Clone)]
 pub(crate) struct Slots {
     /// The benchmark of the bare guest on Quell, and that of kvmslots.
     probe: &'static str,

@@ -48,6 +48,15 @@ impl FlushWay {
         }
     }
 
+    /// The way on this platform of what is on AMD64 now, without KVM.
+    pub(crate) const fn on(self, platform: Platform) -> Self {
+        match (self, platform) {
+            (Self::Bare(_), _) => Self::Bare(platform),
+            (_, Platform::Aarch64(cpu)) => Self::QuellOnArm(cpu),
+            (_, Platform::X86_64) => self,
+        }
+    }
+
     pub(crate) const fn subject(self) -> Subject {
         match self {
             Self::Quell(_) | Self::QuellOnArm(_) => Subject::Quell,

@@ -1,0 +1,56 @@
+//! Cases that a function of their own measures, and cases that several platforms have.
+
+use super::Runner;
+use super::cases::{Case, Work};
+use super::record::Number;
+use super::way::{FlushWay, HYPERCALL};
+use crate::cli::AllArgs;
+use crate::prelude::*;
+
+type Measure = fn(&Runner<'_>, FlushWay) -> Result<Vec<Number>>;
+
+/// What a function of its own measures.
+#[derive(Clone)]
+pub(crate) struct Own {
+    pub(super) measure: Measure,
+    /// How it makes its machines, with the options that it heeds.
+    pub(super) machines: fn(&AllArgs) -> String,
+    pub(super) is_timed: bool,
+}
+
+impl Own {
+    /// What is the same each time, so that it runs once.
+    pub(crate) const fn counted(measure: Measure, machines: fn(&AllArgs) -> String) -> Self {
+        Self { measure, machines, is_timed: false }
+    }
+
+    /// What varies with the clock.
+    pub(crate) const fn timed(measure: Measure, machines: fn(&AllArgs) -> String) -> Self {
+        Self { measure, machines, is_timed: true }
+    }
+}
+
+/// A case on Quell alone, on AMD64 or where [`on_each`] puts it.
+pub(crate) const fn own(name: &'static str, about: &'static str, work: Own) -> Case {
+    Case { name, about, work: Work::Own(work), ways: &[HYPERCALL], only_long: true, comparisons: &[] }
+}
+
+/// The case on each of these platforms.
+pub(crate) fn on_each(case: &Case, platforms: &[Platform]) -> Vec<Case> {
+    let on = |&platform: &Platform| {
+        let ways = case.ways.iter().map(|way| way.on(platform)).collect::<Vec<_>>().leak();
+        let is_usual = matches!(platform, Platform::X86_64 | Platform::Aarch64(ArmCpu::Max));
+        let only_long = case.only_long || !is_usual;
+        Case { name: name_on(platform, case.name).leak(), ways, only_long, ..case.clone() }
+    };
+    platforms.iter().map(on).collect()
+}
+
+/// The name of a case on this platform.
+pub(crate) fn name_on(platform: Platform, case: &str) -> String {
+    match platform {
+        Platform::X86_64 => case.to_owned(),
+        Platform::Aarch64(ArmCpu::Max) => format!("arm-{case}"),
+        Platform::Aarch64(_) => platform.named(&format!("arm-{case}")),
+    }
+}
