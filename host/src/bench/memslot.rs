@@ -1,14 +1,24 @@
-//! `quell bench memslot`: the cost of removing guest memory: from a bare guest, and, by the clock,
-//! from a Linux guest whose threads use their memory while the ROM is repeatedly added and removed.
+//! The cases `memslot` and `memslot-wall`: the cost of removing guest memory: from a bare guest,
+//! and, by the clock, from a Linux guest whose threads use their memory while the ROM is repeatedly
+//! added and removed.
 
+use super::all::Runner;
+use super::all::cases::Case;
+use super::all::own::{Own, own};
+use super::all::record::Number;
+use super::all::way::FlushWay;
 use super::lab::{self, BARE_MEMORY};
-use crate::cli::MemslotArgs;
+use crate::cli::AllArgs;
 use crate::machine::process::Outcome;
 use crate::prelude::*;
 use hostlink::config::{NestedPage, Zap};
 use hostlink::ctl::record::Deleted;
 
 const INSTRUCTIONS: &str = "instructions";
+const PER_DELETION: &str = "per deletion";
+const CYCLE: &str = "cycle with refaults";
+const ROUND: &str = "round";
+const MEMORY: u64 = 2304 * MIB;
 /// Pages of the ROM, and the entries on the way to them.
 const ROM_PAGES: f64 = 64.0;
 const WAY_MAX: f64 = 3.0;
@@ -33,14 +43,31 @@ const VISITED_PER_PAGE_MAX: f64 = 1.01;
 /// Longest step: 50 µs at an instruction per nanosecond.
 const STEP_MAX: f64 = 50_000.0;
 
-pub(super) fn memslot(lab: &Lab<'_>, args: &MemslotArgs, samples: &mut Samples) -> Result<Vec<Limit>> {
+pub(super) const CASES: [Case; 2] = [
+    own(
+        "memslot",
+        "a ROM is removed beside other memory, and a GiB: entries visited, flushes, instructions",
+        Own::counted(count, |_| "a CPU, counting instructions".to_owned()),
+    ),
+    own(
+        "memslot-wall",
+        "8 threads on 2 CPUs use memory while a ROM is added and removed, or everything zapped",
+        Own::timed(loads, |args| format!("2 CPUs; a guest of {} MiB", memory(args) / MIB)),
+    ),
+];
+
+fn count(Runner { lab, .. }: &Runner<'_>, _: FlushWay) -> Result<Vec<Number>> {
+    let mut numbers = Vec::new();
     for (mib, case) in SIZES {
-        rom(lab, mib, case, Zap::Slot, ROUNDS, samples)?;
+        numbers.extend(rom(lab, mib, case, Zap::Slot, ROUNDS)?);
     }
-    rom(lab, SIZES[0].0, EVERYTHING, Zap::Everything, ROUNDS_EVERYTHING, samples)?;
-    zap(lab, samples)?;
-    loads(lab, args, samples)?;
-    Ok(limits(samples))
+    numbers.extend(rom(lab, SIZES[0].0, EVERYTHING, Zap::Everything, ROUNDS_EVERYTHING)?);
+    numbers.extend(zap(lab)?);
+    Ok(numbers)
+}
+
+fn named(case: &str, metric: &str) -> String {
+    format!("{case}: {metric}")
 }
 
 /// A machine with the bare guest, of one CPU that counts instructions. Only small pages: then
@@ -51,28 +78,25 @@ fn spec(lab: &Lab<'_>, cmdline: String, memory: u64, zap: Zap) -> Result<Spec> {
     lab.on_quell(&guest, 1, Clock::Instructions)
 }
 
-fn rom(lab: &Lab<'_>, mib: u64, case: &str, zap: Zap, rounds: u32, samples: &mut Samples) -> Result<()> {
-    eprintln!("{case}: {rounds} deletions with {mib} MiB elsewhere …");
+fn rom(lab: &Lab<'_>, mib: u64, case: &str, zap: Zap, rounds: u32) -> Result<Vec<Number>> {
     let cmdline = format!("bench=memslot-{rounds} count={mib}");
     let outcome = lab.run_alone(spec(lab, cmdline, (mib + 64) * MIB, zap)?)?;
-    for (reported, metric) in [("deletion", "deletion"), ("cycle", "cycle with refaults")] {
-        samples.add(case, Subject::Quell, metric, INSTRUCTIONS, reported_value(&outcome, reported)?);
-    }
-    let counters = outcome.counters.context("the hypervisor left no counters")?;
+    let counters = outcome.counters.as_ref().context("the hypervisor left no counters")?;
     // The first touches are not refaults.
     let first = (mib * MIB) >> 12;
-    for (metric, count) in [
-        ("entries visited", counters.get(Counter::ZapVisited)),
-        ("pages installed", counters.get(Counter::NestedInstalled).saturating_sub(first)),
-        ("flushes", counters.get(Counter::ZapFlushes)),
-    ] {
-        samples.add(case, Subject::Quell, metric, "per deletion", float(count) / f64::from(rounds));
-    }
-    Ok(())
+    let counted = |count| float(count) / f64::from(rounds);
+    let installed = counters.get(Counter::NestedInstalled).saturating_sub(first);
+    let all = [
+        ("deletion", INSTRUCTIONS, reported_value(&outcome, "deletion")?),
+        (CYCLE, INSTRUCTIONS, reported_value(&outcome, "cycle")?),
+        ("entries visited", PER_DELETION, counted(counters.get(Counter::ZapVisited))),
+        ("pages installed", PER_DELETION, counted(installed)),
+        ("flushes", PER_DELETION, counted(counters.get(Counter::ZapFlushes))),
+    ];
+    Ok(all.map(|(metric, unit, value)| Number::new(&named(case, metric), unit, value)).to_vec())
 }
 
-fn zap(lab: &Lab<'_>, samples: &mut Samples) -> Result<()> {
-    eprintln!("{ZAP_CASE}: a GiB in pages of 4 KiB …");
+fn zap(lab: &Lab<'_>) -> Result<Vec<Number>> {
     let spec = spec(lab, "bench=zap".into(), BARE_MEMORY, Zap::Slot)?;
     let (mut slot, mut deleted) = (None, None);
     lab.run(Spec { memory: spec.memory + ZAP_SIZE, ..spec }, |report, machine| {
@@ -88,17 +112,16 @@ fn zap(lab: &Lab<'_>, samples: &mut Samples) -> Result<()> {
     })?;
     let Deleted { visited, tables, flushes, steps, ticks, longest } =
         deleted.context("the guest has not touched the memory")?;
-    for (value, metric, unit) in [
+    let all = [
         (visited, "entries visited", "count"),
         (flushes, "flushes", "count"),
         (tables, "tables freed", "count"),
         (steps.into(), "steps", "count"),
         (ticks, "deletion", INSTRUCTIONS),
         (longest, "longest step", INSTRUCTIONS),
-    ] {
-        samples.add(ZAP_CASE, Subject::Quell, metric, unit, float(value));
-    }
-    Ok(())
+    ];
+    let number = |(value, metric, unit)| Number::new(&named(ZAP_CASE, metric), unit, float(value));
+    Ok(all.map(number).to_vec())
 }
 
 fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
@@ -108,20 +131,21 @@ fn reported_value(outcome: &Outcome, case: &str) -> Result<f64> {
         .with_context(|| format!("the guest did not report '{case}'"))
 }
 
-fn limits(samples: &Samples) -> Vec<Limit> {
+/// The limits of what is counted.
+pub(super) fn limits(median: &dyn Fn(&str) -> f64) -> Vec<Limit> {
+    let of = |case, metric| median(&named(case, metric));
     // What was not measured is the most.
-    let spread = |metric| Spread::of(&SIZES.map(|(_, case)| samples.of_quell(case, metric)));
+    let spread = |metric| Spread::of(&SIZES.map(|(_, case)| of(case, metric)));
     let most = |metric| spread(metric).map_or(f64::NAN, |spread| spread.max);
     let least = spread("deletion").map_or(f64::NAN, |spread| spread.min);
-    let cycle = |case| samples.of_quell(case, "cycle with refaults");
-    let of_zap = |metric| samples.of_quell(ZAP_CASE, metric);
+    let of_zap = |metric| of(ZAP_CASE, metric);
     [
         ("deletion with most memory elsewhere, relative to least", most("deletion") / least, SPREAD_MAX),
         ("entries visited, beyond the ROM's", most("entries visited") - ROM_PAGES, WAY_MAX),
         ("pages that come back after a deletion, beyond the ROM's", most("pages installed") - ROM_PAGES, 4.0),
         (
             "round with refaults, relative to zapping everything",
-            cycle(SIZES[0].1) / cycle(EVERYTHING),
+            of(SIZES[0].1, CYCLE) / of(EVERYTHING, CYCLE),
             RATIO_MAX,
         ),
         (
@@ -134,14 +158,12 @@ fn limits(samples: &Samples) -> Vec<Limit> {
         ("… instructions of the longest step", of_zap("longest step"), STEP_MAX),
     ]
     .map(|(label, value, limit)| Limit::at_most(label, value, limit))
-    .into_iter()
-    .chain(load_limits(samples))
-    .collect()
+    .to_vec()
 }
 
 /// Threads, vCPUs, and CPUs that they share.
-const THREADS: u32 = 8;
-const CPUS: u32 = 2;
+pub(super) const THREADS: u32 = 8;
+pub(super) const CPUS: u32 = 2;
 /// Times that all threads make a pass over their memory while the ROM is switched on, read with one
 /// system call for each page, for which Linux decodes it each time, and switched off.
 const LOAD_ROUNDS: u32 = 20;
@@ -171,23 +193,27 @@ const PAIRS: [Pair; 2] = [
     },
 ];
 
-fn loads(lab: &Lab<'_>, args: &MemslotArgs, samples: &mut Samples) -> Result<()> {
-    for run in 1..=args.runs {
-        for (pair, (zap, case)) in PAIRS.iter().flat_map(|pair| pair.modes.map(|mode| (pair, mode))) {
-            eprintln!("{case}: run {run} of {} …", args.runs);
-            let (round, counters) = load(lab, args.memory, pair, zap)?;
-            samples.add(case, Subject::Quell, "round", "ms", round);
-            for (metric, counter) in [
-                ("slot changes", Counter::SlotChanges),
-                ("pages installed", Counter::NestedInstalled),
-                ("entries visited", Counter::ZapVisited),
-                ("nested faults", Counter::ExitNested),
-            ] {
-                samples.add_count(case, Subject::Quell, metric, counters.get(counter));
-            }
-        }
+/// Memory of the guest, most of which its threads use.
+fn memory(args: &AllArgs) -> u64 {
+    args.size.map_or(MEMORY, |size| size.memory)
+}
+
+fn loads(Runner { lab, args }: &Runner<'_>, _: FlushWay) -> Result<Vec<Number>> {
+    let mut numbers = Vec::new();
+    for (pair, (zap, case)) in PAIRS.iter().flat_map(|pair| pair.modes.map(|mode| (pair, mode))) {
+        let (round, counters) = load(lab, memory(args), pair, zap)?;
+        numbers.push(Number::new(&named(case, ROUND), "ms", round));
+        let counted = [
+            ("slot changes", Counter::SlotChanges),
+            ("pages installed", Counter::NestedInstalled),
+            ("entries visited", Counter::ZapVisited),
+            ("nested faults", Counter::ExitNested),
+        ];
+        let number =
+            |(metric, counter)| Number::new(&named(case, metric), "count", float(counters.get(counter)));
+        numbers.extend(counted.map(number));
     }
-    Ok(())
+    Ok(numbers)
 }
 
 /// One run: milliseconds of a round, and the hypervisor's counters for it.
@@ -219,14 +245,15 @@ fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snaps
     Ok((round_us / 1e3, now.since(&begin.context("mmtest did not report its begin")?)))
 }
 
-/// The limits: the time of each mode relative to the other.
-fn load_limits(samples: &Samples) -> [Limit; 2] {
-    PAIRS.map(|Pair { page, modes: [(_, slot), (_, everything)], .. }| {
-        let pages = if page == NestedPage::Small { "pages of 4 KiB" } else { "large pages" };
+/// The limits by the clock: the time of each mode relative to the other.
+pub(super) fn load_limits(median: &dyn Fn(&str) -> f64) -> Vec<Limit> {
+    let limit = |Pair { page, modes: [(_, slot), (_, everything)], .. }: &Pair| {
+        let pages = if *page == NestedPage::Small { "pages of 4 KiB" } else { "large pages" };
         let label = format!("round of the load with {pages}, relative to zapping everything");
-        let ratio = samples.of_quell(slot, "round") / samples.of_quell(everything, "round");
-        Limit::at_most(label, ratio, RATIO_MAX)
-    })
+        let [slot, everything] = [slot, everything].map(|case| median(&named(case, ROUND)));
+        Limit::at_most(label, slot / everything, RATIO_MAX)
+    };
+    PAIRS.iter().map(limit).collect()
 }
 
 #[cfg(test)]
@@ -236,24 +263,14 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_within_its_limit() {
-        let limits = limits(&Samples::default());
+        let limits = [limits(&|_| f64::NAN), load_limits(&|_| f64::NAN)].concat();
         assert!(limits.iter().all(|limit| !limit.is_met()), "{limits:?}");
     }
 
     #[test]
     fn the_target_is_missed_by_what_is_no_faster() {
-        let mut samples = Samples::default();
-        let is_met = |samples: &Samples| all_met(&load_limits(samples));
-        assert!(!is_met(&samples), "nothing was measured");
-        let add = |samples: &mut Samples, slot| {
-            for Pair { modes: [(_, case), (_, everything)], .. } in PAIRS {
-                samples.add(case, Subject::Quell, "round", "ms", slot);
-                samples.add(everything, Subject::Quell, "round", "ms", 1.0);
-            }
-        };
-        add(&mut samples, 0.97);
-        assert!(!is_met(&samples));
-        add(&mut samples, 0.5);
-        assert!(is_met(&samples), "the median of 0.5 and 0.97");
+        let is_met =
+            |slot| all_met(&load_limits(&|metric| if metric.contains("-slot: ") { slot } else { 1.0 }));
+        assert!(is_met(0.95) && !is_met(0.97));
     }
 }

@@ -6,7 +6,7 @@
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running`, `boot`, `shootdown`, `unmap`, `migrate` | the budgets of cases of `all`, and what is counted for them |
+//! | `counts`, `running`, `boot`, `shootdown`, `unmap`, `migrate`, `memslot` | the budgets of cases of `all`, and what is counted for them |
 //! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
 //! | the others | one benchmark each |
 
@@ -26,7 +26,9 @@ mod running;
 mod shootdown;
 mod unmap;
 
-use crate::cli::{AllArgs, BenchCommand as Bench, BootArgs, MigrateArgs, Output, RUNS, ShootdownArgs};
+use crate::cli::{
+    AllArgs, BenchCommand as Bench, BootArgs, MemslotArgs, MigrateArgs, Output, RUNS, ShootdownArgs, SizeArgs,
+};
 use crate::prelude::*;
 use all::own::name_on as on;
 pub(crate) use all::record;
@@ -45,8 +47,9 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
         Bench::Isolation(args) => {
             measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
         }
-        Bench::Memslot(args) => {
-            measure(signals, "memslot", &args.output, |lab, all| memslot::memslot(lab, args, all))
+        Bench::Memslot(MemslotArgs { memory, runs, output }) => {
+            let size = Some(SizeArgs { vcpus: memslot::THREADS, cpus: memslot::CPUS, memory: *memory });
+            all::all(&AllArgs { size, ..output.only(["memslot", "memslot-wall"], *runs) }, signals)
         }
         Bench::Migrate(args) => migrations(args).and_then(|args| all::all(&args, signals)),
         Bench::Paging(args) => paging::paging(args),

@@ -263,7 +263,7 @@ pub(crate) struct MemslotArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     #[command(flatten)]
-    pub(crate) output: Output<180>,
+    pub(crate) output: CaseOutput,
 }
 
 #[derive(Debug, Args)]

@@ -42,7 +42,7 @@ pub(crate) struct Number {
 
 /// Whether values may have this unit.
 pub(super) fn is_unit(unit: &str) -> bool {
-    let units = "s|ms|us|ns|count|instructions|cycles|per second|per call|per round|ratio";
+    let units = "s|ms|us|ns|count|instructions|cycles|per second|per call|per round|per deletion|ratio";
     units.split('|').any(|known| known == unit)
 }
 
