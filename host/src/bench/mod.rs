@@ -6,7 +6,7 @@
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running`, `boot`, `shootdown`, `unmap`, `migrate`, `memslot` | the budgets of cases of `all`, and what is counted for them |
+//! | `counts`, `running`, `boot`, `shootdown`, `unmap`, `migrate`, `memslot`, `devices` | the budgets of cases of `all`, and what is counted for them |
 //! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
 //! | the others | one benchmark each |
 
@@ -26,18 +26,22 @@ mod running;
 mod shootdown;
 mod unmap;
 
+use crate::check::On;
 use crate::cli::{
-    AllArgs, BenchCommand as Bench, BootArgs, MemslotArgs, MigrateArgs, Output, RUNS, ShootdownArgs, SizeArgs,
+    AllArgs, BenchCommand as Bench, BootArgs, DevicesArgs, MemslotArgs, MigrateArgs, Output, RUNS,
+    ShootdownArgs, SizeArgs,
 };
 use crate::prelude::*;
 use all::own::name_on as on;
 pub(crate) use all::record;
+use clap::ValueEnum;
 
 pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     let status = match command {
         Bench::All(args) => all::all(args, signals),
-        Bench::Devices(args) => {
-            measure(signals, "devices", &args.output, |lab, all| devices::devices(lab, args, all))
+        Bench::Devices(DevicesArgs { options, on, runs, output }) => {
+            let on = if on.is_empty() { On::value_variants().to_vec() } else { on.clone() };
+            all::all(&AllArgs { on, devices: options.clone(), ..output.only(["devices"], *runs) }, signals)
         }
         Bench::Exits(args) => {
             let case = args.platform.platform().map(|platform| on(platform, "exits"));
@@ -84,7 +88,7 @@ fn migrations(args: &MigrateArgs) -> Result<AllArgs> {
 fn shootdowns(args: &ShootdownArgs) -> AllArgs {
     let case = if args.halted { "shootdown-halted" } else { "shootdown-native" };
     let tlbcheck = Some([args.cpus, args.samples]);
-    AllArgs { on: Some(args.on), tlbcheck, ..args.output.only([case], args.runs) }
+    AllArgs { on: vec![args.on], tlbcheck, ..args.output.only([case], args.runs) }
 }
 
 fn measure<const SECONDS: u64>(

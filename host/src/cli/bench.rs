@@ -47,7 +47,7 @@ impl CaseOutput {
     pub(crate) fn only(&self, cases: impl IntoIterator<Item: Into<String>>, runs: u32) -> AllArgs {
         AllArgs {
             peer: None,
-            on: None,
+            on: Vec::new(),
             runs,
             arch: None,
             only: cases.into_iter().map(Into::into).collect(),
@@ -59,6 +59,7 @@ impl CaseOutput {
             tlbcheck: None,
             append: None,
             migrate: MigrateOptions::default(),
+            devices: DeviceOptions::default(),
             output: self.clone(),
         }
     }
@@ -165,7 +166,7 @@ pub(crate) struct AllArgs {
     pub(crate) peer: Option<Peer>,
     /// Run the cases on this system only, if they have it
     #[arg(long, value_name = "WHAT", conflicts_with = "peer")]
-    pub(crate) on: Option<On>,
+    pub(crate) on: Vec<On>,
     /// Number of rounds; instruction counts, which are the same each time, are taken only once
     #[arg(long, value_name = "N", default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
@@ -196,6 +197,8 @@ pub(crate) struct AllArgs {
     pub(crate) append: Option<String>,
     #[arg(skip)]
     pub(crate) migrate: MigrateOptions,
+    #[arg(skip)]
+    pub(crate) devices: DeviceOptions,
     #[command(flatten)]
     pub(crate) output: CaseOutput,
 }
@@ -211,20 +214,26 @@ pub(crate) struct AllArgs {
 /// debian`, which is made if there is none; it is only read.
 #[derive(Debug, Args)]
 pub(crate) struct DevicesArgs {
-    /// The disk with Debian that has fio [default: target/debian-amd64.img]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) disk: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) options: DeviceOptions,
     /// Run only this side; may be repeated [default: all]
     #[arg(long, value_name = "WHAT")]
     pub(crate) on: Vec<On>,
-    /// Let KVM poll for up to 200 us before it halts, as it does by default. That counts as work
-    #[arg(long)]
-    pub(crate) kvm_polls: bool,
     /// Rounds, in each of which all sides run; the table shows medians
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) runs: u32,
     #[command(flatten)]
-    pub(crate) output: Output<150>,
+    pub(crate) output: CaseOutput,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct DeviceOptions {
+    /// The disk with Debian that has fio [default: target/debian-amd64.img]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) disk: Option<PathBuf>,
+    /// Let KVM poll for up to 200 us before it halts, as it does by default. That counts as work
+    #[arg(long)]
+    pub(crate) kvm_polls: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use super::loops;
 use super::own::{Own, own};
 use super::slots::{self, Slots};
 use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
-use crate::bench::{memslot, migrate, running, unmap};
+use crate::bench::{devices, memslot, migrate, running, unmap};
 use crate::prelude::*;
 use std::sync::LazyLock;
 
@@ -155,7 +155,15 @@ const FLUSH_MAX: Option<f64> = Some(0.1);
 /// All cases. Of an architecture, those whose counts are the same each time come last, so that the
 /// times measured by the clock are available first.
 pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-    [AMD64.to_vec(), loops::on_arm(), unmap::cases(), migrate::cases(), memslot::CASES.to_vec()].concat()
+    [
+        AMD64.to_vec(),
+        loops::on_arm(),
+        unmap::cases(),
+        migrate::cases(),
+        memslot::CASES.to_vec(),
+        vec![devices::CASE],
+    ]
+    .concat()
 });
 
 const AMD64: &[Case] = &[

@@ -50,12 +50,16 @@ impl Ended {
     pub(super) fn of(numbers: Result<Vec<Number>>) -> Self {
         Self::Over(numbers.map_err(|error| format!("{error:#}")))
     }
+
+    fn died(error: &Error) -> Self {
+        Self::Died { how: error.to_string(), last_words: format!("{error:#}") }
+    }
 }
 
-/// Runs machines until a guest finishes. If one of the peer's machines dies, the run is repeated:
-/// KVM under QEMU's emulation occasionally dies. Quell has no such known problem, so its death is a
-/// failure.
-fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> Result<Option<Trial>> {
+/// Runs machines until a guest finishes. If a machine without Quell dies, the run is repeated:
+/// under QEMU's emulation KVM and the bare machine occasionally die. Quell has no such known
+/// problem, so its death is a failure.
+fn trial(may_die: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> Result<Option<Trial>> {
     let (mut deaths, mut wall) = (Vec::new(), Duration::ZERO);
     loop {
         let (ended, took) = run()?;
@@ -63,7 +67,7 @@ fn trial(is_peer: bool, mut run: impl FnMut() -> Result<(Ended, Duration)>) -> R
         let numbers = match ended {
             Ended::Interrupted => return Ok(None),
             Ended::Over(numbers) => numbers,
-            Ended::Died { how, last_words } if !is_peer => Err(format!("{how}\n{last_words}")),
+            Ended::Died { how, last_words } if !may_die => Err(format!("{how}\n{last_words}")),
             Ended::Died { how, last_words } => {
                 deaths.push(how);
                 if deaths.len() < DEATHS_MAX {
@@ -103,10 +107,16 @@ impl Runner<'_> {
     pub(crate) fn measure(&self, case: &Case, way: FlushWay) -> Result<Option<Trial>> {
         let timeout = self.args.output.timeout.map(Duration::from_secs);
         self.lab.timeout.set(timeout.unwrap_or_else(|| case.work.timeout(way)));
-        trial(way.is_peer(), || {
+        let may_die = way.subject() != Subject::Quell;
+        trial(may_die, || {
             match case.work {
                 Work::Removal => return self.own(|| removal::count(&self.lab, way)),
-                Work::Own(Own { measure, .. }) => return self.own(|| Ok(Ended::of(measure(self, way)))),
+                Work::Own(Own { measure, .. }) => {
+                    return self.own(|| match measure(self, way) {
+                        Err(error) if may_die => Ok(Ended::died(&error)),
+                        numbers => Ok(Ended::of(numbers)),
+                    });
+                }
                 _ => {}
             }
             let (outcome, watch) = self.run(case, way)?;

@@ -209,10 +209,10 @@ struct Step {
 /// All runs: in each round all cases, and of each case all ways one after the other, in reverse
 /// order every second time. So a change in the load of this computer affects all ways alike.
 fn plan(cases: &[&'static Case], args: &AllArgs) -> Vec<Step> {
-    let is_meant = |way: &FlushWay| match args.on {
-        Some(on) => way.subject() == on.subject(),
-        None if args.peer.is_some() => !way.is_bare(),
-        None => !way.is_peer(),
+    let is_meant = |way: &FlushWay| match &args.on[..] {
+        [] if args.peer.is_some() => !way.is_bare(),
+        [] => !way.is_peer(),
+        on => on.iter().any(|on| way.subject() == on.subject()),
     };
     let mut steps = Vec::new();
     for round in 1..=args.runs {

@@ -42,7 +42,8 @@ pub(crate) struct Number {
 
 /// Whether values may have this unit.
 pub(super) fn is_unit(unit: &str) -> bool {
-    let units = "s|ms|us|ns|count|instructions|cycles|per second|per call|per round|per deletion|ratio";
+    let units =
+        "s|ms|us|ns|count|instructions|cycles|per second|per call|per round|per deletion|per transfer|ratio";
     units.split('|').any(|known| known == unit)
 }
 
