@@ -10,7 +10,7 @@
 use super::all::record::Number;
 use super::all::way::FlushWay;
 use super::all::{Runner, cases};
-use super::{boot, devices, lab, memslot, migrate, running, shootdown, unmap};
+use super::{boot, devices, isolation, lab, memslot, migrate, running, shootdown, unmap};
 use crate::prelude::*;
 
 struct Case {
@@ -96,6 +96,7 @@ pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limi
         name if name.contains("migrate-wall") => return named(migrate::limits(&worst, migrate::STOP_MS_MAX)),
         name if name.contains("migrate") => return named(migrate::limits(&worst, migrate::STOP_MAX)),
         "devices" => return named(devices::limits(measured)),
+        name if name.contains("isolation") => return named(isolation::all_limits(&of)),
         "memslot" => return named(memslot::limits(&median)),
         "memslot-wall" => return named(memslot::load_limits(&median)),
         name if name.starts_with("arm-exits") => &ARM_CASES[..],

@@ -1,13 +1,8 @@
-//! What all benchmarks have in common: the parts of their machines, how these are run, and how
-//! results end.
+//! What benchmarks have in common: the parts of their machines, and how these are run.
 
-use super::all;
-use super::limits;
 use super::phases::Phases;
-use crate::guest::cache::Versions;
 use crate::machine::process::Outcome;
 use crate::prelude::*;
-use crate::results::Writer;
 use crate::run::reporting_console;
 use crate::workspace::Image;
 use std::cell::{Cell, OnceCell};
@@ -69,10 +64,6 @@ impl<'a> Lab<'a> {
 
     pub(crate) fn stock(&self, arch: Arch) -> Result<&StockGuest> {
         self.stocks.of(arch, StockGuest::prepare)
-    }
-
-    pub(crate) fn guest_versions(&self) -> Option<&Versions> {
-        self.stocks.0.iter().find_map(OnceCell::get).map(StockGuest::versions)
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -139,23 +130,4 @@ fn finished(outcome: Outcome, is_on_quell: bool) -> Result<Outcome> {
                 .explain(anyhow!("the guest did not finish: the machine ended with {end:?}\n{messages}")))
         }
     }
-}
-
-/// Prints the figures and the limits of a benchmark, and writes its results. The status is 1 if one
-/// is missed.
-pub(crate) fn conclude(
-    bench: &'static str,
-    json: Option<&Path>,
-    guest: Option<&Versions>,
-    samples: &Samples,
-    limits: &[Limit],
-) -> Result<u8> {
-    all::tables(samples.rows()).iter().for_each(|table| println!("{table}"));
-    if !limits.is_empty() {
-        println!("{}", limits::table(limits));
-    }
-    if let Some(path) = json {
-        Writer::new(path.to_owned(), bench, guest).write(samples.rows(), limits)?;
-    }
-    Ok(u8::from(!limits::all_met(limits)))
 }

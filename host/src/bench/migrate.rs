@@ -7,7 +7,7 @@
 
 use super::all::Runner;
 use super::all::cases::Case;
-use super::all::own::{Own, on_each, own};
+use super::all::own::{EVERYWHERE, Own, on, own};
 use super::all::record::Number;
 use super::all::way::FlushWay;
 use super::load::{DONE, Load, Setup};
@@ -42,11 +42,7 @@ pub(super) fn cases() -> Vec<Case> {
         "the same by the clock",
         Own::timed(|runner, way| measure(runner, way, Clock::Wall), machines),
     );
-    [Platform::X86_64]
-        .into_iter()
-        .chain(ArmCpu::ALL.map(Platform::Aarch64))
-        .flat_map(|platform| [on_each(&timed, &[platform]), on_each(&counted, &[platform])].concat())
-        .collect()
+    EVERYWHERE.iter().flat_map(|platform| [&timed, &counted].map(|case| on(case, *platform))).collect()
 }
 
 fn machines(args: &AllArgs) -> String {

@@ -2,13 +2,14 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `lab` | the parts of machines, how they are run, and how every benchmark ends |
+//! | `lab` | the parts of machines, and how they are run |
 //! | `limits` | figures that have a limit: their table, and what is missed |
 //! | `load` | a bare guest that uses memory which was added to it; of `unmap` and `migrate` |
 //! | `phases` | the counts of QEMU's plugin |
-//! | `counts`, `running`, `boot`, `shootdown`, `unmap`, `migrate`, `memslot`, `devices` | the budgets of cases of `all`, and what is counted for them |
 //! | `all` | cases on Quell, most of them on Linux KVM as well, in turn |
-//! | the others | one benchmark each |
+//! | `counts` | the budgets of cases of `all` |
+//! | `paging` | a benchmark of its own, on the host |
+//! | the others | what cases of `all` measure |
 
 pub(crate) mod all;
 mod boot;
@@ -28,7 +29,7 @@ mod unmap;
 
 use crate::check::On;
 use crate::cli::{
-    AllArgs, BenchCommand as Bench, BootArgs, DevicesArgs, MemslotArgs, MigrateArgs, Output, RUNS,
+    AllArgs, BenchCommand as Bench, BootArgs, DevicesArgs, IsolationArgs, MemslotArgs, MigrateArgs, RUNS,
     ShootdownArgs, SizeArgs,
 };
 use crate::prelude::*;
@@ -48,8 +49,11 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
             case.and_then(|case| all::all(&args.output.only([case], RUNS), signals))
         }
         Bench::Flush(output) => all::all(&output.only(["flush-254", "flush-running"], RUNS), signals),
-        Bench::Isolation(args) => {
-            measure(signals, "isolation", &args.output, |lab, all| isolation::isolation(lab, args, all))
+        Bench::Isolation(IsolationArgs { platform, options, runs, output }) => {
+            platform.platform().and_then(|platform| {
+                let all = output.only([on(platform, "isolation")], *runs);
+                all::all(&AllArgs { isolation: options.clone(), ..all }, signals)
+            })
         }
         Bench::Memslot(MemslotArgs { memory, runs, output }) => {
             let size = Some(SizeArgs { vcpus: memslot::THREADS, cpus: memslot::CPUS, memory: *memory });
@@ -89,15 +93,4 @@ fn shootdowns(args: &ShootdownArgs) -> AllArgs {
     let case = if args.halted { "shootdown-halted" } else { "shootdown-native" };
     let tlbcheck = Some([args.cpus, args.samples]);
     AllArgs { on: vec![args.on], tlbcheck, ..args.output.only([case], args.runs) }
-}
-
-fn measure<const SECONDS: u64>(
-    signals: &Signals,
-    name: &'static str,
-    output: &Output<SECONDS>,
-    measure: impl FnOnce(&Lab<'_>, &mut Samples) -> Result<Vec<Limit>>,
-) -> Result<u8> {
-    let (lab, mut samples) = (Lab::new(output.timeout(), signals)?, Samples::default());
-    let limits = measure(&lab, &mut samples)?;
-    lab::conclude(name, output.json.as_deref(), lab.guest_versions(), &samples, &limits)
 }

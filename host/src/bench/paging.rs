@@ -1,8 +1,9 @@
 //! `quell bench paging`: the page tables on the host, compared with those of other crates.
 
-use super::lab;
+use super::{all, limits};
 use crate::cli::PagingArgs;
 use crate::prelude::*;
+use crate::results::Writer;
 use std::thread::available_parallelism;
 
 /// Pages that one iteration maps or unmaps.
@@ -28,7 +29,13 @@ pub(crate) fn paging(args: &PagingArgs) -> Result<u8> {
     for line in bench("faults", Stdio::piped())?.lines() {
         faults(line, &mut samples)?;
     }
-    lab::conclude("paging", args.json.as_deref(), None, &samples, &limits(&samples))
+    let limits = limits(&samples);
+    all::tables(samples.rows()).iter().for_each(|table| println!("{table}"));
+    println!("{}", limits::table(&limits));
+    if let Some(path) = &args.json {
+        Writer::new(path.clone(), "paging", None).write(samples.rows(), &limits)?;
+    }
+    Ok(u8::from(!limits::all_met(&limits)))
 }
 
 /// Runs a benchmark of the crate; returns its output if that is piped.

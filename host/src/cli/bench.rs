@@ -60,6 +60,7 @@ impl CaseOutput {
             append: None,
             migrate: MigrateOptions::default(),
             devices: DeviceOptions::default(),
+            isolation: AttackOptions::default(),
             output: self.clone(),
         }
     }
@@ -199,6 +200,8 @@ pub(crate) struct AllArgs {
     pub(crate) migrate: MigrateOptions,
     #[arg(skip)]
     pub(crate) devices: DeviceOptions,
+    #[arg(skip)]
+    pub(crate) isolation: AttackOptions,
     #[command(flatten)]
     pub(crate) output: CaseOutput,
 }
@@ -240,20 +243,32 @@ pub(crate) struct DeviceOptions {
 pub(crate) struct IsolationArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
+    #[command(flatten)]
+    pub(crate) options: AttackOptions,
+    /// Runs of each attack; the table shows medians
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
+    #[command(flatten)]
+    pub(crate) output: CaseOutput,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct AttackOptions {
     /// Run only this attack, and the quiet machine; may be repeated, or names separated by commas
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_attack)]
     pub(crate) attack: Vec<Attack>,
     /// Batches of 100 flushes that are measured in each case
-    #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = Self::default().batches, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) batches: u32,
-    /// Runs of each case; the table shows the one with the median p99
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
     /// Determines what is random in the attacks
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = Self::default().seed, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
-    #[command(flatten)]
-    pub(crate) output: Output<180>,
+}
+
+impl Default for AttackOptions {
+    fn default() -> Self {
+        Self { attack: Vec::new(), batches: 15, seed: 1 }
+    }
 }
 
 fn parse_attack(name: &str) -> Result<Attack, String> {

@@ -1,10 +1,10 @@
 //! The cases that `quell bench all` measures: one row each.
 
 use super::loops;
-use super::own::{Own, own};
+use super::own::{EVERYWHERE, Own, on_each, own};
 use super::slots::{self, Slots};
 use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
-use crate::bench::{devices, memslot, migrate, running, unmap};
+use crate::bench::{devices, isolation, memslot, migrate, running, unmap};
 use crate::prelude::*;
 use std::sync::LazyLock;
 
@@ -162,6 +162,7 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
         migrate::cases(),
         memslot::CASES.to_vec(),
         vec![devices::CASE],
+        on_each(&isolation::CASE, &EVERYWHERE),
     ]
     .concat()
 });

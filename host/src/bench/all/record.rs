@@ -211,7 +211,8 @@ impl Record {
             for run in self.runs.iter().filter(|run| run.is_of(case, way)) {
                 for value in run.values.iter().filter(|it| !is_shown || case.work.shows(&it.metric)) {
                     let parts = value.metric.split_once(": ").filter(|_| is_shown);
-                    let part = parts.map_or_else(|| name.clone(), |(part, _)| format!("{name}: {part}"));
+                    let part =
+                        parts.map_or_else(|| name.clone(), |(part, _)| format!("{}: {part}", case.name));
                     let metric = parts.map_or(&*value.metric, |(_, metric)| metric);
                     samples.add(&part, run.subject, metric, value.unit.clone(), value.value);
                 }

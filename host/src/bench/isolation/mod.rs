@@ -1,12 +1,17 @@
-//! `quell bench isolation`: what a guest loses while another one does all that may disturb it.
+//! The case `isolation`: what a guest loses while another one does all that may disturb it.
 //!
-//! Two guests share the CPUs. One attacks, in each case in another way; the other one checks its
-//! memory, its registers and its flushes, and takes the time of these. The first case is the quiet
-//! machine, with which the others are compared.
+//! Two guests share the CPUs. One attacks, each time in another way; the other one checks its
+//! memory, its registers and its flushes, and takes the time of these. First the machine is quiet,
+//! with which the others are compared.
 
 pub(crate) mod pair;
 
-use crate::cli::IsolationArgs;
+use super::all::Runner;
+use super::all::cases::Case;
+use super::all::own::{Own, own};
+use super::all::record::Number;
+use super::all::way::FlushWay;
+use crate::cli::AttackOptions;
 use crate::prelude::*;
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
@@ -27,72 +32,52 @@ const WAYS: [([u32; 2], bool, &[Attack]); 4] = [
     ([1, 1000], true, &[Attack::Compute]),
 ];
 
-struct Case {
-    plan: Plan,
-    /// At least one, in the order of the p99 of their flushes.
-    runs: Vec<Figures>,
-}
+const FAILED: &str = "attacks without figures";
 
-impl Case {
-    fn median(&self) -> &Figures {
-        &self.runs[(self.runs.len() - 1) / 2]
-    }
+pub(super) const CASE: Case = own(
+    "isolation",
+    "what a guest loses while another one attacks it, by the clock",
+    Own::timed(measure, |args| format!("2 CPUs; {:?}", args.isolation)),
+);
 
-    /// Its limits. Nothing may change in any run, and the share has to be right in all; of the
-    /// times that flushes take, the median counts.
-    fn limits(&self, quiet: f64) -> Vec<Limit> {
-        let each = self.runs.iter().flat_map(|run| limits(&self.plan, run, None));
-        each.chain([latency(self.median(), quiet)]).collect()
-    }
-}
-
-pub(super) fn isolation(lab: &Lab<'_>, args: &IsolationArgs, all: &mut Samples) -> Result<Vec<Limit>> {
-    let platform = args.platform.platform()?;
-    let (mut cases, mut failures) = (Vec::new(), Vec::new());
-    for plan in plans(args) {
-        match measure(lab, platform, &plan, args.runs) {
-            Ok(case) => cases.push(case),
+fn measure(Runner { lab, args }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
+    let (hypervisor, timeout) = (lab.hypervisor(way.platform().arch())?, lab.timeout.get());
+    let (mut numbers, mut failed) = (Vec::new(), 0);
+    for plan in plans(&args.isolation) {
+        let name = name(&plan);
+        eprintln!("{name}: {} batches …", plan.batches);
+        match pair::run(hypervisor, way.platform(), &plan, timeout, lab.directory(), lab.signals) {
+            Ok(figures) => numbers.extend(
+                fields(&plan, &figures)
+                    .map(|(metric, unit, value)| Number::new(&format!("{name}: {metric}"), unit, value)),
+            ),
             // The quiet machine is what the others are compared with.
-            Err(error) if plan.attack == Attack::Halt || lab.signals.caught().is_some() => return Err(error),
+            Err(error) if plan.attack.is_idle() || lab.signals.caught().is_some() => return Err(error),
             Err(error) => {
-                eprintln!("quell: {error:#}");
-                failures.push(Limit::shown(format!("{}: all", name(&plan, platform)), f64::NAN));
+                eprintln!("quell: {name}: {error:#}");
+                failed += 1;
             }
         }
     }
-    let quiet = cases.first().context("the quiet machine was not measured")?.median().latencies.p99();
-    add(all, &cases, quiet, platform);
-    let limits = cases.iter().flat_map(|case| {
-        let name = name(&case.plan, platform);
-        case.limits(quiet).into_iter().map(move |limit| limit.of(&name))
-    });
-    Ok(limits.chain(failures).collect())
+    numbers.push(Number::new(FAILED, COUNT, float(failed)));
+    Ok(numbers)
 }
 
-fn measure(lab: &Lab<'_>, platform: Platform, plan: &Plan, runs: u32) -> Result<Case> {
-    let name = name(plan, platform);
-    let length = plan.batches * u64::from(runs);
-    let bar = steps::bar("{prefix:18} {bar:40} {pos:>3} of {len} batches  {elapsed}", length);
-    bar.set_prefix(name.clone());
-    if bar.is_hidden() {
-        eprintln!("{name}");
-    }
-    let run = |run: u64| {
-        let (shown, before) = (bar.clone(), run * plan.batches);
-        let progress = move |batches| shown.set_position(before + batches);
-        let (hypervisor, directory) = (lab.hypervisor(platform.arch())?, lab.directory());
-        pair::run(hypervisor, platform, plan, lab.timeout.get(), directory, lab.signals, progress)
-    };
-    let runs = (0..u64::from(runs)).map(run).collect::<Result<Vec<_>>>();
-    let mut runs = runs.with_context(|| name.clone())?;
-    bar.finish_and_clear();
-    runs.sort_by(|one, other| one.latencies.p99().total_cmp(&other.latencies.p99()));
-    Ok(Case { plan: *plan, runs })
+/// The limits of all attacks that were measured.
+pub(super) fn all_limits(of: &dyn Fn(&str) -> Option<Spread>) -> Vec<Limit> {
+    let quiet = of("halt: flush p99").map_or(f64::NAN, |spread| spread.median);
+    let failed = of(FAILED).map_or(f64::NAN, |spread| spread.max);
+    let limits = plans(&AttackOptions::default()).into_iter().flat_map(|plan| {
+        let name = name(&plan);
+        let of = |metric: &str| of(&format!("{name}: {metric}"));
+        let limits = if of("share").is_some() { limits(&plan, &of, Some(quiet)) } else { Vec::new() };
+        limits.into_iter().map(|limit| limit.of(&name)).collect::<Vec<_>>()
+    });
+    limits.chain([Limit::at_most(FAILED, failed, 0.0)]).collect()
 }
 
 /// What is run: the quiet machine first.
-fn plans(args: &IsolationArgs) -> Vec<Plan> {
-    let IsolationArgs { attack: only, seed, batches, .. } = args;
+fn plans(AttackOptions { attack: only, seed, batches }: &AttackOptions) -> Vec<Plan> {
     let is_wanted = |attack: &Attack| only.is_empty() || only.contains(attack) || attack.is_idle();
     let ways = WAYS.into_iter().flat_map(|(weights, is_pinned, attacks)| {
         let wanted = attacks.iter().copied().filter(is_wanted);
@@ -102,36 +87,33 @@ fn plans(args: &IsolationArgs) -> Vec<Plan> {
     ways.collect()
 }
 
-fn name(plan: &Plan, platform: Platform) -> String {
+fn name(plan: &Plan) -> String {
     let pinned = if plan.is_pinned { "-pinned" } else { "" };
     let weights = match plan.weights {
         [attacker, bystander] if attacker == bystander => String::new(),
         [attacker, bystander] => format!("-1:{}", bystander / attacker),
     };
-    format!("{}{pinned}{weights}{}", plan.attack.name(), platform.suffix())
+    format!("{}{pinned}{weights}", plan.attack.name())
 }
 
-/// The limits of a run: `quiet` is the quiet machine's p99 in ms, if times are compared.
-pub(crate) fn limits(plan: &Plan, figures: &Figures, quiet: Option<f64>) -> Vec<Limit> {
-    let expected = plan.share();
-    let share = Limit::at_least("share, of its part by weight", figures.share / expected, SHARE_MIN);
+/// The limits of an attack: `quiet` is the quiet machine's p99 in ms, if times are compared.
+/// Nothing may change in any run, and the share has to be right in all; of times the median counts.
+pub(crate) fn limits(plan: &Plan, of: &dyn Fn(&str) -> Option<Spread>, quiet: Option<f64>) -> Vec<Limit> {
+    let least = |metric| of(metric).map_or(f64::NAN, |spread| spread.min);
+    let most = |metric| of(metric).map_or(f64::NAN, |spread| spread.max);
+    let (expected, late) = (plan.share(), of("flush p99").map_or(f64::NAN, |spread| spread.median));
+    let share = Limit::at_least("share, of its part by weight", least("share") / expected, SHARE_MIN);
     // One that wants less than its share leaves it to the bystander. Of the time that both have
     // had: a long turn from before the measured phase is counted in it.
-    let of_both = figures.share / (figures.share + figures.attackers_share) / expected;
+    let both = "share of both guests' time, of its part by weight";
     let fair = (plan.attack == Attack::Compute)
-        .then(|| Limit::at_most("share of both guests' time, of its part by weight", of_both, SHARE_MAX));
-    let late = quiet.map(|quiet| latency(figures, quiet));
-    [share].into_iter().chain(fair).chain(late).chain(figures.unchanged()).collect()
+        .then(|| Limit::at_most(both, most("share of used time") / expected, SHARE_MAX));
+    let late = quiet.map(|quiet| Limit::at_most("flush p99, in ms", late, P99_RATIO_MAX * quiet + SLICE_MS));
+    let changed = CHANGED.map(|metric| Limit::at_most(metric, most(metric), 0.0));
+    [share].into_iter().chain(fair).chain(late).chain(changed).collect()
 }
 
-fn latency(figures: &Figures, quiet: f64) -> Limit {
-    Limit::at_most("flush p99, in ms", figures.latencies.p99(), p99_limit(quiet))
-}
-
-/// The most that flushes may take, p99, in ms.
-fn p99_limit(quiet: f64) -> f64 {
-    P99_RATIO_MAX * quiet + SLICE_MS
-}
+const CHANGED: [&str; 3] = ["stale reads", "words changed", "registers changed"];
 
 /// A figure: its metric and unit, and its value.
 type Field = (&'static str, &'static str, fn(&Plan, &Figures) -> f64);
@@ -140,10 +122,11 @@ const MS: &str = "ms";
 const RATE: &str = "per second";
 const RATIO: &str = "ratio";
 const COUNT: &str = "count";
-const FIELDS: [Field; 17] = [
+const FIELDS: [Field; 18] = [
     ("share by weight", RATIO, |plan, _| plan.share()),
     ("share", RATIO, |_, figures| figures.share),
     ("attacker's share", RATIO, |_, figures| figures.attackers_share),
+    ("share of used time", RATIO, |_, figures| figures.share / (figures.share + figures.attackers_share)),
     ("flush p50", MS, |_, figures| figures.latencies.p50()),
     ("flush p99", MS, |_, figures| figures.latencies.p99()),
     ("longest flush", MS, |_, figures| figures.latencies.longest()),
@@ -155,19 +138,24 @@ const FIELDS: [Field; 17] = [
     ("attacker's resets", COUNT, |_, figures| float(figures.resets)),
     ("stopped", MS, |_, figures| float(figures.tally.stopped_ns) / 1e6),
     ("flushes", COUNT, |_, figures| float(figures.latencies.count())),
-    ("stale reads", COUNT, |_, figures| float(figures.tally.stale)),
-    ("words changed", COUNT, |_, figures| float(figures.tally.words)),
-    ("registers changed", COUNT, |_, figures| float(figures.tally.registers)),
+    (CHANGED[0], COUNT, |_, figures| float(figures.tally.stale)),
+    (CHANGED[1], COUNT, |_, figures| float(figures.tally.words)),
+    (CHANGED[2], COUNT, |_, figures| float(figures.tally.registers)),
 ];
 
-fn add(samples: &mut Samples, cases: &[Case], quiet: f64, platform: Platform) {
-    for (plan, figures) in cases.iter().flat_map(|case| case.runs.iter().map(|run| (&case.plan, run))) {
-        let case = name(plan, platform);
-        for (metric, unit, value) in FIELDS {
-            samples.add(&case, Subject::Quell, metric, unit, value(plan, figures));
-        }
-        samples.add(&case, Subject::Quell, "flush p99 limit", MS, p99_limit(quiet));
-    }
+/// Metrics, units and values. What was not measured is left out.
+pub(crate) fn fields<'f>(
+    plan: &'f Plan,
+    figures: &'f Figures,
+) -> impl Iterator<Item = (&'static str, &'static str, f64)> + 'f {
+    let all = FIELDS.into_iter().map(move |(metric, unit, value)| (metric, unit, value(plan, figures)));
+    all.filter(|(.., value)| value.is_finite())
+}
+
+/// The same as what was measured in one run.
+pub(crate) fn of_run(plan: &Plan, figures: &Figures) -> impl Fn(&str) -> Option<Spread> + use<> {
+    let fields: Vec<_> = fields(plan, figures).collect();
+    move |metric| Spread::of(&[fields.iter().find(|(name, ..)| *name == metric)?.2])
 }
 
 /// How long flushes took: nanoseconds, and how many took that long.

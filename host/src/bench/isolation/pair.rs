@@ -91,13 +91,6 @@ impl Figures {
         let both = self.share + self.attackers_share;
         Self { share: self.share / both, attackers_share: self.attackers_share / both, ..self }
     }
-
-    /// What has to be as the bystander has left it.
-    pub(crate) fn unchanged(&self) -> [Limit; 3] {
-        let Tally { stale, words, registers, .. } = self.tally;
-        [("stale reads", stale), ("words of memory changed", words), ("registers changed", registers)]
-            .map(|(label, count)| Limit::at_most(label, float(count), 0.0))
-    }
 }
 
 struct Moment {
@@ -137,18 +130,17 @@ impl Watcher {
         })
     }
 
-    fn look(&mut self, progress: &dyn Fn(u64)) -> bool {
+    fn look(&mut self) -> bool {
         if self.end.is_none() {
-            self.end = self.step(progress).transpose();
+            self.end = self.step().transpose();
         }
         self.end.is_some()
     }
 
-    fn step(&mut self, progress: &dyn Fn(u64)) -> Result<Option<Moment>> {
+    fn step(&mut self) -> Result<Option<Moment>> {
         // Now, because what follows may take a while.
         let at = Instant::now();
         let Some(guests) = self.guests()? else { return Ok(None) };
-        let before = self.measured.measured();
         for (index, guest) in guests.iter().enumerate() {
             self.take(index, guest)?;
             let has_ended = matches!(guest.state, GuestState::Off | GuestState::Failed);
@@ -162,11 +154,7 @@ impl Watcher {
             self.begin = Some(self.moment(at, guests)?);
             return Ok(None);
         }
-        let measured = self.measured.measured();
-        if measured != before {
-            progress(measured.min(self.batches));
-        }
-        if measured < self.batches { Ok(None) } else { self.moment(at, guests).map(Some) }
+        if self.measured.measured() < self.batches { Ok(None) } else { self.moment(at, guests).map(Some) }
     }
 
     fn guests(&self) -> Result<Option<[GuestSeen; 2]>> {
@@ -226,7 +214,6 @@ impl Watcher {
     }
 }
 
-/// Runs it; `progress` is told how many batches have been measured.
 pub(crate) fn run(
     hypervisor: &Hypervisor,
     platform: Platform,
@@ -234,7 +221,6 @@ pub(crate) fn run(
     timeout: Duration,
     directory: &Path,
     signals: &Signals,
-    progress: impl Fn(u64) + 'static,
 ) -> Result<Figures> {
     let path = directory.join("pair.toml");
     fs::write(&path, plan.file(platform)).context("cannot write the machine file")?;
@@ -247,7 +233,7 @@ pub(crate) fn run(
     let mut machine = Machine::start(&spec, signals)?;
     let watcher = Rc::new(RefCell::new(Watcher::new(&machine, platform.arch(), plan)?));
     let watching = Rc::clone(&watcher);
-    machine.end_when(move || watching.borrow_mut().look(&progress));
+    machine.end_when(move || watching.borrow_mut().look());
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     let mut watcher = watcher.borrow_mut();
     let end = watcher.end.take();

@@ -1,7 +1,7 @@
 //! Guests that attack others: a part of `bench isolation`, without what depends on the clock.
 
-use crate::bench::isolation::limits;
 use crate::bench::isolation::pair::{self, Plan};
+use crate::bench::isolation::{limits, of_run};
 use crate::bench::limits::Limit;
 use crate::test::prelude::*;
 use hostile::attacks::Attack;
@@ -33,9 +33,10 @@ fn attacks(room: &Room<'_>) -> Result<()> {
         let plan = Plan { attack, weights, is_pinned, seed: SEED, flushes: FLUSHES, batches: BATCHES };
         let name = || format!("attack '{}', weights {weights:?}", attack.name());
         let (hypervisor, directory) = (room.hypervisor()?, room.directory);
-        let run = pair::run(hypervisor, room.platform, &plan, TIMEOUT, directory, room.signals, |_| ());
+        let run = pair::run(hypervisor, room.platform, &plan, TIMEOUT, directory, room.signals);
         let figures = run.with_context(name)?.of_used_time();
-        let missed: Vec<_> = limits(&plan, &figures, None).iter().filter_map(Limit::missed).collect();
+        let missed: Vec<_> =
+            limits(&plan, &of_run(&plan, &figures), None).iter().filter_map(Limit::missed).collect();
         ensure!(missed.is_empty(), "{}: {}", name(), missed.join("; "));
     }
     Ok(())
