@@ -142,7 +142,7 @@ impl Platform {
 }
 
 /// The platform on the command line.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct PlatformArgs {
     /// Architecture of the machine and its guest [default: x86_64]
     #[arg(long, value_name = "ARCH")]

@@ -28,17 +28,6 @@ pub(crate) struct Setup<'a> {
     pub(crate) timeout: Duration,
 }
 
-impl Setup<'_> {
-    pub(super) fn guest(&self) -> Result<Guest> {
-        Guest::load(self.platform, 1, BARE_MEMORY, self.switches)
-    }
-
-    pub(super) fn spec(&self, guest: &Guest, directory: &Path) -> Result<Spec> {
-        let spec = guest.on_quell(self.hypervisor, 1, self.clock, directory)?;
-        Ok(Spec { memory: spec.memory + self.spare, timeout: Some(self.timeout), ..spec })
-    }
-}
-
 /// The running guest, which has got the memory. Everything in it fails after the setup's timeout.
 pub(crate) struct Load {
     pub(super) machine: Machine,
@@ -57,9 +46,11 @@ impl Load {
     /// Starts the guest and adds the memory. If `is_counted`, QEMU's plugin counts.
     pub(super) fn start(setup: &Setup<'_>, is_counted: bool, signals: &Signals) -> Result<Self> {
         let directory = lab::directory()?;
-        let mut spec = setup.spec(&setup.guest()?, directory.path())?;
+        let guest = Guest::load(setup.platform, 1, BARE_MEMORY, setup.switches)?;
+        let spec = guest.on_quell(setup.hypervisor, 1, setup.clock, directory.path())?;
         let counting = if is_counted { Some(Phases::counting(directory.path())?) } else { None };
-        spec.counting.clone_from(&counting);
+        let (memory, timeout) = (spec.memory + setup.spare, Some(setup.timeout));
+        let spec = Spec { memory, timeout, counting: counting.clone(), ..spec };
         let mut load = Self {
             machine: Machine::start(&spec, signals)?,
             counting,

@@ -5,7 +5,7 @@
 use super::all::Runner;
 use super::all::cases::Case;
 use super::all::own::{Own, own};
-use super::all::record::Number;
+use super::all::record::{Number, named};
 use super::all::way::FlushWay;
 use super::lab::{self, BARE_MEMORY};
 use crate::cli::AllArgs;
@@ -66,10 +66,6 @@ fn count(Runner { lab, .. }: &Runner<'_>, _: FlushWay) -> Result<Vec<Number>> {
     Ok(numbers)
 }
 
-fn named(case: &str, metric: &str) -> String {
-    format!("{case}: {metric}")
-}
-
 /// A machine with the bare guest, of one CPU that counts instructions. Only small pages: then
 /// memory elsewhere has the most entries.
 fn spec(lab: &Lab<'_>, cmdline: String, memory: u64, zap: Zap) -> Result<Spec> {
@@ -93,7 +89,7 @@ fn rom(lab: &Lab<'_>, mib: u64, case: &str, zap: Zap, rounds: u32) -> Result<Vec
         ("pages installed", PER_DELETION, counted(installed)),
         ("flushes", PER_DELETION, counted(counters.get(Counter::ZapFlushes))),
     ];
-    Ok(all.map(|(metric, unit, value)| Number::new(&named(case, metric), unit, value)).to_vec())
+    Ok(all.map(|(metric, unit, value)| Number::of(case, metric, unit, value)).to_vec())
 }
 
 fn zap(lab: &Lab<'_>) -> Result<Vec<Number>> {
@@ -120,7 +116,7 @@ fn zap(lab: &Lab<'_>) -> Result<Vec<Number>> {
         (ticks, "deletion", INSTRUCTIONS),
         (longest, "longest step", INSTRUCTIONS),
     ];
-    let number = |(value, metric, unit)| Number::new(&named(ZAP_CASE, metric), unit, float(value));
+    let number = |(value, metric, unit)| Number::of(ZAP_CASE, metric, unit, float(value));
     Ok(all.map(number).to_vec())
 }
 
@@ -174,24 +170,10 @@ const SETTLE_MS: u64 = 300;
 /// zapped, all of it is faulted back page by page in each round.
 const SMALL_PAGES_MEMORY: u64 = 256 * MIB;
 
-struct Pair {
-    page: NestedPage,
-    memory_max: u64,
-    modes: [(Zap, &'static str); 2],
-}
-
-const PAIRS: [Pair; 2] = [
-    Pair {
-        page: NestedPage::Small,
-        memory_max: SMALL_PAGES_MEMORY,
-        modes: [(Zap::Slot, "mmtest-4K-slot"), (Zap::Everything, "mmtest-4K-everything")],
-    },
-    Pair {
-        page: NestedPage::Large,
-        memory_max: u64::MAX,
-        modes: [(Zap::Slot, "mmtest-large-slot"), (Zap::Everything, "mmtest-large-everything")],
-    },
-];
+/// Nested pages, and the most memory that the threads use with them.
+const PAGES: [(NestedPage, &str, u64); 2] =
+    [(NestedPage::Small, "4K", SMALL_PAGES_MEMORY), (NestedPage::Large, "large", u64::MAX)];
+const MODES: [(Zap, &str); 2] = [(Zap::Slot, "slot"), (Zap::Everything, "everything")];
 
 /// Memory of the guest, most of which its threads use.
 fn memory(args: &AllArgs) -> u64 {
@@ -200,26 +182,28 @@ fn memory(args: &AllArgs) -> u64 {
 
 fn loads(Runner { lab, args }: &Runner<'_>, _: FlushWay) -> Result<Vec<Number>> {
     let mut numbers = Vec::new();
-    for (pair, (zap, case)) in PAIRS.iter().flat_map(|pair| pair.modes.map(|mode| (pair, mode))) {
-        let (round, counters) = load(lab, memory(args), pair, zap)?;
-        numbers.push(Number::new(&named(case, ROUND), "ms", round));
+    for ((page, size, most), (zap, mode)) in PAGES.into_iter().flat_map(|page| MODES.map(|mode| (page, mode)))
+    {
+        let (case, switches) =
+            (&load_case(size, mode), Switches { zap, nested_page: page, ..Switches::default() });
+        let (round, counters) = load(lab, memory(args), most, switches)?;
+        numbers.push(Number::of(case, ROUND, "ms", round));
         let counted = [
             ("slot changes", Counter::SlotChanges),
             ("pages installed", Counter::NestedInstalled),
             ("entries visited", Counter::ZapVisited),
             ("nested faults", Counter::ExitNested),
         ];
-        let number =
-            |(metric, counter)| Number::new(&named(case, metric), "count", float(counters.get(counter)));
+        let number = |(metric, counter)| Number::of(case, metric, "count", float(counters.get(counter)));
         numbers.extend(counted.map(number));
     }
     Ok(numbers)
 }
 
 /// One run: milliseconds of a round, and the hypervisor's counters for it.
-fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snapshot)> {
+fn load(lab: &Lab<'_>, memory: u64, most: u64, switches: Switches) -> Result<(f64, Snapshot)> {
     ensure!(memory > KERNEL_MEMORY, "the guest needs more than 256 MiB");
-    let used = pair.memory_max.min(memory - KERNEL_MEMORY);
+    let used = most.min(memory - KERNEL_MEMORY);
     let command = format!(
         "mmtest --threads {THREADS} --memory {} --rounds {LOAD_ROUNDS} --settle {SETTLE_MS} --report /dev/report",
         (used / MIB / u64::from(THREADS)).max(1)
@@ -227,7 +211,7 @@ fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snaps
     let stock = lab.stock(Arch::X86_64)?;
     let guest = Guest {
         memory: used + KERNEL_MEMORY,
-        switches: Switches { zap, nested_page: pair.page, ..Switches::default() },
+        switches,
         ..lab::linux(stock, Platform::X86_64, stock.initrd(Some(&command)), THREADS)
     };
     let (mut begin, mut end) = (None, None);
@@ -247,13 +231,16 @@ fn load(lab: &Lab<'_>, memory: u64, pair: &Pair, zap: Zap) -> Result<(f64, Snaps
 
 /// The limits by the clock: the time of each mode relative to the other.
 pub(super) fn load_limits(median: &dyn Fn(&str) -> f64) -> Vec<Limit> {
-    let limit = |Pair { page, modes: [(_, slot), (_, everything)], .. }: &Pair| {
-        let pages = if *page == NestedPage::Small { "pages of 4 KiB" } else { "large pages" };
-        let label = format!("round of the load with {pages}, relative to zapping everything");
-        let [slot, everything] = [slot, everything].map(|case| median(&named(case, ROUND)));
+    let limit = |(_, size, _): (_, &str, _)| {
+        let [slot, everything] = MODES.map(|(_, mode)| median(&named(&load_case(size, mode), ROUND)));
+        let label = format!("round of the load with {size} pages, relative to zapping everything");
         Limit::at_most(label, slot / everything, RATIO_MAX)
     };
-    PAIRS.iter().map(limit).collect()
+    PAGES.map(limit).to_vec()
+}
+
+fn load_case(size: &str, mode: &str) -> String {
+    format!("mmtest-{size}-{mode}")
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@
 
 use super::all::Runner;
 use super::all::cases::Case;
-use super::all::own::{EVERYWHERE, Own, on, own};
-use super::all::record::Number;
+use super::all::own::{Own, own};
+use super::all::record::{Number, named};
 use super::all::way::FlushWay;
 use super::load::{DONE, Load, Setup};
 use crate::cli::{AllArgs, MigrateOptions};
@@ -31,22 +31,21 @@ pub(super) const STOP_MS_MAX: f64 = 1000.0;
 /// Our own target in instructions: a thousandth of that at one per nanosecond.
 pub(super) const STOP_MAX: f64 = 1e6;
 
-pub(super) fn cases() -> Vec<Case> {
-    let counted = own(
-        "migrate",
-        "how long a guest stops in a cancelled migration of a GiB, in instructions",
-        Own::counted(|runner, way| measure(runner, way, Clock::Instructions), machines),
-    );
-    let timed = own(
+pub(super) const CASES: [Case; 2] = [
+    own(
         "migrate-wall",
-        "the same by the clock",
+        "how long a guest stops in a cancelled migration of a GiB, by the clock",
         Own::timed(|runner, way| measure(runner, way, Clock::Wall), machines),
-    );
-    EVERYWHERE.iter().flat_map(|platform| [&timed, &counted].map(|case| on(case, *platform))).collect()
-}
+    ),
+    own(
+        "migrate",
+        "the same in instructions",
+        Own::counted(|runner, way| measure(runner, way, Clock::Instructions), machines),
+    ),
+];
 
 fn machines(args: &AllArgs) -> String {
-    let MigrateOptions { rounds, rate } = args.migrate;
+    let MigrateOptions { rounds, rate, .. } = args.migrate;
     format!("a CPU; the guest writes {rate} MB/s, and pages are copied again {rounds} times")
 }
 
@@ -94,13 +93,15 @@ fn migrated(
     let (before, stops) = scenario(&mut writer, args.migrate).with_context(|| writer.load.console())?;
     writer.load.finish()?;
     let (unit, scale) = if clock == Clock::Wall { ("ms", 1e-6) } else { ("instructions", 1.0) };
-    let of = |metric| format!("{name}: {metric}");
-    let all = METRICS.map(|(metric, ns)| Number::new(&of(metric), unit, ns(before, &stops) * scale));
-    let pages = Number::new(&of("pages copied"), "count", float(stops.migrated.pages()));
+    let all = METRICS.map(|(metric, ns)| Number::of(name, metric, unit, ns(before, &stops) * scale));
+    let pages = Number::of(name, "pages copied", "count", float(stops.migrated.pages()));
     Ok(all.into_iter().chain([pages]).collect())
 }
 
-fn scenario(writer: &mut Writer, MigrateOptions { rounds, rate }: MigrateOptions) -> Result<(u64, Stops)> {
+fn scenario(
+    writer: &mut Writer,
+    MigrateOptions { rounds, rate, .. }: MigrateOptions,
+) -> Result<(u64, Stops)> {
     writer.begin(rate)?;
     let before = writer.second()?;
     let stops = writer.migrate(LogWay::DirtyBits, rounds)?;
@@ -110,7 +111,7 @@ fn scenario(writer: &mut Writer, MigrateOptions { rounds, rate }: MigrateOptions
 
 /// The most in the unit of a case.
 pub(super) fn limits(worst: &dyn Fn(&str) -> f64, most: f64) -> Vec<Limit> {
-    let metrics = STOPS.map(|stop| format!("{RANGED}: {stop}"));
+    let metrics = STOPS.map(|stop| named(RANGED, stop));
     metrics.map(|metric| Limit::at_most(&*metric, worst(&metric), most)).to_vec()
 }
 

@@ -28,10 +28,7 @@ mod shootdown;
 mod unmap;
 
 use crate::check::On;
-use crate::cli::{
-    AllArgs, BenchCommand as Bench, BootArgs, DevicesArgs, IsolationArgs, MemslotArgs, MigrateArgs, RUNS,
-    ShootdownArgs, SizeArgs,
-};
+use crate::cli::{AllArgs, BenchCommand as Bench, Short, SizeArgs};
 use crate::prelude::*;
 use all::own::name_on as on;
 pub(crate) use all::record;
@@ -39,35 +36,8 @@ use clap::ValueEnum;
 
 pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     let status = match command {
-        Bench::All(args) => all::all(args, signals),
-        Bench::Devices(DevicesArgs { options, on, runs, output }) => {
-            let on = if on.is_empty() { On::value_variants().to_vec() } else { on.clone() };
-            all::all(&AllArgs { on, devices: options.clone(), ..output.only(["devices"], *runs) }, signals)
-        }
-        Bench::Exits(args) => {
-            let case = args.platform.platform().map(|platform| on(platform, "exits"));
-            case.and_then(|case| all::all(&args.output.only([case], RUNS), signals))
-        }
-        Bench::Flush(output) => all::all(&output.only(["flush-254", "flush-running"], RUNS), signals),
-        Bench::Isolation(IsolationArgs { platform, options, runs, output }) => {
-            platform.platform().and_then(|platform| {
-                let all = output.only([on(platform, "isolation")], *runs);
-                all::all(&AllArgs { isolation: options.clone(), ..all }, signals)
-            })
-        }
-        Bench::Memslot(MemslotArgs { memory, runs, output }) => {
-            let size = Some(SizeArgs { vcpus: memslot::THREADS, cpus: memslot::CPUS, memory: *memory });
-            all::all(&AllArgs { size, ..output.only(["memslot", "memslot-wall"], *runs) }, signals)
-        }
-        Bench::Migrate(args) => migrations(args).and_then(|args| all::all(&args, signals)),
         Bench::Paging(args) => paging::paging(args),
-        Bench::Shootdown(args) => all::all(&shootdowns(args), signals),
-        Bench::Unmap(args) => {
-            let cpus = if args.cpu.is_empty() { &ArmCpu::ALL[..] } else { &args.cpu };
-            let on = |cpu: &ArmCpu| ["unmap", "unmap-wall"].map(|case| on(Platform::Aarch64(*cpu), case));
-            all::all(&args.output.only(cpus.iter().flat_map(on), args.runs), signals)
-        }
-        Bench::Boot(args) => boots(args).and_then(|args| all::all(&args, signals)),
+        cases => asked(cases).and_then(|args| all::all(&args, signals)),
     };
     match (status, signals.caught()) {
         (Err(_), Some(signal)) => Ok(u8::try_from(128 + signal).unwrap_or(128)),
@@ -75,22 +45,48 @@ pub(crate) fn run(command: &Bench, signals: &Signals) -> Result<u8> {
     }
 }
 
-/// `bench boot`: by the clock, and on Arm in instructions as well.
-fn boots(args: &BootArgs) -> Result<AllArgs> {
-    let platform = args.platform.platform()?;
-    let counted = (platform.arch() == Arch::Aarch64).then(|| on(platform, "boot-count"));
-    let all = args.output.only([on(platform, "boot")].into_iter().chain(counted), args.runs);
-    Ok(AllArgs { size: Some(args.size), append: args.append.clone(), ..all })
-}
-
-fn migrations(args: &MigrateArgs) -> Result<AllArgs> {
-    let platform = args.platform.platform()?;
-    let cases = ["migrate", "migrate-wall"].map(|case| on(platform, case));
-    Ok(AllArgs { migrate: args.options, ..args.output.only(cases, args.runs) })
-}
-
-fn shootdowns(args: &ShootdownArgs) -> AllArgs {
-    let case = if args.halted { "shootdown-halted" } else { "shootdown-native" };
-    let tlbcheck = Some([args.cpus, args.samples]);
-    AllArgs { on: vec![args.on], tlbcheck, ..args.output.only([case], args.runs) }
+/// What `bench all` is asked for.
+fn asked(command: &Bench) -> Result<AllArgs> {
+    Ok(match command {
+        Bench::All(args) => args.clone(),
+        // By the clock, and on Arm in instructions as well.
+        Bench::Boot(Short { options, output }) => {
+            let platform = options.platform.platform()?;
+            let counted = (platform.arch() == Arch::Aarch64).then(|| on(platform, "boot-count"));
+            let all = output.only([on(platform, "boot")].into_iter().chain(counted));
+            AllArgs { size: Some(options.size), append: options.append.clone(), ..all }
+        }
+        Bench::Devices(Short { options, output }) => {
+            let is_all = options.on.is_empty();
+            let on = if is_all { On::value_variants().to_vec() } else { options.on.clone() };
+            AllArgs { on, devices: options.clone(), ..output.only(["devices"]) }
+        }
+        Bench::Exits(Short { options, output }) => output.only([on(options.platform()?, "exits")]),
+        Bench::Flush(output) => output.only(["flush-254", "flush-running"]),
+        Bench::Isolation(Short { options, output }) => {
+            let case = on(options.platform.platform()?, "isolation");
+            AllArgs { isolation: options.clone(), ..output.only([case]) }
+        }
+        Bench::Memslot(Short { options, output }) => {
+            let (vcpus, cpus, memory) = (memslot::THREADS, memslot::CPUS, options.memory);
+            let size = Some(SizeArgs { vcpus, cpus, memory });
+            AllArgs { size, ..output.only(["memslot", "memslot-wall"]) }
+        }
+        Bench::Migrate(Short { options, output }) => {
+            let platform = options.platform.platform()?;
+            let cases = ["migrate", "migrate-wall"].map(|case| on(platform, case));
+            AllArgs { migrate: *options, ..output.only(cases) }
+        }
+        Bench::Paging(_) => bail!("bench paging is no case of bench all"),
+        Bench::Shootdown(Short { options, output }) => {
+            let case = if options.halted { "shootdown-halted" } else { "shootdown-native" };
+            let tlbcheck = Some([options.cpus, options.samples]);
+            AllArgs { on: vec![options.on], tlbcheck, ..output.only([case]) }
+        }
+        Bench::Unmap(Short { options, output }) => {
+            let cpus = if options.cpu.is_empty() { &ArmCpu::ALL[..] } else { &options.cpu };
+            let on = |cpu: &ArmCpu| ["unmap", "unmap-wall"].map(|case| on(Platform::Aarch64(*cpu), case));
+            output.only(cpus.iter().flat_map(on))
+        }
+    })
 }

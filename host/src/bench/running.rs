@@ -173,7 +173,7 @@ pub(super) fn count(runner: &Runner<'_>, _: FlushWay) -> Result<Vec<Number>> {
     let mut numbers = Vec::new();
     for case in &CASES {
         let calls = measure(&runner.lab, case).with_context(|| case.name)?;
-        let number = |(name, unit, value)| Number::new(&format!("{}: {name}", case.name), unit, value);
+        let number = |(name, unit, value)| Number::of(case.name, name, unit, value);
         numbers.extend(calls.metrics(case.shape).into_iter().map(number));
     }
     Ok(numbers)

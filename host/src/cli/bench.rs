@@ -29,7 +29,11 @@ impl<const SECONDS: u64> Output<SECONDS> {
 
 /// The same of cases of `bench all`, each of which has a timeout of its own.
 #[derive(Clone, Debug, Default, Args)]
-pub(crate) struct CaseOutput {
+pub(crate) struct CaseOutput<const RUNS: u32> {
+    /// Number of rounds; the tables show medians. Counts that are the same each time are taken only
+    /// once
+    #[arg(long, value_name = "N", default_value = RUNS.to_string(), value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub(crate) runs: u32,
     /// Write the results to this file, as docs/json.md describes, and continue with those in it
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -39,38 +43,45 @@ pub(crate) struct CaseOutput {
     pub(crate) timeout: Option<u64>,
 }
 
-pub(crate) const RUNS: u32 = 5;
+/// The short form of some cases, with options of its own.
+#[derive(Debug, Args)]
+pub(crate) struct Short<O: Args, const RUNS: u32 = 1> {
+    #[command(flatten)]
+    pub(crate) options: O,
+    #[command(flatten)]
+    pub(crate) output: CaseOutput<RUNS>,
+}
+
 const ROUNDS: u32 = 100;
 
-impl CaseOutput {
+impl<const RUNS: u32> CaseOutput<RUNS> {
     /// What `bench all` is asked for by the short form of these cases.
-    pub(crate) fn only(&self, cases: impl IntoIterator<Item: Into<String>>, runs: u32) -> AllArgs {
-        AllArgs {
-            peer: None,
-            on: Vec::new(),
-            runs,
-            arch: None,
-            only: cases.into_iter().map(Into::into).collect(),
-            long: false,
-            list: false,
-            rounds: ROUNDS,
-            resume: None,
-            size: None,
-            tlbcheck: None,
-            append: None,
-            migrate: MigrateOptions::default(),
-            devices: DeviceOptions::default(),
-            isolation: AttackOptions::default(),
-            output: self.clone(),
-        }
+    pub(crate) fn only(&self, cases: impl IntoIterator<Item: Into<String>>) -> AllArgs {
+        let Self { runs, json, timeout } = self.clone();
+        let only = cases.into_iter().map(Into::into).collect();
+        AllArgs { only, rounds: ROUNDS, output: CaseOutput { runs, json, timeout }, ..AllArgs::default() }
     }
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     All(AllArgs),
-    Devices(DevicesArgs),
-    Exits(ExitsArgs),
+    /// Measure instructions per transfer of a guest that owns a disk and a network card
+    ///
+    /// On a machine of one CPU that counts instructions, the guest reads and writes its NVMe disk
+    /// by fio, and sends a TCP stream: a fixed number of transfers each. The same guest does the
+    /// same on the bare machine, on Quell, and on Linux KVM, which gives it the same devices by
+    /// vfio. Waits cost nothing; the work of the hypervisor counts. Exits with status 1 if Quell
+    /// has less than 0.9 of the bare machine's transfers per instruction, or less than 1.5 times
+    /// KVM's, or more than 2 exits for a transfer. The disk with fio is that of `./quell image-
+    /// debian`, which is made if there is none; it is only read.
+    Devices(Short<DeviceOptions>),
+    /// Measure instructions per exit, with a tiny bare guest on a machine that counts them
+    ///
+    /// Counts the instructions of common operations from exit to entry. QEMU executes one
+    /// instruction per nanosecond of virtual time, so the counts are exact and repeatable; on
+    /// aarch64 its plugin counts them. Exits with status 1 if one of them is over its budget.
+    Exits(Short<PlatformArgs>),
     /// Measure instructions per flush hypercall, with the same guest on the same kind of machine
     ///
     /// Counts the instructions of flush hypercalls from exit to entry, and the effects of calls on
@@ -78,7 +89,7 @@ pub(crate) enum BenchCommand {
     /// budget: 700 instructions, plus 12 for each target that is not running; a kick and an exit
     /// for each target that is running, and none for others; and if 8 vCPUs flush each other, a
     /// kick for every second target.
-    Flush(CaseOutput),
+    Flush(CaseOutput<1>),
     /// Measure what a guest loses while another one attacks it
     ///
     /// Two guests share 2 CPUs. The attacker, on 4 vCPUs, does all that may disturb others:
@@ -88,7 +99,7 @@ pub(crate) enum BenchCommand {
     /// changed, if it has less than 0.95 of the share of the CPUs that its weight means, or if 1 %
     /// of its flushes take more than twice as long as on the quiet machine, and a slice. The
     /// machine should be otherwise idle.
-    Isolation(IsolationArgs),
+    Isolation(Short<AttackOptions>),
     /// Measure the cost of removing guest memory: entries visited, flushes, instructions
     ///
     /// On a machine that counts instructions, a bare guest uses 256 MiB, 1 GiB and 2 GiB of memory
@@ -97,7 +108,7 @@ pub(crate) enum BenchCommand {
     /// measured with everything zapped, for comparison, and with a GiB that is added and removed
     /// again. Then, by the clock, a Linux guest runs 8 threads that use memory. Exits with status 1
     /// if a target is missed.
-    Memslot(MemslotArgs),
+    Memslot(Short<MemslotArgs, 3>),
     /// Measure how long a guest stops during a cancelled migration
     ///
     /// A bare guest keeps writing to a GiB in one large page. Its stores are logged by pages of 4
@@ -106,14 +117,14 @@ pub(crate) enum BenchCommand {
     /// migration, and the hypervisor's longest step: on a machine that counts instructions, and by
     /// the clock. On aarch64 also with a flush for each page, for comparison. Exits with status 1
     /// if a target is missed.
-    Migrate(MigrateArgs),
+    Migrate(Short<MigrateOptions>),
     /// Measure the cost of flushing other CPUs' TLBs with tlbcheck
     ///
     /// Shootdowns of 1 to 509 pages and of everything, on 1, 2, 4 and more CPUs, by each back end
     /// in turn: interrupts (local flush first or concurrently; request by reference or inline;
     /// acknowledged after the flush or before), and hypercalls where available. Exits with status 1
     /// if a target is missed.
-    Shootdown(ShootdownArgs),
+    Shootdown(Short<ShootdownArgs>),
     /// Compare the page tables with those of other crates on this machine
     ///
     /// Maps and unmaps 512 MiB in pages of 4 KiB with our crate, x86_64 and page_table_multiarch in
@@ -127,21 +138,13 @@ pub(crate) enum BenchCommand {
     /// pages of 4 KiB. The memory is removed, with one flush and, for comparison, page by page; or
     /// stores to it are logged. Then the deletions are measured by the clock. Exits with status 1
     /// if a target is missed.
-    Unmap(UnmapArgs),
-    Boot(BootArgs),
-}
-
-/// Measure instructions per exit, with a tiny bare guest on a machine that counts them
-///
-/// Counts the instructions of common operations from exit to entry. QEMU executes one instruction
-/// per nanosecond of virtual time, so the counts are exact and repeatable; on aarch64 its plugin
-/// counts them. Exits with status 1 if one of them is over its budget.
-#[derive(Debug, Args)]
-pub(crate) struct ExitsArgs {
-    #[command(flatten)]
-    pub(crate) platform: PlatformArgs,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
+    Unmap(Short<UnmapArgs>),
+    /// Measure the time from power-on to the guest's first process, on Quell and directly on the
+    /// machine
+    ///
+    /// Boots the same kernel, initial RAM disk and command line on Quell and directly on the
+    /// emulated machine, in turn.
+    Boot(Short<BootArgs, 5>),
 }
 
 /// The hypervisor to compare Quell with.
@@ -160,7 +163,7 @@ pub(crate) enum Peer {
 /// the runs of one round, pair by pair. If a machine of KVM's dies or hangs, the run is repeated
 /// and the death is counted. Results are written after each run, and the same command continues
 /// with those in --json FILE. Exits with status 1 if a target is missed or a run fails.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub(crate) struct AllArgs {
     /// The hypervisor to compare with
     #[arg(long, value_name = "WHAT")]
@@ -168,9 +171,6 @@ pub(crate) struct AllArgs {
     /// Run the cases on this system only, if they have it
     #[arg(long, value_name = "WHAT", conflicts_with = "peer")]
     pub(crate) on: Vec<On>,
-    /// Number of rounds; instruction counts, which are the same each time, are taken only once
-    #[arg(long, value_name = "N", default_value_t = RUNS, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
     /// Run only the cases of this architecture [default: of both]
     #[arg(long, value_name = "ARCH")]
     pub(crate) arch: Option<Arch>,
@@ -203,30 +203,7 @@ pub(crate) struct AllArgs {
     #[arg(skip)]
     pub(crate) isolation: AttackOptions,
     #[command(flatten)]
-    pub(crate) output: CaseOutput,
-}
-
-/// Measure instructions per transfer of a guest that owns a disk and a network card
-///
-/// On a machine of one CPU that counts instructions, the guest reads and writes its NVMe disk
-/// by fio, and sends a TCP stream: a fixed number of transfers each. The same guest does the
-/// same on the bare machine, on Quell, and on Linux KVM, which gives it the same devices by
-/// vfio. Waits cost nothing; the work of the hypervisor counts. Exits with status 1 if Quell
-/// has less than 0.9 of the bare machine's transfers per instruction, or less than 1.5 times
-/// KVM's, or more than 2 exits for a transfer. The disk with fio is that of `./quell image-
-/// debian`, which is made if there is none; it is only read.
-#[derive(Debug, Args)]
-pub(crate) struct DevicesArgs {
-    #[command(flatten)]
-    pub(crate) options: DeviceOptions,
-    /// Run only this side; may be repeated [default: all]
-    #[arg(long, value_name = "WHAT")]
-    pub(crate) on: Vec<On>,
-    /// Rounds, in each of which all sides run; the table shows medians
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
+    pub(crate) output: CaseOutput<5>,
 }
 
 #[derive(Clone, Debug, Default, Args)]
@@ -234,26 +211,18 @@ pub(crate) struct DeviceOptions {
     /// The disk with Debian that has fio [default: target/debian-amd64.img]
     #[arg(long, value_name = "FILE")]
     pub(crate) disk: Option<PathBuf>,
+    /// Run only this side; may be repeated [default: all]
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) on: Vec<On>,
     /// Let KVM poll for up to 200 us before it halts, as it does by default. That counts as work
     #[arg(long)]
     pub(crate) kvm_polls: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct IsolationArgs {
-    #[command(flatten)]
-    pub(crate) platform: PlatformArgs,
-    #[command(flatten)]
-    pub(crate) options: AttackOptions,
-    /// Runs of each attack; the table shows medians
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
-}
-
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AttackOptions {
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
     /// Run only this attack, and the quiet machine; may be repeated, or names separated by commas
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = parse_attack)]
     pub(crate) attack: Vec<Attack>,
@@ -267,7 +236,7 @@ pub(crate) struct AttackOptions {
 
 impl Default for AttackOptions {
     fn default() -> Self {
-        Self { attack: Vec::new(), batches: 15, seed: 1 }
+        Self { platform: PlatformArgs::default(), attack: Vec::new(), batches: 15, seed: 1 }
     }
 }
 
@@ -283,28 +252,12 @@ pub(crate) struct MemslotArgs {
     /// Memory of the Linux guest, most of which its 8 threads use; for example 2304M
     #[arg(long, value_name = "SIZE", default_value = "2304M", value_parser = size::parse)]
     pub(crate) memory: u64,
-    /// Runs of each side of the comparison; the table shows medians
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct MigrateArgs {
-    #[command(flatten)]
-    pub(crate) platform: PlatformArgs,
-    #[command(flatten)]
-    pub(crate) options: MigrateOptions,
-    /// Runs measured by the clock; the table shows medians. Counts are the same each time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct MigrateOptions {
+    #[command(flatten)]
+    pub(crate) platform: PlatformArgs,
     /// How many times the pages written meanwhile are copied again
     #[arg(long, value_name = "N", default_value_t = Self::default().rounds, value_parser = clap::value_parser!(u16).range(..=100))]
     pub(crate) rounds: u16,
@@ -315,7 +268,7 @@ pub(crate) struct MigrateOptions {
 
 impl Default for MigrateOptions {
     fn default() -> Self {
-        Self { rounds: 2, rate: 64 }
+        Self { platform: PlatformArgs::default(), rounds: 2, rate: 64 }
     }
 }
 
@@ -331,12 +284,6 @@ pub(crate) struct UnmapArgs {
     /// CPU model; may be repeated [default: all models]
     #[arg(long, value_name = "MODEL")]
     pub(crate) cpu: Vec<ArmCpu>,
-    /// Runs of each deletion measured by the clock; the table shows medians. Counts are the same
-    /// each time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
 }
 
 #[derive(Debug, Args)]
@@ -351,33 +298,18 @@ pub(crate) struct ShootdownArgs {
     /// emulate them
     #[arg(long)]
     pub(crate) halted: bool,
-    /// Number of machines, run one after the other; the table shows their medians
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
     /// Shootdowns of each kind on each machine
     #[arg(long, value_name = "N", default_value_t = 301, value_parser = clap::value_parser!(u32).range(11..=1000))]
     pub(crate) samples: u32,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
 }
 
-/// Measure the time from power-on to the guest's first process, on Quell and directly on the
-/// machine
-///
-/// Boots the same kernel, initial RAM disk and command line on Quell and directly on the emulated
-/// machine, in turn.
 #[derive(Debug, Args)]
 pub(crate) struct BootArgs {
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     #[command(flatten)]
     pub(crate) size: SizeArgs,
-    /// Runs of each side
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
-    pub(crate) runs: u32,
     /// Words to append to the kernel's command line, after the console and `quiet`
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
-    #[command(flatten)]
-    pub(crate) output: CaseOutput,
 }

@@ -37,8 +37,6 @@ pub(crate) enum Work {
     /// Slots of a guest that only uses them, on a machine that counts instructions; runs once.
     Slots(Slots),
     Tlbcheck(Tlbcheck),
-    /// On Arm: a GiB of memory is removed, and stores to it are logged; counts instructions.
-    Removal,
     Own(Own),
 }
 
@@ -155,16 +153,10 @@ const FLUSH_MAX: Option<f64> = Some(0.1);
 /// All cases. Of an architecture, those whose counts are the same each time come last, so that the
 /// times measured by the clock are available first.
 pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
-    [
-        AMD64.to_vec(),
-        loops::on_arm(),
-        unmap::cases(),
-        migrate::cases(),
-        memslot::CASES.to_vec(),
-        vec![devices::CASE],
-        on_each(&isolation::CASE, &EVERYWHERE),
-    ]
-    .concat()
+    let mut all = [AMD64.to_vec(), memslot::CASES.to_vec(), vec![devices::CASE], loops::on_arm()].concat();
+    all.extend(on_each(&unmap::CASES, &EVERYWHERE[1..]));
+    all.extend(on_each(&[&migrate::CASES[..], &[isolation::CASE]].concat(), &EVERYWHERE));
+    all
 });
 
 const AMD64: &[Case] = &[
@@ -284,7 +276,7 @@ impl Work {
         match self {
             Self::Linux(linux) => linux.metrics,
             Self::Slots(slots) => slots.metrics,
-            Self::Probe { .. } | Self::Tlbcheck(_) | Self::Removal | Self::Own(_) => &[],
+            Self::Probe { .. } | Self::Tlbcheck(_) | Self::Own(_) => &[],
         }
     }
 
@@ -304,7 +296,7 @@ impl Work {
             Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
             Self::Probe { .. } | Self::Slots(_) => (120, 600),
             Self::Tlbcheck(_) => (900, 900),
-            Self::Removal | Self::Own(_) => (300, 900),
+            Self::Own(_) => (300, 900),
         };
         Duration::from_secs(if way.is_peer() { kvm } else { quell })
     }
@@ -314,7 +306,7 @@ impl Case {
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
         match self.work {
-            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(Own { is_timed: false, .. }) => 1,
+            Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }) => 1,
             Work::Linux(_) | Work::Tlbcheck(_) | Work::Own(_) => runs,
         }
     }

@@ -3,8 +3,8 @@
 //! of the peer are its kernels there.
 
 use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, compare, end, linux};
-use super::own::{Own, on_each, own};
-use super::removal::{DELETE, ENABLE, FETCH};
+use super::own::{EVERYWHERE, Own, on_each, own};
+use super::removal::{self, DELETE, ENABLE, FETCH};
 use super::way::{
     BARE, FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, ON_ARM, QUELL_ON_ARM,
 };
@@ -13,11 +13,10 @@ use crate::prelude::*;
 
 /// The cases of Arm machines.
 pub(super) fn on_arm() -> Vec<Case> {
-    let models = ArmCpu::ALL.map(Platform::Aarch64);
+    let models = &EVERYWHERE[1..];
     let count = Case { ways: BOOT.ways, ..own("boot-count", BOOT.about, boot::COUNT) };
-    let exits = Case { only_long: false, ..EXITS };
-    let timed = [vec![ARM_BOOT, ARM_THRASH, ARM_LOOPS], on_each(&BOOT, &models[1..])].concat();
-    [timed, vec![ARM_SLOT], on_each(&count, &models), on_each(&exits, &models)].concat()
+    let counted = on_each(&[count, EXITS], models);
+    [vec![ARM_BOOT, ARM_THRASH, ARM_LOOPS], on_each(&[BOOT], &models[1..]), vec![ARM_SLOT], counted].concat()
 }
 
 /// On the models on which KVM does not run.
@@ -30,11 +29,14 @@ const BOOT: Case = Case {
     comparisons: &[],
 };
 
-const EXITS: Case = own(
-    "exits",
-    "instructions of single exits on Arm, exit, entry and the guest's own included",
-    Own::counted(counts::count_phases, |_| "2 CPUs, counting instructions".to_owned()),
-);
+const EXITS: Case = Case {
+    only_long: false,
+    ..own(
+        "exits",
+        "instructions of single exits on Arm, exit, entry and the guest's own included",
+        Own::counted(counts::count_phases, |_| "2 CPUs, counting instructions".to_owned()),
+    )
+};
 
 /// Nanoseconds per round of one of the loops.
 const fn loop_metric(name: &'static str) -> Metric {
@@ -124,7 +126,7 @@ const fn against_kvm(metric: &'static str, target: Option<f64>) -> Comparison {
 pub(super) const ARM_SLOT: Case = Case {
     name: "arm-slot-1G",
     about: "instructions to remove 1 GiB in pages of 4 KiB on Arm until the guest goes on, and to log stores",
-    work: Work::Removal,
+    work: Work::Own(removal::OWN),
     ways: ARM_WAYS,
     only_long: false,
     comparisons: &[against_kvm(DELETE, Some(0.001)), against_kvm(ENABLE, None), against_kvm(FETCH, None)],

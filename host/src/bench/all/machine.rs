@@ -1,14 +1,12 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Tlbcheck, Work};
-use super::own::Own;
+use super::own::{Measure, Own};
 use super::record::Number;
-use super::removal;
 use super::slots::Operator;
 use super::watch::Watch;
 use super::way::{FlushWay, ON_ARM};
 use crate::bench::lab::{self, BARE_MEMORY};
-use crate::bench::unmap;
 use crate::cli::{AllArgs, SizeArgs};
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
@@ -37,23 +35,13 @@ pub(crate) struct Trial {
     pub(crate) wall: Duration,
 }
 
-pub(super) enum Ended {
+enum Ended {
     /// The guest finished, with numbers or with an error.
     Over(Result<Vec<Number>, String>),
     /// The machine ended before that.
     Died { how: String, last_words: String },
     /// This process was told to end.
     Interrupted,
-}
-
-impl Ended {
-    pub(super) fn of(numbers: Result<Vec<Number>>) -> Self {
-        Self::Over(numbers.map_err(|error| format!("{error:#}")))
-    }
-
-    fn died(error: &Error) -> Self {
-        Self::Died { how: error.to_string(), last_words: format!("{error:#}") }
-    }
 }
 
 /// Runs machines until a guest finishes. If a machine without Quell dies, the run is repeated:
@@ -109,15 +97,8 @@ impl Runner<'_> {
         self.lab.timeout.set(timeout.unwrap_or_else(|| case.work.timeout(way)));
         let may_die = way.subject() != Subject::Quell;
         trial(may_die, || {
-            match case.work {
-                Work::Removal => return self.own(|| removal::count(&self.lab, way)),
-                Work::Own(Own { measure, .. }) => {
-                    return self.own(|| match measure(self, way) {
-                        Err(error) if may_die => Ok(Ended::died(&error)),
-                        numbers => Ok(Ended::of(numbers)),
-                    });
-                }
-                _ => {}
+            if let Work::Own(Own { measure, .. }) = case.work {
+                return self.own(measure, way, may_die);
             }
             let (outcome, watch) = self.run(case, way)?;
             let wall = outcome.wall;
@@ -139,17 +120,21 @@ impl Runner<'_> {
         Tlbcheck { cpus, samples, ..*own }
     }
 
-    fn own(&self, measure: impl FnOnce() -> Result<Ended>) -> Result<(Ended, Duration)> {
+    fn own(&self, measure: Measure, way: FlushWay, may_die: bool) -> Result<(Ended, Duration)> {
         let begun = Instant::now();
-        let ended = measure();
-        let ended = if self.lab.signals.caught().is_some() { Ended::Interrupted } else { ended? };
+        let ended = match measure(self, way) {
+            _ if self.lab.signals.caught().is_some() => Ended::Interrupted,
+            Err(error) if may_die => Ended::Died { how: error.to_string(), last_words: format!("{error:#}") },
+            numbers => Ended::Over(numbers.map_err(|error| format!("{error:#}"))),
+        };
         Ok((ended, begun.elapsed()))
     }
 
     fn setup(&self, case: &Case, way: FlushWay) -> Result<Setup> {
         if let Work::Own(Own { machines, .. }) = case.work {
+            let (machine, peer_kernel) = (machines(self.args), self.peer_kernel(way)?);
             let (case, way, subject) = (case.name.to_owned(), way.flushes().to_owned(), way.subject());
-            return Ok(Setup { case, subject, way, machine: machines(self.args), ..Setup::default() });
+            return Ok(Setup { case, subject, way, machine, peer_kernel, ..Setup::default() });
         }
         let guest = self.guest(case, way)?;
         let spec = self.spec(case, way, &guest)?;
@@ -163,7 +148,7 @@ impl Runner<'_> {
             guest: guest_text(&guest, case, way),
             // kvmslots' guest has no kernel.
             cmdline: match case.work {
-                Work::Slots(_) | Work::Removal if way.is_peer() => String::new(),
+                Work::Slots(_) if way.is_peer() => String::new(),
                 _ => guest.cmdline.clone(),
             },
             command: self.command(case, way),
@@ -204,7 +189,6 @@ impl Runner<'_> {
             (FlushWay::Kvm(flushes), work) => {
                 (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
             }
-            (FlushWay::KvmOnArm(_), Work::Removal) => (None, Some(peer::arm::CMDLINE)),
             (FlushWay::KvmOnArm(_), _) => {
                 (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
             }
@@ -220,7 +204,6 @@ impl Runner<'_> {
     fn command(&self, case: &Case, way: FlushWay) -> Option<String> {
         match &case.work {
             Work::Linux(linux) => Some(linux.command.replace("{rounds}", &self.args.rounds.to_string())),
-            Work::Removal => way.is_peer().then(|| removal::COMMAND.to_owned()),
             Work::Slots(slots) => way.is_peer().then(|| vmm::line(&slots.arguments())),
             Work::Probe { .. } | Work::Tlbcheck(_) | Work::Own(_) => None,
         }
@@ -245,7 +228,6 @@ impl Runner<'_> {
                 let switches = Switches { nested_page: NestedPage::Small, ..Switches::default() };
                 Guest { memory: slots.memory(), switches, ..bare(workspace::PROBE, &slots.cmdline(), 1)? }
             }
-            Work::Removal => return removal::setup(&self.lab)?.guest(),
             Work::Own(_) => bail!("it makes its guests itself"),
             Work::Tlbcheck(own) => {
                 let Tlbcheck { cpus, samples, targets } = self.tlbcheck(own);
@@ -262,12 +244,10 @@ impl Runner<'_> {
         let (cpus, clock) = match &case.work {
             Work::Linux(linux) => (self.size(linux).cpus, Clock::Wall),
             Work::Tlbcheck(own) => (self.tlbcheck(own).cpus, Clock::Wall),
-            Work::Probe { .. } | Work::Slots(_) | Work::Removal | Work::Own(_) => (1, Clock::Instructions),
+            Work::Probe { .. } | Work::Slots(_) | Work::Own(_) => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
         match (&case.work, way) {
-            (Work::Removal, FlushWay::KvmOnArm(kernel)) => removal::spec(stock()?, kernel, directory),
-            (Work::Removal, _) => removal::setup(&self.lab)?.spec(guest, directory),
             (Work::Slots(slots), FlushWay::Kvm(_)) => {
                 stock()?.with_kvmslots(&slots.arguments(), slots.monitor_memory(), directory)
             }
@@ -301,8 +281,6 @@ fn model(way: FlushWay) -> String {
 fn guest_text(guest: &Guest, case: &Case, way: FlushWay) -> String {
     let own = format!("{} vCPUs, {} MiB", guest.vcpus, guest.memory / MIB);
     match (&case.work, way.is_peer()) {
-        (Work::Removal, false) => format!("{own} and {} MiB that are added", unmap::SIZE / MIB),
-        (Work::Removal, true) => format!("{} vCPUs, {} MiB that are added", guest.vcpus, unmap::SIZE / MIB),
         (Work::Slots(slots), true) => format!("{} vCPUs, {} MiB", guest.vcpus, slots.monitor_memory() / MIB),
         (Work::Slots(slots), false) if slots.added() != 0 => {
             format!("{own} and {} MiB that are added", slots.added() / MIB)
@@ -315,7 +293,7 @@ fn has_rom(work: &Work) -> bool {
     matches!(work, Work::Linux(Linux { has_rom: true, .. }))
 }
 
-pub(super) fn ended(end: End) -> String {
+fn ended(end: End) -> String {
     match end {
         End::TimedOut => "it hung, and was ended".to_owned(),
         End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => {

@@ -58,7 +58,7 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
 
 /// Measures these cases once on Quell. Returns their limits.
 pub(crate) fn budgets(names: &[&str], signals: &Signals) -> Result<Vec<Limit>> {
-    let args = CaseOutput::default().only(names.iter().copied(), 1);
+    let args = CaseOutput::<1> { runs: 1, json: None, timeout: None }.only(names.iter().copied());
     let (runner, cases) = (Runner { lab: Lab::new(Duration::MAX, signals)?, args: &args }, chosen(&args)?);
     let mut record = Record::new(Facts::new(), Facts::new(), Settings { runs: 1, rounds: 1 });
     for step in plan(&cases, &args) {
@@ -103,7 +103,7 @@ fn target(args: &AllArgs) -> Option<PathBuf> {
 /// The earlier results, if new ones are comparable with them; else an empty record.
 fn begin(args: &AllArgs, runner: &Runner<'_>, steps: &[Step]) -> Result<Record> {
     let mut ways: Vec<_> = steps.iter().map(|step| step.way).collect();
-    let settings = Settings { runs: args.runs, rounds: args.rounds };
+    let settings = Settings { runs: args.output.runs, rounds: args.rounds };
     let mut record = Record::new(results::machine(), runner.lab.versions(&ways)?, settings);
     let Some(before) = args.resume.as_ref().or(args.output.json.as_ref().filter(|path| path.is_file()))
     else {
@@ -215,8 +215,8 @@ fn plan(cases: &[&'static Case], args: &AllArgs) -> Vec<Step> {
         on => on.iter().any(|on| way.subject() == on.subject()),
     };
     let mut steps = Vec::new();
-    for round in 1..=args.runs {
-        for case in cases.iter().filter(|case| round <= case.rounds(args.runs)) {
+    for round in 1..=args.output.runs {
+        for case in cases.iter().filter(|case| round <= case.rounds(args.output.runs)) {
             let mut ways: Vec<_> = case.ways.iter().copied().filter(is_meant).collect();
             if round.is_multiple_of(2) {
                 ways.reverse();
@@ -253,7 +253,6 @@ fn usual(work: &Work, way: FlushWay) -> f64 {
             (2.0 + 7.0 * gib, 8.0 + 25.0 * gib)
         }
         Work::Tlbcheck(_) => (4.0, 27.0),
-        Work::Removal => (18.0, 65.0),
         Work::Own(_) => (20.0, 60.0),
     };
     if way.is_peer() { kvm } else { quell }

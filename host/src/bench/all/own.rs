@@ -7,7 +7,7 @@ use super::way::{FlushWay, HYPERCALL};
 use crate::cli::AllArgs;
 use crate::prelude::*;
 
-type Measure = fn(&Runner<'_>, FlushWay) -> Result<Vec<Number>>;
+pub(super) type Measure = fn(&Runner<'_>, FlushWay) -> Result<Vec<Number>>;
 
 /// What a function of its own measures.
 #[derive(Clone)]
@@ -30,29 +30,28 @@ impl Own {
     }
 }
 
-/// A case on Quell alone, on AMD64 or where [`on`] puts it.
+/// A case on Quell alone, on AMD64 or where [`on_each`] puts it.
 pub(crate) const fn own(name: &'static str, about: &'static str, work: Own) -> Case {
     Case { name, about, work: Work::Own(work), ways: &[HYPERCALL], only_long: true, comparisons: &[] }
 }
 
-/// All platforms.
-pub(crate) const EVERYWHERE: [Platform; 4] = [
+/// All platforms, those of Arm last.
+pub(super) const EVERYWHERE: [Platform; 4] = [
     Platform::X86_64,
     Platform::Aarch64(ArmCpu::Max),
     Platform::Aarch64(ArmCpu::NeoverseN1),
     Platform::Aarch64(ArmCpu::CortexA72),
 ];
 
-/// The case on this platform.
-pub(crate) fn on(case: &Case, platform: Platform) -> Case {
-    let ways = case.ways.iter().map(|way| way.on(platform)).collect::<Vec<_>>().leak();
-    let is_usual = matches!(platform, Platform::X86_64 | Platform::Aarch64(ArmCpu::Max));
-    let only_long = case.only_long || !is_usual;
-    Case { name: name_on(platform, case.name).leak(), ways, only_long, ..case.clone() }
-}
-
-pub(crate) fn on_each(case: &Case, platforms: &[Platform]) -> Vec<Case> {
-    platforms.iter().map(|platform| on(case, *platform)).collect()
+/// These cases on each of these platforms.
+pub(super) fn on_each(cases: &[Case], platforms: &[Platform]) -> Vec<Case> {
+    let on = |(case, platform): (&Case, Platform)| {
+        let ways = case.ways.iter().map(|way| way.on(platform)).collect::<Vec<_>>().leak();
+        let is_usual = matches!(platform, Platform::X86_64 | Platform::Aarch64(ArmCpu::Max));
+        let only_long = case.only_long || !is_usual;
+        Case { name: name_on(platform, case.name).leak(), ways, only_long, ..case.clone() }
+    };
+    platforms.iter().flat_map(|platform| cases.iter().map(|case| (case, *platform))).map(on).collect()
 }
 
 /// The name of a case on this platform.

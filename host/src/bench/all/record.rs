@@ -47,7 +47,16 @@ pub(super) fn is_unit(unit: &str) -> bool {
     units.split('|').any(|known| known == unit)
 }
 
+/// A metric of a part of a case.
+pub(crate) fn named(part: &str, metric: &str) -> String {
+    format!("{part}: {metric}")
+}
+
 impl Number {
+    pub(crate) fn of(part: &str, metric: &str, unit: &'static str, value: f64) -> Self {
+        Self::new(&named(part, metric), unit, value)
+    }
+
     pub(crate) fn new(metric: &str, unit: &'static str, value: f64) -> Self {
         Self { metric: metric.to_owned(), unit: unit.into(), value }
     }

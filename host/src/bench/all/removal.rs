@@ -4,14 +4,14 @@
 //! On Quell it is the guest of `bench unmap`, on KVM `kvmslots`, a monitor as small as that guest.
 //! Both mark their phases by hints, which QEMU's plugin counts.
 
-use super::machine::Ended;
+use super::Runner;
+use super::own::Own;
 use super::record::Number;
 use super::way::{FlushWay, ON_ARM};
-use crate::bench::load::Setup;
 use crate::bench::phases::{Counts, Phases};
 use crate::bench::unmap::{self, PAGES, SIZE};
 use crate::guest::cpio::Archive;
-use crate::guest::peer::arm::{Kernel, Outer};
+use crate::guest::peer::arm::Outer;
 use crate::prelude::*;
 use hostlink::config::Stage2Unmap;
 
@@ -24,60 +24,33 @@ const FAULT_IN: &str = "fault-in";
 const TLBI: &str = "delete tlbi";
 const DSB: &str = "delete dsb";
 
-pub(super) const COMMAND: &str = "kvmslots --mib 1024 --rounds 1 --report /dev/report";
+const COMMAND: &str = "kvmslots --mib 1024 --rounds 1 --report /dev/report";
 /// Passes over all pages in which each page is new: one before the removal, one before logging.
 const KVM_PASSES: u64 = 2;
 /// Memory of the kernel around and of its monitor, apart from the guest's.
 const AROUND: u64 = 256 * MIB;
 
-pub(super) fn count(lab: &Lab<'_>, way: FlushWay) -> Result<Ended> {
-    match way {
-        FlushWay::KvmOnArm(kernel) => on_kvm(lab, kernel),
-        _ => Ok(Ended::of(on_quell(lab))),
-    }
-}
+pub(super) const OWN: Own = Own::counted(count, |_| {
+    format!("a CPU ({}), counting instructions; in KVM's kernel {COMMAND}", ON_ARM.name())
+});
 
-pub(super) fn setup<'l>(lab: &'l Lab<'_>) -> Result<Setup<'l>> {
-    unmap::setup(lab, Platform::Aarch64(ON_ARM), Stage2Unmap::Range, Clock::Instructions)
-}
-
-fn on_quell(lab: &Lab<'_>) -> Result<Vec<Number>> {
-    let setup = setup(lab)?;
-    numbers(&unmap::removed(&setup, lab.signals)?, &unmap::logged(&setup, lab.signals)?, 1)
-}
-
-pub(super) fn spec(stock: &StockGuest, kernel: Kernel, directory: &Path) -> Result<Spec> {
+fn count(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
+    let FlushWay::KvmOnArm(kernel) = way else {
+        let setup = unmap::setup(lab, way.platform(), Stage2Unmap::Range, Clock::Instructions)?;
+        return numbers(&unmap::removed(&setup, lab.signals)?, &unmap::logged(&setup, lab.signals)?, 1);
+    };
     let path = workspace::build(workspace::KVMSLOTS, Arch::Aarch64)?;
     let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut archive = Archive::default();
     archive.file("bin/kvmslots", 0o755, &program);
     archive.file("command", 0o644, COMMAND.as_bytes());
-    let clock = Clock::Instructions;
+    let (stock, clock) = (lab.stock(Arch::Aarch64)?, Clock::Instructions);
     let outer = Outer { stock, kernel, cpu: ON_ARM, cpus: 1, clock, memory: SIZE + AROUND };
-    outer.spec(&archive.finish(), directory)
-}
-
-fn on_kvm(lab: &Lab<'_>, kernel: Kernel) -> Result<Ended> {
-    let mut spec = spec(lab.stock(Arch::Aarch64)?, kernel, lab.directory())?;
-    let counting = Phases::counting(lab.directory())?;
-    spec.counting = Some(counting.clone());
-    let mut status = None;
-    let outcome = lab.start(spec)?.run(|report, _| {
-        status = report["status"].as_u64().filter(|_| report["event"] == "exit").or(status);
-        Ok(Flow::Continue)
-    })?;
-    let last_words = tail(&outcome.console).to_owned();
-    Ok(match (outcome.end, status) {
-        (End::Interrupted(_), _) => Ended::Interrupted,
-        (End::PowerOff, Some(0)) => {
-            let phases = Phases::read(&counting)?;
-            Ended::Over(Ok(numbers(&phases, &phases, KVM_PASSES)?))
-        }
-        (_, Some(status)) if status != 0 => {
-            Ended::Over(Err(format!("kvmslots ended with status {status}:\n{last_words}")))
-        }
-        (end, _) => Ended::Died { how: super::machine::ended(end), last_words },
-    })
+    let spec = outer.spec(&archive.finish(), lab.directory())?;
+    let (outcome, phases) = lab.count(spec, |_, _| Ok(Flow::Continue))?;
+    let status = outcome.report("exit").and_then(|report| report["status"].as_u64());
+    ensure!(status == Some(0), outcome.explain(anyhow!("kvmslots ended with status {status:?}")));
+    numbers(&phases, &phases, KVM_PASSES)
 }
 
 /// The numbers of a run that removes memory and of one that logs stores, which may be the same. All

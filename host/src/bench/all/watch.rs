@@ -50,7 +50,7 @@ impl<'a> Watch<'a> {
                 self.status = self.status.or((event == "done").then_some(0));
             }
             // Their numbers are taken elsewhere.
-            Work::Removal | Work::Own(_) => {}
+            Work::Own(_) => {}
             Work::Tlbcheck(_) => {
                 if let Some(measured) = Measured::read(report) {
                     measured.numbers().iter().for_each(|(metric, value)| self.add(metric, CYCLES, *value));

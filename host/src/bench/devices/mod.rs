@@ -10,7 +10,7 @@ mod run;
 use super::all::Runner;
 use super::all::cases;
 use super::all::own::{Own, own};
-use super::all::record::Number;
+use super::all::record::{Number, named};
 use super::all::way::{BARE, FlushWay, HYPERCALL, KVM_PARAVIRTUAL};
 use super::counts::Measured;
 use super::lab;
@@ -32,7 +32,7 @@ pub(super) const CASE: cases::Case = cases::Case {
         "devices",
         "instructions per transfer of a guest that owns a disk and a network card",
         Own::timed(measure, |args| {
-            let DeviceOptions { disk, kvm_polls } = &args.devices;
+            let DeviceOptions { disk, kvm_polls, .. } = &args.devices;
             format!("a CPU, counting instructions; its disk is {disk:?}; whether KVM polls: {kvm_polls}")
         }),
     )
@@ -79,24 +79,20 @@ fn worked() -> impl Iterator<Item = &'static Case> {
     CASES.iter().filter(|case| case.name != NOTHING)
 }
 
-fn named(case: &Case, metric: &str) -> String {
-    format!("{}: {metric}", case.name)
-}
-
 fn numbers(case: &Case, counted: &Counted) -> Vec<Number> {
-    let instructions = Number::new(&named(case, INSTRUCTIONS), INSTRUCTIONS, counted.instructions_each());
+    let instructions = Number::of(case.name, INSTRUCTIONS, INSTRUCTIONS, counted.instructions_each());
     // Without Quell there are none.
     let exits = (!counted.exits.is_empty()).then(|| (EXITS, counted.exits_each()));
     let by_reason = counted.exits.iter().map(|(name, count)| (*name, count / counted.ios));
     let exits = exits.into_iter().chain(by_reason);
-    let exits = exits.map(|(name, each)| Number::new(&named(case, name), "per transfer", each));
+    let exits = exits.map(|(name, each)| Number::of(case.name, name, "per transfer", each));
     [instructions].into_iter().chain(exits).collect()
 }
 
 /// Quell's limits, relative to the other systems as far as they have run.
 pub(super) fn limits(measured: Measured<'_>) -> Vec<Limit> {
     let of_case = |case: &'static Case| {
-        let of = |way, metric| measured(way, &named(case, metric)).map(|spread| spread.median);
+        let of = |way, metric| measured(way, &named(case.name, metric)).map(|spread| spread.median);
         let quell = |metric| of(HYPERCALL, metric).unwrap_or(f64::NAN);
         let others = [(BARE, "relative to bare", BARE_MIN), (KVM_PARAVIRTUAL, "relative to kvm", KVM_MIN)];
         let relative = others.into_iter().filter_map(|(way, label, least)| {
@@ -138,7 +134,7 @@ mod tests {
             };
             let found = limits(&of).into_iter().filter(|limit| !limit.is_met());
             let found: Vec<_> = found.map(|limit| limit.label).collect();
-            let expected = worked().flat_map(|case| missed.iter().map(|metric| named(case, metric)));
+            let expected = worked().flat_map(|case| missed.iter().map(|metric| named(case.name, metric)));
             assert_eq!(found, expected.collect::<Vec<_>>());
         }
     }

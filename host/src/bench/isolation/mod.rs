@@ -11,7 +11,7 @@ use super::all::cases::Case;
 use super::all::own::{Own, own};
 use super::all::record::Number;
 use super::all::way::FlushWay;
-use crate::cli::AttackOptions;
+use crate::cli::{AllArgs, AttackOptions};
 use crate::prelude::*;
 use hostile::attacks::Attack;
 use pair::{Figures, Plan};
@@ -37,8 +37,13 @@ const FAILED: &str = "attacks without figures";
 pub(super) const CASE: Case = own(
     "isolation",
     "what a guest loses while another one attacks it, by the clock",
-    Own::timed(measure, |args| format!("2 CPUs; {:?}", args.isolation)),
+    Own::timed(measure, machines),
 );
+
+fn machines(args: &AllArgs) -> String {
+    let AttackOptions { attack, batches, seed, .. } = &args.isolation;
+    format!("2 CPUs; {batches} batches of attacks {attack:?}, with seed {seed}")
+}
 
 fn measure(Runner { lab, args }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
     let (hypervisor, timeout) = (lab.hypervisor(way.platform().arch())?, lab.timeout.get());
@@ -48,8 +53,7 @@ fn measure(Runner { lab, args }: &Runner<'_>, way: FlushWay) -> Result<Vec<Numbe
         eprintln!("{name}: {} batches …", plan.batches);
         match pair::run(hypervisor, way.platform(), &plan, timeout, lab.directory(), lab.signals) {
             Ok(figures) => numbers.extend(
-                fields(&plan, &figures)
-                    .map(|(metric, unit, value)| Number::new(&format!("{name}: {metric}"), unit, value)),
+                fields(&plan, &figures).map(|(metric, unit, value)| Number::of(&name, metric, unit, value)),
             ),
             // The quiet machine is what the others are compared with.
             Err(error) if plan.attack.is_idle() || lab.signals.caught().is_some() => return Err(error),
@@ -77,7 +81,7 @@ pub(super) fn all_limits(of: &dyn Fn(&str) -> Option<Spread>) -> Vec<Limit> {
 }
 
 /// What is run: the quiet machine first.
-fn plans(AttackOptions { attack: only, seed, batches }: &AttackOptions) -> Vec<Plan> {
+fn plans(AttackOptions { attack: only, seed, batches, .. }: &AttackOptions) -> Vec<Plan> {
     let is_wanted = |attack: &Attack| only.is_empty() || only.contains(attack) || attack.is_idle();
     let ways = WAYS.into_iter().flat_map(|(weights, is_pinned, attacks)| {
         let wanted = attacks.iter().copied().filter(is_wanted);
@@ -96,23 +100,26 @@ fn name(plan: &Plan) -> String {
     format!("{}{pinned}{weights}", plan.attack.name())
 }
 
-/// The limits of an attack: `quiet` is the quiet machine's p99 in ms, if times are compared.
+/// The limits of an attack: `quiet` is the quiet machine's p99 in ms. If times are not compared,
+/// shares are parts of the time that both guests have had.
 /// Nothing may change in any run, and the share has to be right in all; of times the median counts.
 pub(crate) fn limits(plan: &Plan, of: &dyn Fn(&str) -> Option<Spread>, quiet: Option<f64>) -> Vec<Limit> {
     let least = |metric| of(metric).map_or(f64::NAN, |spread| spread.min);
     let most = |metric| of(metric).map_or(f64::NAN, |spread| spread.max);
     let (expected, late) = (plan.share(), of("flush p99").map_or(f64::NAN, |spread| spread.median));
-    let share = Limit::at_least("share, of its part by weight", least("share") / expected, SHARE_MIN);
+    let part = if quiet.is_some() { "share" } else { USED };
+    let share = Limit::at_least("share, of its part by weight", least(part) / expected, SHARE_MIN);
     // One that wants less than its share leaves it to the bystander. Of the time that both have
     // had: a long turn from before the measured phase is counted in it.
     let both = "share of both guests' time, of its part by weight";
-    let fair = (plan.attack == Attack::Compute)
-        .then(|| Limit::at_most(both, most("share of used time") / expected, SHARE_MAX));
+    let fair =
+        (plan.attack == Attack::Compute).then(|| Limit::at_most(both, most(USED) / expected, SHARE_MAX));
     let late = quiet.map(|quiet| Limit::at_most("flush p99, in ms", late, P99_RATIO_MAX * quiet + SLICE_MS));
     let changed = CHANGED.map(|metric| Limit::at_most(metric, most(metric), 0.0));
     [share].into_iter().chain(fair).chain(late).chain(changed).collect()
 }
 
+const USED: &str = "share of used time";
 const CHANGED: [&str; 3] = ["stale reads", "words changed", "registers changed"];
 
 /// A figure: its metric and unit, and its value.
@@ -126,10 +133,10 @@ const FIELDS: [Field; 18] = [
     ("share by weight", RATIO, |plan, _| plan.share()),
     ("share", RATIO, |_, figures| figures.share),
     ("attacker's share", RATIO, |_, figures| figures.attackers_share),
-    ("share of used time", RATIO, |_, figures| figures.share / (figures.share + figures.attackers_share)),
-    ("flush p50", MS, |_, figures| figures.latencies.p50()),
-    ("flush p99", MS, |_, figures| figures.latencies.p99()),
-    ("longest flush", MS, |_, figures| figures.latencies.longest()),
+    (USED, RATIO, |_, figures| figures.share / (figures.share + figures.attackers_share)),
+    ("flush p50", MS, |_, figures| figures.latencies.quantile(0.5)),
+    ("flush p99", MS, |_, figures| figures.latencies.quantile(0.99)),
+    ("longest flush", MS, |_, figures| figures.latencies.quantile(1.0)),
     ("work", RATE, |_, figures| figures.speed),
     ("interrupts", RATE, |_, figures| figures.interrupts),
     ("stops", COUNT, |_, figures| float(figures.tally.stops)),
@@ -176,21 +183,6 @@ impl Latencies {
             float(seen) >= wanted
         });
         reached.map_or(f64::NAN, |(ns, _)| float(*ns) / 1e6)
-    }
-
-    /// The median, in ms.
-    pub(super) fn p50(&self) -> f64 {
-        self.quantile(0.5)
-    }
-
-    /// Exceeded by one in a hundred, in ms.
-    pub(super) fn p99(&self) -> f64 {
-        self.quantile(0.99)
-    }
-
-    /// The longest, in ms.
-    pub(super) fn longest(&self) -> f64 {
-        self.quantile(1.0)
     }
 }
 

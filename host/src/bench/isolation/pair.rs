@@ -85,14 +85,6 @@ pub(crate) struct Figures {
     pub(super) resets: u64,
 }
 
-impl Figures {
-    /// The same with shares of the time that both guests have had.
-    pub(crate) fn of_used_time(self) -> Self {
-        let both = self.share + self.attackers_share;
-        Self { share: self.share / both, attackers_share: self.attackers_share / both, ..self }
-    }
-}
-
 struct Moment {
     at: Instant,
     guests: [GuestSeen; 2],

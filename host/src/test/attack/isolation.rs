@@ -34,7 +34,7 @@ fn attacks(room: &Room<'_>) -> Result<()> {
         let name = || format!("attack '{}', weights {weights:?}", attack.name());
         let (hypervisor, directory) = (room.hypervisor()?, room.directory);
         let run = pair::run(hypervisor, room.platform, &plan, TIMEOUT, directory, room.signals);
-        let figures = run.with_context(name)?.of_used_time();
+        let figures = run.with_context(name)?;
         let missed: Vec<_> =
             limits(&plan, &of_run(&plan, &figures), None).iter().filter_map(Limit::missed).collect();
         ensure!(missed.is_empty(), "{}: {}", name(), missed.join("; "));
