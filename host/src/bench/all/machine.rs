@@ -15,7 +15,7 @@ use crate::machine::process::Outcome;
 use crate::prelude::*;
 use hostlink::config::NestedPage;
 
-/// The number of deaths of the peer's machines after which a run has failed.
+/// The number of deaths of machines without Quell after which a run has failed.
 pub(crate) const DEATHS_MAX: usize = 3;
 /// The guest reports how its kernel flushes before it does anything else.
 const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo false; }\n\
@@ -30,7 +30,7 @@ pub(crate) struct Runner<'a> {
 pub(crate) struct Trial {
     /// The measured numbers, or the reason why the run failed.
     pub(crate) numbers: Result<Vec<Number>, String>,
-    /// How the peer's machines ended that died or hung, so that the run was repeated.
+    /// How machines without Quell ended that died or hung, so that the run was repeated.
     pub(crate) deaths: Vec<String>,
     pub(crate) wall: Duration,
 }
@@ -91,7 +91,8 @@ pub(crate) struct Setup {
 }
 
 impl Runner<'_> {
-    /// Measures a case, again if the peer dies or hangs. `None` if the process is told to end.
+    /// Measures a case, again if a machine without Quell dies or hangs. `None` if the process is
+    /// told to end.
     pub(crate) fn measure(&self, case: &Case, way: FlushWay) -> Result<Option<Trial>> {
         let timeout = self.args.output.timeout.map(Duration::from_secs);
         self.lab.timeout.set(timeout.unwrap_or_else(|| case.work.timeout(way)));

@@ -113,7 +113,7 @@ pub(crate) struct Record {
 struct Document<'a> {
     #[serde(flatten)]
     record: &'a Record,
-    /// The number of the peer's machines that died or hung.
+    /// The number of machines without Quell that died or hung.
     deaths: usize,
     rows: Vec<Row>,
     ratios: Vec<Ratio>,

@@ -4,7 +4,7 @@ use super::Step;
 use super::cases::Case;
 use super::pairs::{Ratio, Verdict, series, spread};
 use super::record::Run;
-use super::way::FlushWay;
+use super::way::{BARE, FlushWay};
 use crate::prelude::*;
 use crate::results::{Row, significant};
 use comfy_table::Table;
@@ -170,7 +170,7 @@ fn headed(columns: &[String]) -> Vec<String> {
 }
 
 pub(crate) fn print_failures(runs: &[Run]) {
-    for way in FlushWay::ALL.into_iter().chain(FlushWay::ALL_ON_ARM) {
+    for way in FlushWay::ALL.into_iter().chain(FlushWay::ALL_ON_ARM).chain([BARE]) {
         let of_way: Vec<_> = runs.iter().filter(|run| way.is(run.subject, &run.way)).collect();
         let (made, deaths) = (of_way.len(), of_way.iter().map(|run| run.deaths.len()).sum::<usize>());
         if deaths != 0 {
