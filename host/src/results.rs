@@ -147,16 +147,6 @@ impl Samples {
 
 pub(crate) type Facts = BTreeMap<String, String>;
 
-/// Writes the rows of benchmark `bench` to `path`. `guest` has the packages of its Linux guest.
-pub(crate) fn write(
-    path: &Path,
-    bench: &'static str,
-    guest: Option<&Versions>,
-    samples: &Samples,
-) -> Result<()> {
-    Writer::new(path.to_owned(), bench, guest).write(samples.rows(), &[])
-}
-
 /// A file of results that may be written several times.
 #[derive(Serialize)]
 pub(crate) struct Writer {
@@ -177,7 +167,7 @@ struct Document<'a, R> {
 }
 
 impl Writer {
-    /// Like [`write()`].
+    /// Of benchmark `bench`; `guest` has the packages of its Linux guest.
     pub(crate) fn new(path: PathBuf, bench: &'static str, guest: Option<&Versions>) -> Self {
         Self { path, bench, machine: machine(), versions: versions(guest) }
     }
@@ -266,7 +256,7 @@ mod tests {
         let path = directory.path().join("out.json");
         let mut samples = Samples::default();
         samples.add("thrash-8:2-ipi", Subject::Quell, "real", "s", 1.5);
-        write(&path, "demo", None, &samples).expect("writes");
+        Writer::new(path.clone(), "demo", None).write(samples.rows(), &[]).expect("writes");
         let text = fs::read_to_string(path).expect("reads");
         let value: serde_json::Value = serde_json::from_str(&text).expect("is JSON");
         assert_eq!(value["bench"], "demo");

@@ -25,21 +25,15 @@ pub(crate) fn linux(stock: &StockGuest, platform: Platform, initrd: Vec<u8>, vcp
 }
 
 /// A part of each architecture, made when it is needed.
-struct Parts<T>([OnceCell<T>; 2]);
+type Parts<T> = [OnceCell<T>; 2];
 
-impl<T> Parts<T> {
-    const fn none() -> Self {
-        Self([const { OnceCell::new() }; 2])
+fn part<T>(parts: &Parts<T>, arch: Arch, make: impl FnOnce(Arch) -> Result<T>) -> Result<&T> {
+    let cell = &parts[arch as usize];
+    if let Some(part) = cell.get() {
+        return Ok(part);
     }
-
-    fn of(&self, arch: Arch, make: impl FnOnce(Arch) -> Result<T>) -> Result<&T> {
-        let cell = &self.0[arch as usize];
-        if let Some(part) = cell.get() {
-            return Ok(part);
-        }
-        let part = make(arch)?;
-        Ok(cell.get_or_init(|| part))
-    }
+    let part = make(arch)?;
+    Ok(cell.get_or_init(|| part))
 }
 
 /// The parts of a benchmark's machines, which run one after the other.
@@ -55,15 +49,15 @@ pub(crate) struct Lab<'a> {
 impl<'a> Lab<'a> {
     pub(crate) fn new(timeout: Duration, signals: &'a Signals) -> Result<Self> {
         let (directory, timeout) = (directory()?, Cell::new(timeout));
-        Ok(Self { timeout, signals, directory, hypervisors: Parts::none(), stocks: Parts::none() })
+        Ok(Self { timeout, signals, directory, hypervisors: Parts::default(), stocks: Parts::default() })
     }
 
     pub(crate) fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
-        self.hypervisors.of(arch, Hypervisor::build)
+        part(&self.hypervisors, arch, Hypervisor::build)
     }
 
     pub(crate) fn stock(&self, arch: Arch) -> Result<&StockGuest> {
-        self.stocks.of(arch, StockGuest::prepare)
+        part(&self.stocks, arch, StockGuest::prepare)
     }
 
     pub(crate) fn directory(&self) -> &Path {

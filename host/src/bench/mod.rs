@@ -28,7 +28,8 @@ mod shootdown;
 mod unmap;
 
 use crate::check::On;
-use crate::cli::{AllArgs, BenchCommand as Bench, Short, SizeArgs};
+use crate::cli::{AllArgs, BenchCommand as Bench, DeviceOptions, Short, SizeArgs};
+use crate::debian;
 use crate::prelude::*;
 use all::own::name_on as on;
 pub(crate) use all::record;
@@ -59,7 +60,9 @@ fn asked(command: &Bench) -> Result<AllArgs> {
         Bench::Devices(Short { options, output }) => {
             let is_all = options.on.is_empty();
             let on = if is_all { On::value_variants().to_vec() } else { options.on.clone() };
-            AllArgs { on, devices: options.clone(), ..output.only(["devices"]) }
+            let disk = options.disk.clone().map_or_else(|| debian::usual_disk(Arch::X86_64), Ok)?;
+            let devices = DeviceOptions { disk: Some(disk), ..options.clone() };
+            AllArgs { on, devices, ..output.only(["devices"]) }
         }
         Bench::Exits(Short { options, output }) => output.only([on(options.platform()?, "exits")]),
         Bench::Flush(output) => output.only(["flush-254", "flush-running"]),

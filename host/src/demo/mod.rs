@@ -8,7 +8,7 @@ use crate::bench::lab::{self};
 use crate::cli::DemoArgs;
 use crate::prelude::*;
 use crate::report::grouped;
-use crate::results::Row;
+use crate::results::{Row, Writer};
 use crate::run::conclude;
 use comfy_table::Table;
 use indicatif::ProgressBar;
@@ -84,7 +84,7 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     println!("\n{}\n", table(&samples, demo.names, demo.cases.each_ref(), demo.rows));
     println!("{}", demo.sentence(left, right));
     if let Some(path) = &args.output.json {
-        results::write(path, "demo", Some(stock.versions()), &samples)?;
+        Writer::new(path.clone(), "demo", Some(stock.versions())).write(samples.rows(), &[])?;
     }
     Ok(0)
 }

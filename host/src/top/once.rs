@@ -6,6 +6,7 @@ use super::view::{clock, longest};
 use crate::cli::TopArgs;
 use crate::machine::control;
 use crate::prelude::*;
+use crate::results::Writer;
 
 /// How often the machine and signals are checked while time passes.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -46,7 +47,7 @@ pub(super) fn once(args: &TopArgs, signals: &Signals) -> Result<u8> {
     let rates = Rates::between(&before, &after).context("no time has passed")?;
     println!("{}", text(&source, &after, &rates));
     if let Some(path) = &args.json {
-        results::write(path, "top", None, &samples(&rates))?;
+        Writer::new(path.clone(), "top", None).write(samples(&rates).rows(), &[])?;
     }
     if !source.is_running() {
         println!("machine {} has ended meanwhile", machine.name);

@@ -34,7 +34,7 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
     let cases = chosen(args)?;
     if args.list {
         for case in cases {
-            println!("{:<16} {}", case.name, case.about);
+            println!("{:<26} {}", case.name, case.about);
         }
         return Ok(0);
     }
