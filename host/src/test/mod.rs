@@ -17,6 +17,7 @@ mod host;
 mod invariants;
 mod kernels;
 mod lines;
+mod litmus;
 mod mutants;
 #[cfg(test)]
 mod names;
@@ -154,8 +155,13 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
     let errata = [attack::pc::ROWS, attack::qemu::ROWS, audit::ROWS, &packages::ROWS, &releases::ROWS];
     let machines = [&traces::ROWS[..], &budgets::ROWS, &devices::ROWS, &disks::ROWS, &kernels::ROWS];
     let tables = [&stock[..], &attacks, &errata, &machines];
-    let tables =
-        tables.concat().into_iter().chain([&dma::ROWS[..], &peers::ROWS, several::ROWS, pages::rows()]);
+    let tables = tables.concat().into_iter().chain([
+        &dma::ROWS[..],
+        &litmus::ROWS,
+        &peers::ROWS,
+        several::ROWS,
+        pages::rows(),
+    ]);
     tables.flatten().flat_map(|case| case.rows()).collect()
 });
 

@@ -44,7 +44,7 @@ impl Vttbr {
 pub trait Stage2Tlb {
     /// DSB ISHST: stores to tables are visible to every processor's walks.
     fn order_stores(&self);
-    /// DSB ISH: inner shareable maintenance has completed.
+    /// DSB ISH: inner shareable maintenance has completed, and accesses, for all processors.
     fn complete(&self);
     /// DSB NSH: this processor's own maintenance has completed.
     fn complete_local(&self);

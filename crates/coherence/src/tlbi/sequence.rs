@@ -148,6 +148,9 @@ pub fn clean<T: Stage2Tlb>(
 /// be another machine's by now; entries made that way must be dropped with the rest. With
 /// [`Errata::speculative_at`](super::Errata::speculative_at) stage-1 walks stay disabled when this
 /// returns: load the guest's own TCR_EL1 last of its registers.
+///
+/// Call it behind a lock, or an exchange in a loop, by which the vCPU was handed over: a TLBI
+/// without a barrier before it comes after what another processor did because it depends on that.
 pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arrival) {
     if tlb.vttbr() != vttbr.bits() {
         if setup.errata.speculative_at {
@@ -155,8 +158,8 @@ pub fn enter_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, vttbr: Vttbr, arrival: Arr
             tlb.context_sync();
         }
         // Walks by the new VMID must come after the allocator's read-modify-writes: acquire orders
-        // loads, but not walks.
-        tlb.complete_local();
+        // loads, but not walks. ISH: others take part in them, and NSH is for this processor alone.
+        tlb.complete();
         tlb.set_vttbr(vttbr.bits());
         tlb.context_sync();
     }
@@ -191,8 +194,8 @@ pub fn leave_vm<T: Stage2Tlb>(tlb: &T, setup: &Setup, nowhere: Vttbr) {
     }
     tlb.set_vttbr(nowhere.bits());
     tlb.context_sync();
-    // Walks that had begun by the former register are over.
-    tlb.complete_local();
+    // Walks that had begun by the former register are over, before others store there.
+    tlb.complete();
 }
 
 /// Drops all entries of all virtual machines everywhere. Call it before the first of them runs,

@@ -24,18 +24,23 @@ pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
 /// The kernel that `package` depends on in another release of Debian.
 pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
     kept_kernel(&format!("guest-{suite}-{package}"), &[], |new| {
-        let is_debian = Path::new(KEYRING).is_file();
-        ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
-        let apt = Apt::foreign(arch.debian(), &new.cache.join(format!("apt-{suite}-{}", arch.debian())))?;
-        let apt = apt.with_sources(&sources(suite, Some(KEYRING)))?;
-        if let Err(error) = apt.run("apt-get", &["update"], new.work.path()) {
-            // What apt says of a release that was moved elsewhere.
-            let is_gone = format!("{error:#}").contains("does not have a Release file");
-            let lists = format!("there are no package lists of {suite}");
-            return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
-        }
-        fetch(&apt, package, &[], new)
+        fetch(&at_release(suite, arch, new)?, package, &[], new)
     })
+}
+
+/// Apt for another release of Debian with up-to-date lists.
+pub(super) fn at_release(suite: &str, arch: Arch, new: &New) -> Result<Apt> {
+    let is_debian = Path::new(KEYRING).is_file();
+    ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
+    let apt = Apt::foreign(arch.debian(), &new.cache.join(format!("apt-{suite}-{}", arch.debian())))?;
+    let apt = apt.with_sources(&sources(suite, Some(KEYRING)))?;
+    if let Err(error) = apt.run("apt-get", &["update"], new.work.path()) {
+        // What apt says of a release that was moved elsewhere.
+        let is_gone = format!("{error:#}").contains("does not have a Release file");
+        let lists = format!("there are no package lists of {suite}");
+        return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
+    }
+    Ok(apt)
 }
 
 /// The modules of a kernel for devices of guests, in the order of loading: what its KVM needs in
@@ -149,12 +154,15 @@ pub(crate) fn debian_packages(arch: Arch, packages: &[&str]) -> Result<DebianPac
     Ok(DebianPackages { archives, sources: sources(suite, None) })
 }
 
-/// Apt's list of sources for a release: the release itself and its updates.
+/// Apt's list of sources for a release: the release itself and its updates, which sid is.
 pub(super) fn sources(suite: &str, keyring: Option<&str>) -> String {
     let keys = keyring.map(|path| format!("[signed-by={path}] ")).unwrap_or_default();
-    [("debian", ""), ("debian", "-updates"), ("debian-security", "-security")]
+    let all = [("debian", ""), ("debian", "-updates"), ("debian-security", "-security")];
+    let count = if suite == "sid" { 1 } else { all.len() };
+    all[..count]
+        .iter()
         .map(|(archive, kind)| format!("deb {keys}{MIRROR}/{archive} {suite}{kind} main\n"))
-        .concat()
+        .collect()
 }
 
 /// The files that apt would fetch, by `apt-get --simulate`: `Inst NAME (VERSION SOURCE [ARCH])`.
@@ -216,7 +224,7 @@ mod tests {
     #[test]
     fn the_systems_sources_name_no_file_of_this_one() {
         let text = sources("bookworm", None);
-        assert_eq!(text.lines().count(), 3);
+        assert_eq!((text.lines().count(), sources("sid", None).lines().count()), (3, 1));
         assert!(
             text.lines().all(|line| line.starts_with("deb http://") && line.ends_with(" main")),
             "{text}"

@@ -1,9 +1,10 @@
-//! Programs of guests: QEMU for Arm64, which runs under KVM in an emulated machine, and kexec. Each
-//! is fetched as a package with those that it depends on; only the program and its libraries are
-//! kept. None of them runs on this system.
+//! Programs with all that they are linked with: QEMU for Arm64, which runs under KVM in an emulated
+//! machine, kexec in guests, and herd7, which runs here with its own loader. Each is fetched as a
+//! package with those that it depends on; only the program and its libraries are kept.
 
 use super::super::cpio::Archive;
-use super::{Apt, VERSION, find, kept, unpack_to, version};
+use super::backports::at_release;
+use super::{Apt, NotToBeHad, VERSION, find, kept, unpack_to, version};
 use crate::prelude::*;
 use object::read::elf::ElfFile64;
 use object::{Endianness, elf};
@@ -25,23 +26,68 @@ impl LinkedProgram {
             archive.add(&format!("lib/{name}"), library)
         })
     }
+
+    /// To run it on this system, by its own loader.
+    pub(crate) fn command(&self) -> Result<Command> {
+        let is_loader =
+            |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("ld-"));
+        let loader = self.libraries.iter().find(is_loader).context("a program without a loader")?;
+        let mut command = Command::new(loader);
+        command.arg("--library-path").arg(self.program.with_file_name("lib")).arg(&self.program);
+        Ok(command)
+    }
+
+    /// The directory of its data, if it has some.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.program.with_file_name("data")
+    }
 }
 
 /// QEMU for Arm64 machines, built for Arm64; fetches its packages if they are missing.
 pub(crate) fn foreign_qemu() -> Result<LinkedProgram> {
-    linked_program(Arch::Aarch64, "qemu-system-arm", &format!("usr/bin/{}", Arch::Aarch64.qemu()))
+    linked_program(Arch::Aarch64, None, "qemu-system-arm", &format!("usr/bin/{}", Arch::Aarch64.qemu()), None)
 }
 
 /// The program that has a kernel start another one; fetches its packages if they are missing.
 pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
-    linked_program(arch, "kexec-tools", "sbin/kexec")
+    linked_program(arch, None, "kexec-tools", "sbin/kexec", None)
 }
 
-fn linked_program(arch: Arch, package: &str, path: &str) -> Result<LinkedProgram> {
+/// herd7, with Arm's model of memory as its data.
+pub(crate) fn herd() -> Result<LinkedProgram> {
+    let (package, data) = ("herdtools7", "usr/share/herdtools7/herd");
+    linked_program(Arch::X86_64, Some("sid"), package, "usr/bin/herd7", Some(data))
+        .map_err(|error| error.context(NotToBeHad("herd7 is not to be had".into())))
+}
+
+/// A program of this system's release or of another; with a directory of data of its package.
+fn linked_program(
+    arch: Arch,
+    suite: Option<&str>,
+    package: &str,
+    path: &str,
+    data: Option<&str>,
+) -> Result<LinkedProgram> {
     let architecture = arch.debian();
-    let place = kept(&format!("{package}-{architecture}"), &["program", VERSION, "lib"], false, |new| {
-        let apt = Apt::foreign(architecture, &new.cache.join(format!("apt-{architecture}")))?;
-        fetch(&apt, package, path, new.work.path(), &new.kept).with_context(|| {
+    let needed = ["program", VERSION, "lib", "data"];
+    let needed = &needed[..needed.len() - usize::from(data.is_none())];
+    let place = kept(&format!("{package}-{architecture}"), needed, false, |new| {
+        let fetch = || -> Result<()> {
+            let apt = match suite {
+                Some(suite) => at_release(suite, arch, new)?,
+                None => {
+                    let apt = Apt::foreign(architecture, &new.cache.join(format!("apt-{architecture}")))?;
+                    apt.run("apt-get", &["update"], new.work.path()).context("apt-get update failed")?;
+                    apt
+                }
+            };
+            fetch(&apt, package, path, new.work.path(), &new.kept)?;
+            if let Some(data) = data {
+                fs::rename(new.work.path().join("root").join(data), new.kept.join("data"))?;
+            }
+            Ok(())
+        };
+        fetch().with_context(|| {
             format!("cannot fetch {package} for {architecture}; this needs apt and, once, network access")
         })
     })?;
@@ -54,7 +100,6 @@ fn linked_program(arch: Arch, package: &str, path: &str) -> Result<LinkedProgram
 
 /// Fetches and unpacks the packages in `work`, and puts the program with its libraries into `kept`.
 fn fetch(apt: &Apt, package: &str, path: &str, work: &Path, kept: &Path) -> Result<()> {
-    apt.run("apt-get", &["update"], work).context("apt-get update failed")?;
     eprintln!("quell: fetching {package}, and what it depends on");
     let archives = work.join("archives");
     fs::create_dir_all(archives.join("partial"))?;

@@ -9,7 +9,7 @@ mod tests;
 pub(crate) use backports::{
     DebianPackages, debian_packages, kernel_of, newer_emulator, newer_kernel, owning_kernel,
 };
-pub(crate) use linked::{LinkedProgram, foreign_qemu, kexec};
+pub(crate) use linked::{LinkedProgram, foreign_qemu, herd, kexec};
 
 use crate::prelude::*;
 use std::error::Error;

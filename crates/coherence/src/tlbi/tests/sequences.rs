@@ -332,7 +332,7 @@ fn a3_a4_arrival_drops_after_the_vttbr_is_loaded() {
         machine.hold(1, VMID, Held::Combined);
         enter_vm(&machine, &SETUP, vttbr(), arrival);
         let trace = machine.trace();
-        assert_eq!(trace[..3], ["complete_local", "set_vttbr", "context_sync"]);
+        assert_eq!(trace[..3], ["complete", "set_vttbr", "context_sync"]);
         assert_eq!(trace[3..], *expected);
         let left = if expected.is_empty() { 2 } else { 1 };
         assert_eq!(machine.held(VMID).len(), left, "the other processor keeps its own");
@@ -362,7 +362,7 @@ fn a20_a_processor_that_leaves_has_no_machines_tables() {
         assert_eq!(machine.registers().0, nowhere.bits());
         assert_eq!((machine.held(VMID), machine.held(0)), (Vec::new(), Vec::new()), "nothing is mixed");
         let trace = machine.trace();
-        assert_eq!(trace[trace.len() - 3..], ["set_vttbr", "context_sync", "complete_local"]);
+        assert_eq!(trace[trace.len() - 3..], ["set_vttbr", "context_sync", "complete"]);
         assert_eq!(trace.len(), if speculative_at { 5 } else { 3 });
     }
 }
