@@ -30,8 +30,6 @@ pub enum Bug {
     ShortGeneration,
     /// Leaves are invalidated, but not walk caches.
     WalkCacheKept,
-    /// Tags are reused without a flush.
-    TagReused,
     /// On Arm64, combined translations are not invalidated with those of stage 2 (P19).
     CombinedKept,
     /// A fetch of the dirty log does not flush.
@@ -57,7 +55,7 @@ pub enum Bug {
     RolloverMissesCpu,
     /// On Arm64, there is no ISB after a write to VTTBR_EL2.
     VttbrNotSynchronized,
-    /// A flush names another tag: the next ASID, or another machine's VMID.
+    /// On Arm64, a flush names another machine's VMID.
     WrongTagFlushed,
     /// A destroyed guest's memory is taken back before its vCPUs have stopped and without receipts.
     MemoryHandedOnEarly,

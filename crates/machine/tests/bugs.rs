@@ -71,7 +71,6 @@ mod around {
         p9_generations_of_three_bits: Amd64, Bug::ShortGeneration, &["G8"];
         p1_walk_cache_kept: Amd64, Bug::WalkCacheKept, &[STALE];
         p1_walk_cache_kept_arm64: Arm64, Bug::WalkCacheKept, KEPT;
-        a1_tag_used_again: Amd64, Bug::TagReused, KEPT;
         p19_combined_translations_kept_arm64: Arm64, Bug::CombinedKept, KEPT;
         p14_fetch_without_a_flush: Amd64, Bug::FetchWithoutFlush, &["lacks it", "leaves no trace"];
         p14_protection_without_a_flush: Amd64, Bug::ProtectWithoutFlush, &[STALE];
@@ -87,7 +86,6 @@ mod around {
         a4_rollover_misses_a_cpu_arm64: Arm64, Bug::RolloverMissesCpu, KEPT, Lives;
         a20_vttbr_is_not_synchronized_arm64: Arm64, Bug::VttbrNotSynchronized, &[STALE, FREE, FOREIGN, FORMER, BREAK, ROOT];
         a20_wrong_vmid_is_invalidated_arm64: Arm64, Bug::WrongTagFlushed, KEPT;
-        a1_wrong_asid_is_invalidated: Amd64, Bug::WrongTagFlushed, KEPT, Guests;
         p2_memory_of_a_guest_handed_on_early: Amd64, Bug::MemoryHandedOnEarly, KEPT, Lives;
         p2_memory_of_a_guest_handed_on_early_arm64: Arm64, Bug::MemoryHandedOnEarly, KEPT, Lives;
         p1_tables_of_a_guest_handed_on_early_arm64: Arm64, Bug::TablesHandedOnEarly, &[ROOT], Lives;
@@ -114,6 +112,14 @@ mod steps {
         called_off_entry_settles: Amd64, step(CalledOffEntrySettles), KEPT;
         refused_entry_settles: Amd64, step(RefusedEntrySettles), KEPT;
         tag_not_written: Amd64, step(TagNotWritten), KEPT;
+        control_not_written: Amd64, step(ControlNotWritten), KEPT;
+        a2_tag_kept: Amd64, step(TagKept), KEPT;
+        a3_tag_shared: Amd64, step(TagShared), KEPT;
+        a1_rollover_kept: Amd64, step(RolloverKept), KEPT;
+        a1_rollover_by_tag: Amd64, step(RolloverByTag), KEPT;
+        page_not_invalidated: Amd64, step(PageNotInvalidated), KEPT;
+        list_cut_short: Amd64, step(ListCutShort), KEPT, Guests;
+        a1_wrong_asid_is_invalidated: Amd64, step(WrongTagInvalidated), KEPT;
         entered_in_spite: Amd64, step(EnteredInSpite), KEPT;
         flush_not_carried_out: Amd64, step(FlushNotCarriedOut), KEPT;
         debt_forgotten: Amd64, step(DebtForgotten), KEPT;

@@ -25,6 +25,16 @@ mistakes! {
     RefusedEntrySettles,
     /// The tag and flush for an entry are not written.
     TagNotWritten,
+    /// Only the tag is written: what the entry has to drop is not.
+    ControlNotWritten,
+    /// A vCPU that needs another tag, because it arrives or because tags ran out, keeps the former.
+    TagKept,
+    /// All vCPUs have the same tag.
+    TagShared,
+    /// A generation of tags begins, and the entries of the former one are not dropped.
+    RolloverKept,
+    /// A generation of tags begins, and only the entries of the first tag are dropped.
+    RolloverByTag,
     /// The guest is entered although a request is pending.
     EnteredInSpite,
     /// A flush is taken, but not carried out.
@@ -35,6 +45,12 @@ mistakes! {
     NestedTakenAsGuests,
     /// A vCPU that starts over, after INIT or a reset, keeps its old translations.
     StartsOverWithAll,
+    /// Of a list, no page is invalidated.
+    PageNotInvalidated,
+    /// A list is cut short in the middle.
+    ListCutShort,
+    /// Pages are invalidated under the next tag.
+    WrongTagInvalidated,
     /// When a range is invalidated page by page, the last page is skipped.
     PageLeftOut,
     /// Of several ranges, only the first is invalidated.

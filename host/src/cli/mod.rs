@@ -124,7 +124,9 @@ pub(crate) struct CheckArgs {
 
 /// The defect of this name.
 fn parse_defect(name: &str) -> Result<Defect, String> {
-    Defect::named(name).ok_or_else(|| format!("there are {}", Defect::ALL.map(Defect::name).join(", ")))
+    Defect::named(name).ok_or_else(|| {
+        format!("there are {}", Defect::ALL.iter().map(|defect| defect.name()).collect::<Vec<_>>().join(", "))
+    })
 }
 
 /// Show the benefit of flushing by hypercall: one workload, both ways, side by side

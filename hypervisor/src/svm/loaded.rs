@@ -1,7 +1,7 @@
 //! A processor with SVM that has a vCPU's state, as [`stay`] sees it.
 
 use coherence::CpuId;
-use coherence::asid::{AsidSlot, Assignment};
+use coherence::asid::{AsidSlot, TlbControl};
 use core::sync::atomic::Ordering;
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
@@ -53,10 +53,10 @@ impl<A: Amd64> tagged::Processor for Loaded<'_, A> {
     }
 
     #[inline(always)]
-    fn set_tag(&mut self, assignment: &Assignment) {
-        self.vmcb.asid = assignment.asid;
-        self.vmcb.tlb_control = assignment.control as u8;
-        if assignment.changed || !A::features().clean_bits() {
+    fn set_tag(&mut self, asid: u32, control: TlbControl, changed: bool) {
+        self.vmcb.asid = asid;
+        self.vmcb.tlb_control = control as u8;
+        if changed || !A::features().clean_bits() {
             self.vmcb.clean_bits = 0;
         }
     }

@@ -113,6 +113,8 @@ impl Vmcb {
     pub(super) fn set_up(&mut self, permissions: &Permissions, features: Features) {
         self.iopm_base = permissions.io;
         self.msrpm_base = permissions.msr;
+        // Each entry sets its tag; 0, the host's, is none.
+        self.asid = 1;
         self.nested_control = 1;
         self.nested_cr3 = permissions.nested_root;
         if features.pause_filter() {

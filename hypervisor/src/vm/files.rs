@@ -54,13 +54,33 @@ pub struct Defects;
 impl Mistakes for Defects {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
-        match mistake {
-            Mistake::NotKicked => makes(Defect::NoKick),
-            Mistake::NotWaited => makes(Defect::EarlyReturn),
-            Mistake::ArrivalWithoutDrop => makes(Defect::NoArrivalFlush),
-            Mistake::DebtForgotten => makes(Defect::DebtForgotten),
-            _ => false,
-        }
+        makes(match mistake {
+            Mistake::NotKicked => Defect::NoKick,
+            Mistake::NotWaited => Defect::EarlyReturn,
+            Mistake::ArrivalWithoutDrop => Defect::NoArrivalFlush,
+            Mistake::DebtForgotten => Defect::DebtForgotten,
+            Mistake::CalledOffEntrySettles => Defect::CalledOffEntrySettles,
+            Mistake::TagNotWritten => Defect::TagNotWritten,
+            Mistake::ControlNotWritten => Defect::ControlNotWritten,
+            Mistake::TagKept => Defect::TagKept,
+            Mistake::TagShared => Defect::TagShared,
+            Mistake::RolloverKept => Defect::RolloverKept,
+            Mistake::RolloverByTag => Defect::RolloverByTag,
+            Mistake::EnteredInSpite => Defect::EnteredInSpite,
+            Mistake::FlushNotCarriedOut => Defect::FlushNotCarriedOut,
+            Mistake::StartsOverWithAll => Defect::StartsOverWithAll,
+            Mistake::PageNotInvalidated => Defect::PageNotInvalidated,
+            Mistake::ListCutShort => Defect::ListCutShort,
+            Mistake::WrongTagInvalidated => Defect::WrongTagInvalidated,
+            Mistake::PageLeftOut => Defect::PageLeftOut,
+            Mistake::RangeLeftOut => Defect::RangeLeftOut,
+            Mistake::PiecesKept => Defect::PiecesKept,
+            Mistake::RestOfListForgotten => Defect::RestOfListForgotten,
+            Mistake::SpaceNotMasked => Defect::SpaceNotMasked,
+            Mistake::GlobalsSpared => Defect::GlobalsSpared,
+            Mistake::FirstBankOnly => Defect::FirstBankOnly,
+            _ => return false,
+        })
     }
 }
 

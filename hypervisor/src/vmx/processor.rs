@@ -1,7 +1,7 @@
 //! The operations that only a processor with VMX can do, and VMX as a [kind of processor](Vendor).
 
 use coherence::CpuId;
-use coherence::asid::{AsidAllocator, AsidSlot, Assignment, TlbControl};
+use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use hostlink::architecture::Architecture;
@@ -80,9 +80,9 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
 
     /// What the tag owes is dropped at once: an entry drops nothing (29.4.3.3). A debt of the tag
     /// stands for nested translations as well.
-    fn set_tag(&mut self, assignment: &Assignment) {
-        self.vmcs.vpid = assignment.asid as u16;
-        A::invalidate(match assignment.control {
+    fn set_tag(&mut self, vpid: u32, control: TlbControl, _: bool) {
+        self.vmcs.vpid = vpid as u16;
+        A::invalidate(match control {
             TlbControl::DoNothing => return,
             TlbControl::FlushAsid => Invvpid::Vpid(self.vmcs.vpid),
             TlbControl::FlushAll => Invvpid::All,

@@ -17,6 +17,8 @@ pub fn enter<A: X86>(context: &mut Context<'_, A>) -> bool {
     offer_lazy_eoi(context);
     let has_entered = {
         let (mut processor, slot) = A::loaded(context.vm, context.cpu, context.state);
+        #[cfg(feature = "defects")]
+        let mut processor = tagged::Mistaken::new(&mut processor);
         tagged::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot)
     };
     if !has_entered {
@@ -37,6 +39,8 @@ pub fn take_flush<A: X86>(context: &mut Context<'_, A>) {
     let (owner, asids) = (&mut context.owner, &context.workspace.asids);
     let taken = {
         let (mut processor, slot) = A::loaded(context.vm, context.cpu, context.state);
+        #[cfg(feature = "defects")]
+        let mut processor = tagged::Mistaken::new(&mut processor);
         tagged::take_flush(&mut processor, owner, asids, slot, limit)
     };
     let Some(taken) = taken else { return };

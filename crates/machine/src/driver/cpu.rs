@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use coherence::asid::AsidAllocator;
-use coherence::{CpuId, FlushWork, Ledger, Owner};
+use coherence::{CpuId, Ledger, Owner};
 use memslots::MmioCache;
 use stay::broadcast::CpuStage2;
 use stay::{MMIO_PAGES, Mistake, Mistakes, Stay, broadcast, tagged};
@@ -171,14 +171,17 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
         let machine = self.cpu.machine;
         machine.point();
         match F::ARCH {
-            Arch::Amd64 if machine.makes(Mistake::FlushNotCarriedOut) => {
-                self.owner.take_flush().into_iter().for_each(FlushWork::complete);
-            }
             Arch::Amd64 => {
                 let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
                 let (asids, slot) = (&self.tagging.asids, &mut self.tags.asid);
                 let limit = machine.config.page_limit;
-                let taken = tagged::take_flush(&mut guest, &mut self.owner, asids, slot, limit);
+                let taken = tagged::take_flush(
+                    &mut tagged::Mistaken::new(&mut guest),
+                    &mut self.owner,
+                    asids,
+                    slot,
+                    limit,
+                );
                 machine.note(|| format!("vCPU {}.{}: {taken:?}", self.vm.index, self.number));
             }
             Arch::Arm64 => broadcast::take_flush(&machine.tlb(self.cpu.number, None), &mut self.owner),
@@ -253,9 +256,12 @@ impl<F: Architecture> Visit<'_, '_, F> {
         self.cpu.machine.point();
         let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
         let has_entered = match F::ARCH {
-            Arch::Amd64 => {
-                tagged::enter(&mut guest, &mut self.owner, &mut self.tagging.asids, &mut self.tags.asid)
-            }
+            Arch::Amd64 => tagged::enter(
+                &mut tagged::Mistaken::new(&mut guest),
+                &mut self.owner,
+                &mut self.tagging.asids,
+                &mut self.tags.asid,
+            ),
             Arch::Arm64 => broadcast::enter(&mut guest, &mut self.owner),
         };
         let exit = guest.exit.take();

@@ -1,9 +1,8 @@
 //! The operations that only a processor can do, as performed by the machine's processors, and
-//! mistakes in the steps as far as one can make them there: by doing an operation wrongly.
+//! mistakes of the driver.
 
 use coherence::CpuId;
-use coherence::asid::{Assignment, TlbControl};
-use paging::Level;
+use coherence::asid::TlbControl;
 use stay::{Mistake, Mistakes, broadcast, tagged};
 
 use super::cpu::Cpu;
@@ -37,16 +36,12 @@ pub(super) struct Guest<'g, 'm, F: Architecture> {
     pub(super) vm: &'g Vm<'m, F>,
     pub(super) number: usize,
     pub(super) vcpu: &'g mut Vcpu,
-    /// The page that was invalidated last.
-    invalidated: Option<u64>,
-    /// Guest mode was not entered since interrupts were held.
-    is_called_off: bool,
     pub(super) exit: Option<Exit>,
 }
 
 impl<'g, 'm, F: Architecture> Guest<'g, 'm, F> {
     pub(super) fn new(cpu: &'g mut Cpu<'m>, vm: &'g Vm<'m, F>, number: usize, vcpu: &'g mut Vcpu) -> Self {
-        Self { cpu, vm, number, vcpu, invalidated: None, is_called_off: false, exit: None }
+        Self { cpu, vm, number, vcpu, exit: None }
     }
 
     /// The guest runs under a tag until it leaves guest mode.
@@ -73,31 +68,25 @@ impl<F: Architecture> tagged::Processor for Guest<'_, '_, F> {
         CpuId(self.cpu.number as u32)
     }
 
-    fn set_tag(&mut self, assignment: &Assignment) {
-        if self.makes(Mistake::TagNotWritten) {
-            return;
-        }
-        let control = match assignment.control {
-            TlbControl::FlushAll if self.cpu.machine.has(Bug::TagReused) => TlbControl::DoNothing,
+    fn set_tag(&mut self, asid: u32, control: TlbControl, _: bool) {
+        let control = match control {
             TlbControl::FlushAll if self.cpu.machine.misses_rollover(self.cpu.number) => {
                 TlbControl::DoNothing
             }
             control => control,
         };
-        self.vcpu.vmcb = Vmcb { asid: assignment.asid, control, ..self.vcpu.vmcb };
+        self.vcpu.vmcb = Vmcb { asid, control, ..self.vcpu.vmcb };
     }
 
     fn hold_interrupts(&mut self) {
-        self.is_called_off = true;
         self.cpu.machine.point();
     }
 
     fn run(&mut self) -> bool {
-        self.is_called_off = false;
         let (machine, Vmcb { asid, control, owes_nested }) = (self.cpu.machine, self.vcpu.vmcb);
         if machine.below(REFUSED_ONE_IN) == 0 {
             machine.note(|| format!("vCPU {}.{} is refused", self.vm.index, self.number));
-            return machine.makes(Mistake::RefusedEntrySettles);
+            return false;
         }
         machine.point();
         machine.hw.borrow_mut().tlb_control(self.cpu.number, asid, control);
@@ -110,38 +99,22 @@ impl<F: Architecture> tagged::Processor for Guest<'_, '_, F> {
     }
 
     fn take_interrupts(&mut self) {
-        if self.is_called_off && self.makes(Mistake::EnteredInSpite) {
-            tagged::Processor::run(self);
-        }
         self.cpu.machine.point();
         self.cpu.machine.take_interrupt(self.cpu.number);
     }
 
     fn invalidate_page(&mut self, address: u64, asid: u32) {
         let machine = self.cpu.machine;
-        let goes_on = self.invalidated.map(|last| last.wrapping_add(Level::Page4K.size()) == address);
-        self.invalidated = Some(address);
-        match goes_on {
-            Some(true) if machine.makes(Mistake::PageLeftOut) => return,
-            Some(false) if machine.makes(Mistake::RangeLeftOut) => return,
-            _ => {}
-        }
         let walk = !machine.has(Bug::WalkCacheKept);
-        let asid = if machine.has(Bug::WrongTagFlushed) { asid % machine.config.tags + 1 } else { asid };
         machine.hw.borrow_mut().invlpga(self.cpu.number, asid, address, walk);
     }
 
     fn owe_nested_flush(&mut self) {
-        let is_due = self.cpu.machine.config.two_flushes && !self.makes(Mistake::NestedTakenAsGuests);
-        self.vcpu.vmcb.owes_nested |= is_due;
+        self.vcpu.vmcb.owes_nested |= self.cpu.machine.config.two_flushes;
     }
 
     fn mode(&self) -> tagged::Mode {
-        tagged::Mode {
-            pcid: self.cpu.machine.config.pcid && !self.makes(Mistake::PcidsKept),
-            pae: true,
-            pieces: self.vm.space.has_pieces() && !self.makes(Mistake::PiecesKept),
-        }
+        tagged::Mode { pcid: self.cpu.machine.config.pcid, pae: true, pieces: self.vm.space.has_pieces() }
     }
 }
 

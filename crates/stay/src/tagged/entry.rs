@@ -16,7 +16,7 @@
 //!
 //! Source: APM volume 2 (24593, revision 3.42), sections 15.16 and 15.5.
 
-use coherence::asid::{AsidAllocator, AsidSlot, Assignment};
+use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
 use coherence::{CpuId, GvaRange, Owner, Scope};
 
 use super::plan::{Mode, Why, Work, obey};
@@ -26,9 +26,9 @@ use crate::{Mistake, Mistakes};
 pub trait Processor: Mistakes {
     /// The processor's number.
     fn id(&self) -> CpuId;
-    /// Sets the tag for the next VMRUN: ASID, `TLB_CONTROL`, and whether the cached VMCB state may
-    /// be used.
-    fn set_tag(&mut self, assignment: &Assignment);
+    /// Sets the tag for the next VMRUN: ASID, `TLB_CONTROL`, and whether the VMCB state that the
+    /// processor caches is of another ASID or processor, and must not be used.
+    fn set_tag(&mut self, asid: u32, control: TlbControl, changed: bool);
     /// From here on interrupts are held off, and end guest mode as soon as it begins (CLGI with
     /// RFLAGS.IF = 1).
     fn hold_interrupts(&mut self);
@@ -58,7 +58,7 @@ pub fn enter<P: Processor>(
     slot: &mut AsidSlot,
 ) -> bool {
     let assignment = asids.assign(slot);
-    processor.set_tag(&assignment);
+    processor.set_tag(assignment.asid, assignment.control, assignment.changed);
     processor.hold_interrupts();
     let Ok(in_guest) = owner.try_enter(processor.id()) else {
         processor.take_interrupts();
@@ -107,6 +107,10 @@ pub fn take_flush<P: Processor>(
     page_limit: u64,
 ) -> Option<Taken> {
     let work = owner.take_flush()?;
+    if processor.makes(Mistake::FlushNotCarriedOut) {
+        work.complete();
+        return Some(Taken::Nothing);
+    }
     if work.is_nested() {
         processor.owe_nested_flush();
     }

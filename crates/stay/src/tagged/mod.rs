@@ -1,12 +1,14 @@
 //! Tags that each processor assigns on its own, and flushes that are requests: AMD64, with ASIDs.
 
 mod entry;
+mod mistaken;
 mod plan;
 mod registers;
 mod request;
 mod walks;
 
 pub use entry::{Processor, Taken, enter, start_over, take_flush};
+pub use mistaken::Mistaken;
 pub use plan::{Mode, Plan, RANGES_MAX, Ranges, STEP_MAX_US, STEP_PAGES, Why, Work, obey, plan};
 pub use registers::{TranslationControls, changes_translations};
 pub use request::{Asked, Initiator, Named, serve};

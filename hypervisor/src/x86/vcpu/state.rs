@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use coherence::Space;
+use hostlink::defect::Defect;
 use memslots::MmioCache;
 use stay::MMIO_PAGES;
 use stay::tagged::{TranslationControls, changes_translations};
@@ -20,6 +21,7 @@ use crate::loader::{self, EntryState};
 use crate::sched::spinning::Look;
 use crate::vm::GUEST;
 use crate::vm::arch::State;
+use crate::vm::files::makes;
 use crate::x86::hyperv::Vp;
 use crate::x86::processor::X86;
 use crate::x86::{CR0_PE, DR6_SINGLE_STEP, RFLAGS_IF, RFLAGS_RF, RFLAGS_TF, cpuid};
@@ -187,7 +189,8 @@ impl<B: ControlBlock> VcpuState<B> {
     /// The hypervisor has written control registers of the guest; their previous values are `old`.
     #[inline(always)]
     pub fn settle_translations(&mut self, old: TranslationControls) {
-        if changes_translations(old, self.block.translation_controls()) {
+        let is_due = changes_translations(old, self.block.translation_controls());
+        if is_due && !makes(Defect::ControlsForgotten) {
             B::owe_flush(&mut self.own);
         }
     }
