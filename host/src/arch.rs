@@ -1,6 +1,7 @@
 //! The architectures of machines and guests, and their differences as far as this tool is
 //! concerned.
 
+use crate::machine::bochs::{Bochs, Model, Tlb};
 use crate::prelude::*;
 use clap::{Args, ValueEnum};
 use hostlink::architecture::Architecture;
@@ -110,6 +111,8 @@ impl ArmCpu {
 pub(crate) enum Platform {
     /// A q35 machine with an EPYC.
     X86_64,
+    /// Bochs, a PC with this CPU.
+    Bochs(Bochs),
     /// A `virt` machine with this CPU.
     Aarch64(ArmCpu),
 }
@@ -117,9 +120,23 @@ pub(crate) enum Platform {
 impl Platform {
     pub(crate) const fn arch(self) -> Arch {
         match self {
-            Self::X86_64 => Arch::X86_64,
+            Self::X86_64 | Self::Bochs(_) => Arch::X86_64,
             Self::Aarch64(_) => Arch::Aarch64,
         }
+    }
+
+    /// The options by which it is chosen.
+    pub(crate) fn arguments(self) -> PlatformArgs {
+        let mut given = PlatformArgs { arch: Some(self.arch()), ..PlatformArgs::default() };
+        match self {
+            Self::X86_64 => {}
+            Self::Aarch64(cpu) => given.cpu = Some(cpu),
+            Self::Bochs(Bochs { model, tlb }) => {
+                let machine = Some(Emulator::Bochs);
+                given.machine = MachineArgs { machine, model: Some(model), tlb: Some(tlb) };
+            }
+        }
+        given
     }
 
     /// Whether a machine has one more CPU, its first, which runs no vCPU: QEMU damages the first
@@ -132,6 +149,7 @@ impl Platform {
     pub(crate) fn suffix(self) -> String {
         match self {
             Self::X86_64 => String::new(),
+            Self::Bochs(bochs) => format!("@{}", bochs.model.name()),
             Self::Aarch64(cpu) => format!("@{}", cpu.name()),
         }
     }
@@ -150,16 +168,57 @@ pub(crate) struct PlatformArgs {
     /// CPU model of an aarch64 machine [default: max]
     #[arg(long, value_name = "MODEL")]
     pub(crate) cpu: Option<ArmCpu>,
+    #[command(flatten)]
+    pub(crate) machine: MachineArgs,
+}
+
+/// The emulator on the command line.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct MachineArgs {
+    /// Emulator: QEMU, or Bochs with a TLB that keeps what a processor may keep (x86_64) [default:
+    /// qemu]
+    #[arg(long, value_name = "EMULATOR")]
+    pub(crate) machine: Option<Emulator>,
+    /// CPU model of Bochs [default: ryzen]
+    #[arg(long, value_name = "MODEL", requires = "machine")]
+    pub(crate) model: Option<Model>,
+    /// TLB of Bochs: tagged, or plain (dropped at each entry and exit); further words after commas:
+    /// dropping=SEED (entries go at random), asids=N, clean-bits [default: tagged]
+    #[arg(long, value_name = "TLB", requires = "machine", value_parser = Tlb::parse)]
+    pub(crate) tlb: Option<Tlb>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Emulator {
+    Qemu,
+    Bochs,
+}
+
+impl MachineArgs {
+    /// Bochs, if it is asked for.
+    pub(crate) fn bochs(self) -> Result<Option<Bochs>> {
+        if self.machine != Some(Emulator::Bochs) {
+            let others = self.model.is_some() || self.tlb.is_some();
+            ensure!(!others, "--model and --tlb are Bochs's; give --machine bochs as well");
+            return Ok(None);
+        }
+        let usual = Bochs::RYZEN;
+        Ok(Some(Bochs { model: self.model.unwrap_or(usual.model), tlb: self.tlb.unwrap_or(usual.tlb) }))
+    }
 }
 
 impl PlatformArgs {
-    /// The platform. There is only one model of x86_64.
+    /// The platform. QEMU has only one model of x86_64.
     pub(crate) fn platform(self) -> Result<Platform> {
         let arch = self.arch.unwrap_or(Arch::X86_64);
         ensure!(
             arch == Arch::Aarch64 || self.cpu.is_none(),
             "--cpu names a model of aarch64; give --arch aarch64 as well"
         );
+        if let Some(bochs) = self.machine.bochs()? {
+            ensure!(arch == Arch::X86_64, "Bochs is a PC: --machine bochs is not for --arch aarch64");
+            return Ok(Platform::Bochs(bochs));
+        }
         Ok(self.cpu.map_or(arch.usual(), Platform::Aarch64))
     }
 }
@@ -170,7 +229,8 @@ mod tests {
 
     #[test]
     fn a_model_of_another_architecture_is_refused() {
-        let of = |arch, cpu| PlatformArgs { arch: Some(arch), cpu }.platform();
+        let of =
+            |arch, cpu| PlatformArgs { arch: Some(arch), cpu, machine: MachineArgs::default() }.platform();
         let error = of(Arch::X86_64, Some(ArmCpu::Max)).expect_err("is refused");
         assert!(error.to_string().contains("--arch aarch64"), "{error}");
         assert_eq!(of(Arch::X86_64, None).expect("is one"), Platform::X86_64);

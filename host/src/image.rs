@@ -14,6 +14,7 @@ use time::OffsetDateTime;
 pub(crate) const MKRESCUE: &str = "grub-mkrescue";
 const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
 
+const BIOS_MODULES: &str = "/usr/lib/grub/i386-pc";
 const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
 const MACHINE_MEMORY: u64 = 1280 * MIB;
 
@@ -109,7 +110,8 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
         guest.check()?;
         guest.write_bundle(&hypervisor, BootCpu::Run, &boot.join(name))?;
     }
-    mkrescue(directory.path(), &args.output, epoch)
+    let command = epoch.map_or_else(|| Ok(Command::new(MKRESCUE)), at_time)?;
+    mkrescue(command, directory.path(), &args.output)
 }
 
 fn menu(args: &ImageArgs) -> String {
@@ -130,11 +132,7 @@ fn menu(args: &ImageArgs) -> String {
     text
 }
 
-fn mkrescue(tree: &Path, output: &Path, epoch: Option<u64>) -> Result<()> {
-    let mut command = match epoch {
-        None => Command::new(MKRESCUE),
-        Some(epoch) => at_time(epoch)?,
-    };
+fn mkrescue(mut command: Command, tree: &Path, output: &Path) -> Result<()> {
     command.arg("-o").arg(output).arg(tree).stdin(Stdio::null());
     let result = match command.output() {
         Ok(result) => result,
@@ -151,6 +149,20 @@ fn mkrescue(tree: &Path, output: &Path, epoch: Option<u64>) -> Result<()> {
     );
     ensure!(output.is_file(), "{MKRESCUE} made no {}", output.display());
     Ok(())
+}
+
+/// A CD for a BIOS alone, which runs this script of GRUB. The files are in `/boot`.
+pub(crate) fn disc(script: &str, files: &[(&str, &Path)], output: &Path) -> Result<()> {
+    let directory = tempfile::Builder::new().prefix("quell-disc-").tempdir()?;
+    let boot = directory.path().join("boot");
+    fs::create_dir_all(boot.join("grub"))?;
+    fs::write(boot.join("grub/grub.cfg"), script)?;
+    for (name, file) in files {
+        fs::copy(file, boot.join(name)).with_context(|| format!("cannot copy {}", file.display()))?;
+    }
+    let mut command = Command::new(MKRESCUE);
+    command.arg("-d").arg(BIOS_MODULES);
+    mkrescue(command, directory.path(), output)
 }
 
 /// Not all programs that GRUB's starts read the time from the environment.

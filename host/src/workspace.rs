@@ -46,6 +46,10 @@ pub(crate) const HYPERVISOR: Image = Image { features: &["image"], ..Image::bare
 pub(crate) const HYPERVISOR_FOR_TESTS: Image =
     Image { features: &["image", "defects", "audit"], variant: Some("tests"), ..HYPERVISOR };
 
+/// It can inject defects, and no auditor sees them: a machine has to show them.
+pub(crate) const HYPERVISOR_WITH_DEFECTS: Image =
+    Image { features: &["image", "defects"], variant: Some("defects"), ..HYPERVISOR };
+
 /// The hypervisor that notes what each CPU does.
 pub(crate) const HYPERVISOR_WITH_TRACE: Image =
     Image { features: &["image", "trace"], variant: Some("trace"), ..HYPERVISOR };

@@ -215,7 +215,8 @@ pub(crate) fn spec(
     match on {
         On::Bare => guest.on_bare_machine(cpus, directory),
         On::Quell => {
-            let hypervisor = if has_defect { Hypervisor::for_tests(arch)? } else { Hypervisor::build(arch)? };
+            let hypervisor =
+                if has_defect { Hypervisor::with_defects(arch)? } else { Hypervisor::build(arch)? };
             guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
         }
         On::Kvm => {

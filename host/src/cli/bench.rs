@@ -65,7 +65,7 @@ impl<const RUNS: u32> CaseOutput<RUNS> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    All(AllArgs),
+    All(Box<AllArgs>),
     /// Measure instructions per transfer of a guest that owns a disk and a network card
     ///
     /// On a machine of one CPU that counts instructions, the guest reads and writes its NVMe disk
@@ -89,7 +89,7 @@ pub(crate) enum BenchCommand {
     /// budget: 700 instructions, plus 12 for each target that is not running; a kick and an exit
     /// for each target that is running, and none for others; and if 8 vCPUs flush each other, a
     /// kick for every second target.
-    Flush(CaseOutput<1>),
+    Flush(Short<PlatformArgs>),
     /// Measure what a guest loses while another one attacks it
     ///
     /// Two guests share 2 CPUs. The attacker, on 4 vCPUs, does all that may disturb others:

@@ -73,7 +73,7 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     /// The options about the machine, which take the place of a machine file's keys.
     pub(crate) fn overrides(&self) -> Overrides {
-        Overrides { arch: self.platform.arch, cpu: self.platform.cpu, cpus: self.cpus }
+        Overrides { platform: self.platform, cpus: self.cpus }
     }
 }
 
@@ -139,8 +139,7 @@ impl FromArgMatches for GuestOptions {
 /// Options that take the place of a machine file's keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overrides {
-    pub(crate) arch: Option<Arch>,
-    pub(crate) cpu: Option<ArmCpu>,
+    pub(crate) platform: PlatformArgs,
     pub(crate) cpus: Option<u32>,
 }
 

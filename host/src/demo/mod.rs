@@ -62,6 +62,7 @@ impl Measured {
 pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     let demo = match args.platform.platform()? {
         Platform::X86_64 => flush::demo(args),
+        Platform::Bochs(_) => bail!("the demo measures time, and Bochs's is not that of a processor"),
         platform @ Platform::Aarch64(_) => unmap::demo(args, platform),
     };
     let lab = Lab::new(args.output.timeout(), signals)?;

@@ -85,6 +85,7 @@ pub(crate) fn build<'d>(
     if owners > 0 && has_iommu {
         let [name, iommu] = match platform {
             // From QEMU 10 on DMA of devices that nobody owns would pass by default.
+            Platform::Bochs(_) => bail!("Bochs has no IOMMU, so guests have no devices there"),
             Platform::X86_64 => ["-device", "amd-iommu,intremap=on,pt=off"],
             Platform::Aarch64(_) => ["-machine", "iommu=smmuv3"],
         };
@@ -143,7 +144,7 @@ impl Places {
     fn new(platform: Platform, guests: usize) -> Result<Self> {
         let mut free: Vec<u32> = PLACES.collect();
         let lines = match platform {
-            Platform::X86_64 => {
+            Platform::X86_64 | Platform::Bochs(_) => {
                 free.retain(|place| *place != IO_APIC);
                 None
             }

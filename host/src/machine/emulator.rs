@@ -1,14 +1,16 @@
 //! The emulator: the system's QEMU, or another one.
 
-use super::spec::{Console, Spec};
+use super::bochs;
+use super::spec::{Channels, Console, Spec};
 use crate::guest::cache;
 use crate::prelude::*;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, PipeWriter, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::ExitStatus;
+use std::process::{Child, ExitStatus};
 use std::sync::OnceLock;
 
 /// The emulator that this process uses. The command line selects it once.
@@ -211,6 +213,47 @@ pub(crate) fn end_with_us(command: &mut Command) {
     unsafe {
         command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
     }
+}
+
+/// An emulator that is about to start.
+pub(super) struct Prepared {
+    pub(super) command: Command,
+    /// The other end of the console, unless that is the process's standard input and output.
+    pub(super) console: Option<UnixStream>,
+    /// Its ends of serial ports: to be closed here when it runs.
+    pub(super) sockets: Vec<UnixStream>,
+}
+
+/// The emulator's command, which is to inherit the pipes for the hypervisor's log and for its own.
+pub(super) fn prepare(
+    spec: &Spec,
+    ram: &Ram,
+    channels: &Channels<'_>,
+    [log, own_log]: [&PipeWriter; 2],
+    files: &Path,
+) -> Result<Prepared> {
+    let arch = spec.platform.arch();
+    if let Platform::Bochs(bochs) = spec.platform {
+        let mut prepared = bochs::prepare(bochs, spec, ram, channels, own_log.as_raw_fd(), files)?;
+        prepared.command.stdout(log.try_clone()?);
+        return Ok(prepared);
+    }
+    let arguments = spec.arguments(version(arch)?, ram, channels)?;
+    let inherited = vec![ram.fd().as_raw_fd(), log.as_raw_fd(), own_log.as_raw_fd()];
+    let command = command(spec, chosen().command(arch), &arguments, inherited);
+    Ok(Prepared { command, console: None, sockets: Vec::new() })
+}
+
+pub(super) type Ends = (Option<Box<dyn Write + Send>>, Box<dyn Read + Send>);
+
+/// What is typed on the guest's console goes into the first, what it shows comes from the second.
+pub(super) fn ends(console: Option<UnixStream>, child: &mut Child) -> Result<Ends> {
+    if let Some(console) = console {
+        return Ok((Some(Box::new(console.try_clone()?)), Box::new(console)));
+    }
+    let stdin = child.stdin.take().map(|it| Box::new(it) as Box<dyn Write + Send>);
+    let stdout = child.stdout.take().map(|it| Box::new(it) as Box<dyn Read + Send>);
+    Ok((stdin, stdout.unwrap_or_else(|| Box::new(io::empty()))))
 }
 
 /// The path by which a process that has inherited a descriptor opens what it is one of.

@@ -1,5 +1,6 @@
 //! The emulated machine: its command line, its process, its memory, and its output.
 
+pub(crate) mod bochs;
 pub(crate) mod bundle;
 mod console;
 pub(crate) mod control;

@@ -151,7 +151,7 @@ impl Spec {
             args.option("-chardev", "socket,id=control,path=", control);
         }
         match self.platform {
-            Platform::X86_64 => x86_devices(&mut args, channels),
+            Platform::X86_64 | Platform::Bochs(_) => x86_devices(&mut args, channels),
             Platform::Aarch64(_) => self.arm_devices(&mut args, channels),
         }
         if let Some(counting) = &self.counting {

@@ -8,7 +8,6 @@ use rustix::termios::{
 };
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
-use std::process::ChildStdin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Ends the modes that programs set on a terminal, whatever is displayed. In this order: a sequence
@@ -56,7 +55,7 @@ impl SavedTerminal {
     }
 
     /// Each key is for the guest at once, but those that signal, unless the terminal is another's.
-    pub(crate) fn pass_keys(&mut self, mut to: ChildStdin) {
+    pub(crate) fn pass_keys(&mut self, mut to: impl Write + Send + 'static) {
         let input = io::stdin();
         let is_ours = tcgetpgrp(&input).is_ok_and(|group| group == getpgrp());
         if !is_ours || tcsetattr(&input, OptionalActions::Now, &each_key(&self.settings)).is_err() {

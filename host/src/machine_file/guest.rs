@@ -144,7 +144,7 @@ mod tests {
         assert_eq!((guest.name().as_str(), guest.config.vcpus, guest.config.memory), ("guest", 8, 512 * MIB));
         assert_eq!((guest.exec.as_deref(), guest.config.reset), (Some("echo a\nb"), ResetPolicy::Exit));
         assert_eq!(guest.command_line(&file.machine), "console=ttyS0 panic=-1");
-        let arm = Overrides { arch: Some(Arch::Aarch64), ..Overrides::default() };
+        let arm = Overrides { platform: Arch::Aarch64.usual().arguments(), cpus: None };
         let on_arm = MachineFile::of_options(&[("exec", "\"true\"".to_owned())], arm).expect("is one");
         assert_eq!(on_arm.guests[0].command_line(&on_arm.machine), "console=ttyAMA0 quell.report panic=-1");
         let refused = |key, value| with(&[(key, value)]).expect_err("is refused").to_string();

@@ -84,7 +84,11 @@ fn platform(source: &Source, fields: &Fields<'_>, given: Overrides) -> Result<Pl
     let arch = fields.word("arch", "x86_64 or aarch64", |word| Arch::from_str(word, false).ok())?;
     let models = ArmCpu::ALL.map(ArmCpu::name).join(" or ");
     let model = fields.word("cpu", &models, |word| ArmCpu::from_str(word, false).ok())?;
-    let arch = given.arch.or(arch.map(|arch| arch.value)).unwrap_or(Arch::X86_64);
+    let arch = given.platform.arch.or(arch.map(|arch| arch.value)).unwrap_or(Arch::X86_64);
+    if let Some(bochs) = given.platform.machine.bochs()? {
+        ensure!(arch == Arch::X86_64, "--machine bochs is a PC, and the machine is {}", arch.name());
+        return Ok(Platform::Bochs(bochs));
+    }
     match (arch, model) {
         (Arch::X86_64, Some(At { line, .. })) => {
             let message = "cpu names a model of aarch64; write arch = \"aarch64\" as well, or leave cpu out";
@@ -92,7 +96,7 @@ fn platform(source: &Source, fields: &Fields<'_>, given: Overrides) -> Result<Pl
         }
         (Arch::X86_64, None) => Ok(Platform::X86_64),
         (Arch::Aarch64, model) => {
-            let model = given.cpu.or(model.map(|model| model.value));
+            let model = given.platform.cpu.or(model.map(|model| model.value));
             Ok(Platform::Aarch64(model.unwrap_or(ArmCpu::Max)))
         }
     }

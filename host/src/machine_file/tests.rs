@@ -101,7 +101,7 @@ fn a_name_is_enough() {
 #[test]
 fn options_take_the_place_of_keys() {
     let text = "[machine]\narch = \"x86_64\"\ncpus = 2\n[[guest]]\nname = \"a\"\ncpus = \"0-2\"\n";
-    let given = Overrides { arch: Some(Arch::Aarch64), cpus: Some(3), cpu: None };
+    let given = Overrides { platform: Arch::Aarch64.usual().arguments(), cpus: Some(3) };
     let file = read_with(text, given).expect("has three CPUs");
     assert_eq!((file.machine.platform.arch(), file.machine.cpus), (Arch::Aarch64, 3));
     assert_eq!((file.boot_cpu(), file.adds_cpu()), (BootCpu::Run, false));
@@ -347,7 +347,7 @@ fn every_example_is_right_and_explained() {
     for entry in fs::read_dir(&directory).expect("is there") {
         let path = entry.expect("is read").path();
         let file = MachineFile::read(&path, Overrides::default()).expect("is right");
-        let arm = Overrides { arch: Some(Arch::Aarch64), ..Overrides::default() };
+        let arm = Overrides { platform: Arch::Aarch64.usual().arguments(), cpus: None };
         MachineFile::read(&path, arm).expect("is right on aarch64");
         assert!(fs::read_to_string(&path).expect("is text").starts_with("# "), "{}", path.display());
         let vcpus: Vec<u32> = file.guests.iter().map(|guest| guest.config.vcpus).collect();

@@ -290,7 +290,7 @@ pub(super) const MMTEST: &str =
     "mmtest --threads 4 --memory 16 --toggles 200 --passes 2 --report /dev/report";
 const MMTEST_LONG: &str = "mmtest --threads 4 --memory 16 --toggles 10000 --passes 2 --report /dev/report";
 const THRASH_33: &str = "thrash --threads 33 --rounds 3 --settle 100 --report /dev/report";
-const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
+pub(super) const THRASH: &str = "thrash --threads 4 --rounds 25 --settle 100 --report /dev/report";
 
 /// Each of the loops, and the run that resembles a build.
 pub(super) const LOOPS: &str = "for loop in page_fault mmap mprotect context_switch futex futex_lock tlb_flush1 tlb_flush2 tlb_flush3; \

@@ -3,6 +3,7 @@
 mod arm;
 mod attack;
 mod audit;
+mod bochs;
 mod budgets;
 mod cases;
 mod checks;
@@ -153,7 +154,15 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
     let stock = [&cases::CASES[..], &checks::CHECKS, &arm::BARE, &arm::ON_QUELL, &arm::CHECKS, &stage2::ROWS];
     let attacks = [attack::arm::ROWS, attack::fuzz::ROWS, attack::isolation::ROWS, attack::operator::ROWS];
     let errata = [attack::pc::ROWS, attack::qemu::ROWS, audit::ROWS, &packages::ROWS, &releases::ROWS];
-    let machines = [&traces::ROWS[..], &budgets::ROWS, &devices::ROWS, &disks::ROWS, &kernels::ROWS];
+    let machines = [
+        &traces::ROWS[..],
+        &bochs::ROWS,
+        &bochs::PLANTED,
+        &budgets::ROWS,
+        &devices::ROWS,
+        &disks::ROWS,
+        &kernels::ROWS,
+    ];
     let tables = [&stock[..], &attacks, &errata, &machines];
     let tables = tables.concat().into_iter().chain([
         &dma::ROWS[..],

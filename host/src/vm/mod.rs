@@ -179,6 +179,11 @@ impl Hypervisor {
         Self::of(workspace::HYPERVISOR_FOR_TESTS, arch)
     }
 
+    /// The image that can inject defects, and does not notice them itself.
+    pub(crate) fn with_defects(arch: Arch) -> Result<Self> {
+        Self::of(workspace::HYPERVISOR_WITH_DEFECTS, arch)
+    }
+
     /// The image that records what each CPU does.
     pub(crate) fn with_trace(arch: Arch) -> Result<Self> {
         let hypervisor = Self::of(workspace::HYPERVISOR_WITH_TRACE, arch)?;

@@ -5,6 +5,7 @@ use super::own::{EVERYWHERE, Own, on_each, own};
 use super::slots::{self, Slots};
 use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
 use crate::bench::{devices, isolation, memslot, migrate, running, unmap};
+use crate::machine::bochs::Bochs;
 use crate::prelude::*;
 use std::sync::LazyLock;
 
@@ -156,8 +157,13 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
     let mut all = [AMD64.to_vec(), memslot::CASES.to_vec(), vec![devices::CASE], loops::on_arm()].concat();
     all.extend(on_each(&unmap::CASES, &EVERYWHERE[1..]));
     all.extend(on_each(&[&migrate::CASES[..], &[isolation::CASE]].concat(), &EVERYWHERE));
+    let counts = AMD64.iter().filter(|case| ON_BOCHS.contains(&case.name)).cloned().collect::<Vec<_>>();
+    all.extend(on_each(&counts, &[Platform::Bochs(Bochs::RYZEN)]));
     all
 });
+
+/// What counts on Bochs, too: a tick of its clock is an instruction.
+const ON_BOCHS: [&str; 2] = ["exits", "flush-254"];
 
 const AMD64: &[Case] = &[
     Case {

@@ -185,7 +185,7 @@ impl Runner<'_> {
     /// The peer's command lines: QEMU's, if there is one, and its kernel's.
     fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<&'static str>) {
         match (way, &case.work) {
-            (FlushWay::Quell(_) | FlushWay::QuellOnArm(_) | FlushWay::Bare(_), _) => (None, None),
+            (FlushWay::Quell(_) | FlushWay::QuellOn(_) | FlushWay::Bare(_), _) => (None, None),
             (FlushWay::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
             (FlushWay::Kvm(flushes), work) => {
                 (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
@@ -252,7 +252,7 @@ impl Runner<'_> {
             (Work::Slots(slots), FlushWay::Kvm(_)) => {
                 stock()?.with_kvmslots(&slots.arguments(), slots.monitor_memory(), directory)
             }
-            (work, FlushWay::Quell(_) | FlushWay::QuellOnArm(_)) => {
+            (work, FlushWay::Quell(_) | FlushWay::QuellOn(_)) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
                 let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })
@@ -275,6 +275,7 @@ impl Runner<'_> {
 fn model(way: FlushWay) -> String {
     match way.platform() {
         Platform::X86_64 => String::new(),
+        Platform::Bochs(bochs) => format!(" ({})", bochs.model.name()),
         Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
     }
 }

@@ -269,7 +269,7 @@ mod tests {
     fn args(words: &[&str]) -> AllArgs {
         let words = ["quell", "bench", "all"].iter().chain(words);
         match Cli::try_parse_from(words).expect("parses").command {
-            Command::Bench(BenchCommand::All(args)) => args,
+            Command::Bench(BenchCommand::All(args)) => *args,
             _ => panic!("another command"),
         }
     }

@@ -46,10 +46,20 @@ pub(super) const EVERYWHERE: [Platform; 4] = [
 /// These cases on each of these platforms.
 pub(super) fn on_each(cases: &[Case], platforms: &[Platform]) -> Vec<Case> {
     let on = |(case, platform): (&Case, Platform)| {
-        let ways = case.ways.iter().map(|way| way.on(platform)).collect::<Vec<_>>().leak();
+        let mut ways: Vec<_> =
+            case.ways.iter().filter(|way| !way.is_peer()).map(|way| way.on(platform)).collect();
+        ways.dedup();
+        // KVM runs on QEMU's machines.
+        let comparisons = if let Platform::Bochs(_) = platform { &[] } else { case.comparisons };
         let is_usual = matches!(platform, Platform::X86_64 | Platform::Aarch64(ArmCpu::Max));
         let only_long = case.only_long || !is_usual;
-        Case { name: name_on(platform, case.name).leak(), ways, only_long, ..case.clone() }
+        Case {
+            name: name_on(platform, case.name).leak(),
+            ways: ways.leak(),
+            only_long,
+            comparisons,
+            ..case.clone()
+        }
     };
     platforms.iter().flat_map(|platform| cases.iter().map(|case| (case, *platform))).map(on).collect()
 }
@@ -58,6 +68,7 @@ pub(super) fn on_each(cases: &[Case], platforms: &[Platform]) -> Vec<Case> {
 pub(crate) fn name_on(platform: Platform, case: &str) -> String {
     match platform {
         Platform::X86_64 => case.to_owned(),
+        Platform::Bochs(_) => platform.named(case),
         Platform::Aarch64(ArmCpu::Max) => format!("arm-{case}"),
         Platform::Aarch64(_) => platform.named(&format!("arm-{case}")),
     }

@@ -14,8 +14,8 @@ use sha2::{Digest, Sha256};
 pub(crate) enum FlushWay {
     Quell(FlushMode),
     Kvm(Flushes),
-    /// On Arm, where guests flush by their own instructions.
-    QuellOnArm(ArmCpu),
+    /// On another platform than QEMU's PC: on Arm guests flush by their own instructions.
+    QuellOn(Platform),
     /// No hypervisor: the guest has the machine itself.
     Bare(Platform),
     /// On Arm, with the hypervisor's kernel.
@@ -30,7 +30,7 @@ pub(crate) const BARE: FlushWay = FlushWay::Bare(Platform::X86_64);
 pub(crate) const KVM_HYPERV: FlushWay = FlushWay::Kvm(Flushes::HyperV);
 pub(crate) const KVM_IPI: FlushWay = FlushWay::Kvm(Flushes::Ipi);
 pub(crate) const KVM_PARAVIRTUAL: FlushWay = FlushWay::Kvm(Flushes::Paravirtual);
-pub(crate) const QUELL_ON_ARM: FlushWay = FlushWay::QuellOnArm(ON_ARM);
+pub(crate) const QUELL_ON_ARM: FlushWay = FlushWay::QuellOn(Platform::Aarch64(ON_ARM));
 pub(crate) const KVM_STOCK: FlushWay = FlushWay::KvmOnArm(Kernel::Stock);
 pub(crate) const KVM_NEWER: FlushWay = FlushWay::KvmOnArm(Kernel::Newer);
 
@@ -42,8 +42,7 @@ impl FlushWay {
     pub(crate) const fn platform(self) -> Platform {
         match self {
             Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
-            Self::QuellOnArm(cpu) => Platform::Aarch64(cpu),
-            Self::Bare(platform) => platform,
+            Self::QuellOn(platform) | Self::Bare(platform) => platform,
             Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
         }
     }
@@ -52,14 +51,14 @@ impl FlushWay {
     pub(crate) const fn on(self, platform: Platform) -> Self {
         match (self, platform) {
             (Self::Bare(_), _) => Self::Bare(platform),
-            (_, Platform::Aarch64(cpu)) => Self::QuellOnArm(cpu),
+            (_, Platform::Aarch64(_) | Platform::Bochs(_)) => Self::QuellOn(platform),
             (_, Platform::X86_64) => self,
         }
     }
 
     pub(crate) const fn subject(self) -> Subject {
         match self {
-            Self::Quell(_) | Self::QuellOnArm(_) => Subject::Quell,
+            Self::Quell(_) | Self::QuellOn(_) => Subject::Quell,
             Self::Kvm(_) | Self::KvmOnArm(_) => Subject::Kvm,
             Self::Bare(_) => Subject::Bare,
         }
@@ -82,10 +81,10 @@ impl FlushWay {
     /// one, that of the hypervisor's kernel.
     pub(crate) const fn flushes(self) -> &'static str {
         match self {
-            Self::Quell(FlushMode::Hypercall) => "hypercall",
+            Self::Quell(FlushMode::Hypercall) | Self::QuellOn(Platform::Bochs(_)) => "hypercall",
             Self::Quell(FlushMode::Ipi) => "ipi",
             Self::Kvm(flushes) => flushes.name(),
-            Self::QuellOnArm(_) | Self::Bare(_) => Flushes::Own.name(),
+            Self::QuellOn(_) | Self::Bare(_) => Flushes::Own.name(),
             Self::KvmOnArm(kernel) => kernel.name(),
         }
     }
@@ -101,7 +100,7 @@ impl FlushWay {
             HYPERCALL | KVM_HYPERV => Logged { hyperv: true, kvm: false },
             Self::Quell(FlushMode::Ipi)
             | Self::Kvm(Flushes::Ipi | Flushes::Own)
-            | Self::QuellOnArm(_)
+            | Self::QuellOn(_)
             | Self::Bare(_)
             | Self::KvmOnArm(_) => Logged { hyperv: false, kvm: false },
             Self::Kvm(Flushes::Paravirtual) => Logged { hyperv: false, kvm: true },
@@ -127,7 +126,7 @@ impl Lab<'_> {
 
     /// The versions of everything that runs in these ways.
     pub(crate) fn versions(&self, ways: &[FlushWay]) -> Result<Facts> {
-        let has_amd64 = ways.iter().any(|way| way.platform() == Platform::X86_64);
+        let has_amd64 = ways.iter().any(|way| way.platform().arch() == Arch::X86_64);
         let mut versions = if has_amd64 { self.amd64_versions()? } else { results::versions(None) };
         for (name, version) in self.arm_versions(ways)? {
             versions.insert(format!("{name}_aarch64"), version);
@@ -145,7 +144,7 @@ impl Lab<'_> {
     }
 
     fn arm_versions(&self, ways: &[FlushWay]) -> Result<Vec<(&'static str, String)>> {
-        if ways.iter().all(|way| way.platform() == Platform::X86_64) {
+        if ways.iter().all(|way| way.platform().arch() == Arch::X86_64) {
             return Ok(Vec::new());
         }
         let stock = self.stock(Arch::Aarch64)?;

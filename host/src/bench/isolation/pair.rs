@@ -45,7 +45,7 @@ impl Plan {
     pub(super) fn file(&self, platform: Platform) -> String {
         let [attacker, bystander] = self.weights;
         let machine = match platform {
-            Platform::X86_64 => "arch = \"x86_64\"".to_owned(),
+            Platform::X86_64 | Platform::Bochs(_) => "arch = \"x86_64\"".to_owned(),
             Platform::Aarch64(cpu) => format!("arch = \"aarch64\"\ncpu = \"{}\"", cpu.name()),
         };
         let disk = if self.attack.needs_disk() { format!("disks = [\"{DISK}\"]\n") } else { String::new() };
@@ -219,7 +219,7 @@ pub(crate) fn run(
     if plan.attack.needs_disk() {
         fs::write(directory.join(DISK), vec![0xa5; DISK_BYTES]).context("cannot write a disk")?;
     }
-    let file = MachineFile::read(&path, Overrides { arch: None, cpu: None, cpus: None })?;
+    let file = MachineFile::read(&path, Overrides::default())?;
     let mut spec = Guests::prepare(&file, Switches::default())?.on_quell(hypervisor, directory)?;
     (spec.console, spec.timeout) = (Console::Capture, Some(timeout));
     let mut machine = Machine::start(&spec, signals)?;

@@ -112,7 +112,7 @@ fn the_machine_file_of_a_case_is_one() {
     for platform in [Platform::X86_64, Platform::Aarch64(ArmCpu::CortexA72)] {
         let plan = Plan { weights: UNEQUAL, ..PLAN };
         std::fs::write(&path, plan.file(platform)).expect("writes");
-        let file = MachineFile::read(&path, Overrides { arch: None, cpu: None, cpus: None }).expect("is one");
+        let file = MachineFile::read(&path, Overrides::default()).expect("is one");
         assert_eq!((file.machine.platform, file.machine.cpus), (platform, 2));
         let weights: Vec<_> = file.guests.iter().map(|guest| guest.config.weight).collect();
         assert_eq!(weights, UNEQUAL);

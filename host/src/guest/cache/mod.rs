@@ -2,6 +2,7 @@
 //! and unpacked, never installed. A filled cache is used without any network access.
 
 mod backports;
+mod bochs;
 mod linked;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ mod tests;
 pub(crate) use backports::{
     DebianPackages, debian_packages, kernel_of, newer_emulator, newer_kernel, owning_kernel,
 };
+pub(crate) use bochs::bochs;
 pub(crate) use linked::{LinkedProgram, foreign_qemu, herd, kexec};
 
 use crate::prelude::*;

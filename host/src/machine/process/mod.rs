@@ -1,8 +1,9 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
+use super::bochs;
 use super::control::{Control, Found, Notice, Registration, Relay};
 use super::counters::{clock_hz, exit_code};
-use super::emulator::{self, command, path_in_child};
+use super::emulator::{Prepared, ends, path_in_child, prepare};
 use super::log_file::{LogFile, Output, Sink};
 use super::own_time::OwnTime;
 use super::reports::Reports;
@@ -10,10 +11,9 @@ use super::spec::{Channels, Console, Payload, Spec};
 use super::terminal::SavedTerminal;
 use crate::prelude::*;
 use shown::Stream;
-use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::io::Write;
 use std::os::unix::net::UnixListener;
-use std::process::{Child, ChildStdin, ExitStatus};
+use std::process::{Child, ExitStatus};
 
 mod monitor;
 mod shown;
@@ -63,7 +63,7 @@ pub(crate) struct Machine {
     reports: Arc<Reports>,
     /// Waits for the channel of the reports, and reads it.
     listens: Option<JoinHandle<()>>,
-    stdin: Option<ChildStdin>,
+    stdin: Option<Box<dyn Write + Send>>,
     /// The guest's console, the hypervisor's log, QEMU's own log, and QEMU's messages.
     console: Stream,
     log: Stream,
@@ -114,28 +114,28 @@ impl Machine {
             registration.publish(&Notice::new(arch, &ram, beacon)?)?;
         }
 
-        let arguments = spec.arguments(emulator::version(arch)?, &ram, &channels)?;
-        let inherited = vec![ram.fd().as_raw_fd(), log.1.as_raw_fd(), qemu_log.1.as_raw_fd()];
-        let mut command = command(spec, emulator::chosen().command(arch), &arguments, inherited);
+        let Prepared { mut command, console, sockets } =
+            prepare(spec, &ram, &channels, [&log.1, &qemu_log.1], files.path())?;
         command.stderr(messages.1);
         // What the guest shows there may change the terminal. QEMU may be killed before it restores
         // the settings.
         let is_shown = spec.console != Console::Capture;
         let mut terminal = if is_shown { SavedTerminal::save() } else { None };
         let started = Instant::now();
-        let mut child = command.spawn().with_context(|| format!("cannot start {}", arch.qemu()))?;
-        // The pipes end when QEMU does: this process has no writing ends of them.
-        drop((command, log.1, qemu_log.1));
-        let mut stdin = child.stdin.take();
+        let program = command.get_program().to_owned();
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
+        // The pipes end when the emulator does: this process has no writing ends of them.
+        drop((command, sockets, log.1, qemu_log.1));
+        // QEMU shows its console on the terminal itself.
+        let is_echoed = is_shown && (console.is_some() || spec.console == Console::Echo);
+        let (mut stdin, stdout) = ends(console, &mut child)?;
         if let Some(terminal) = &mut terminal {
             stdin.take().into_iter().for_each(|stdin| terminal.pass_keys(stdin));
         }
 
         let reports = Arc::new(Reports::new());
         let splits = arch.reports_on_console().then(|| Arc::clone(&reports));
-        let stdout = child.stdout.take();
-        let stdout = stdout.map_or_else(|| Box::new(io::empty()) as Box<dyn Read + Send>, |it| Box::new(it));
-        let echo = (spec.console == Console::Echo).then(|| shared(Output::new(io::stdout())));
+        let echo = is_echoed.then(|| shared(Output::new(io::stdout())));
         Ok(Self {
             stdin,
             stuck: None,
@@ -246,13 +246,14 @@ impl Machine {
             next = behind;
         }
         let (reports, reports_dropped) = (self.reports.all(), self.reports.dropped());
-        let log = self.log.whole()?;
+        let (log, messages) = (self.log.whole()?, self.messages.whole()?);
+        bochs::complaints(&messages)?;
         Ok(Outcome {
             end,
             wall,
             console: self.shown(),
             log: log + &self.stuck.take().unwrap_or_default(),
-            qemu_messages: self.messages.whole()?,
+            qemu_messages: messages,
             unwritten: self.unwritten(),
             reports,
             reports_dropped,
@@ -313,16 +314,24 @@ impl Machine {
         };
         Ok(match (code, status.success()) {
             (Some(code), _) => End::Hypervisor(code),
-            (None, true) if self.triple_faulted()? => End::TripleFault,
-            (None, true) => End::PowerOff,
-            (None, false) => End::Failed(status),
+            (None, is_orderly) => match emulator_end(&self.qemu_log.whole()?) {
+                Some(end) => end,
+                None if is_orderly => End::PowerOff,
+                None => End::Failed(status),
+            },
         })
     }
+}
 
-    /// Whether QEMU's log reports one; its status is that of an orderly end.
-    fn triple_faulted(&mut self) -> Result<bool> {
-        Ok(self.qemu_log.whole()?.contains("Triple fault"))
-    }
+/// What the emulator's own log says of the end. QEMU's status for a triple fault is that of an
+/// orderly end, and Bochs's for an orderly one is that of a failure.
+fn emulator_end(log: &str) -> Option<End> {
+    let ends = [
+        ("Triple fault", End::TripleFault),
+        ("exception with no resolution", End::TripleFault),
+        ("soft power off", End::PowerOff),
+    ];
+    ends.into_iter().find(|(text, _)| log.contains(text)).map(|(_, end)| end)
 }
 
 fn shared(sink: impl Sink + 'static) -> Arc<Mutex<dyn Sink>> {

@@ -9,7 +9,7 @@ const CYCLES_LONG: u32 = 1000;
 const TIMEOUT: Duration = Duration::from_secs(120);
 const TIMEOUT_CYCLE: Duration = Duration::from_secs(3);
 
-pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
+pub(in crate::test) fn come_and_go(room: &Room<'_>) -> Result<()> {
     let cycles = if room.is_long { CYCLES_LONG } else { CYCLES };
     let limit = TIMEOUT + TIMEOUT_CYCLE * cycles;
     let base = room.platform.arch().ram_base();
@@ -24,6 +24,35 @@ pub(super) fn come_and_go(room: &Room<'_>) -> Result<()> {
         stage.goes_on("beside", DIRTY, 1)
     })?;
     stage.end("beside", "qpoweroff\n").map(drop)
+}
+
+const SHARING: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+/// Guests that store to their memory all the time share two CPUs, and are destroyed one after the
+/// other.
+pub(in crate::test) fn share_cpus(room: &Room<'_>) -> Result<()> {
+    let stage = room.play(&sharing(room), TIMEOUT, |stage| {
+        SHARING.iter().try_for_each(|name| stage.until_shown(name, DIRTY, 0).map(drop))?;
+        stage.goes_on("a", DIRTY, 1)?;
+        SHARING[1..].iter().try_for_each(|name| stage.destroy(name))
+    })?;
+    stage.end("a", "qpoweroff\n").map(drop)
+}
+
+/// The same guests, one of which finds what is not its own.
+pub(in crate::test) fn spoil_each_other(room: &Room<'_>) -> Result<()> {
+    let stage = room.play(&sharing(room), TIMEOUT, |stage| {
+        stage.until("a guest panics", |stage| {
+            let shown = SHARING.iter().map(|name| stage.has_shown(name, "load: panic", 0));
+            Ok(shown.collect::<Result<Vec<_>>>()?.contains(&true).then_some(()))
+        })
+    })?;
+    drop(stage);
+    Ok(())
+}
+
+fn sharing(room: &Room<'_>) -> String {
+    SHARING.map(|name| storing(room.platform.arch().ram_base(), name, "")).concat()
 }
 
 /// A guest is created, starts, shows that it runs, and is destroyed. Nothing is missing afterwards.

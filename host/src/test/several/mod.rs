@@ -5,7 +5,7 @@ mod amid_dma;
 mod attach;
 mod badly;
 mod boot;
-mod cycles;
+pub(super) mod cycles;
 mod devices;
 mod heard;
 mod life;

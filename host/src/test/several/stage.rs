@@ -36,11 +36,7 @@ impl<'a> Room<'a> {
     }
 
     pub(super) fn read(&self, file: &Path) -> Result<MachineFile> {
-        let cpu = match self.platform {
-            Platform::X86_64 => None,
-            Platform::Aarch64(cpu) => Some(cpu),
-        };
-        MachineFile::read(file, Overrides { arch: Some(self.platform.arch()), cpu, cpus: None })
+        MachineFile::read(file, Overrides { platform: self.platform.arguments(), cpus: None })
     }
 
     /// Writes a disk of these bytes.

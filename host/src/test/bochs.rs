@@ -1,0 +1,114 @@
+//! The tests on the machine that remembers: Bochs, whose TLB keeps what a processor may keep.
+//!
+//! A flush that is owed and forgotten shows there, and on QEMU it does not. All rows fail, too, if
+//! Bochs complains of what no sound hypervisor does.
+
+use super::cases::{Body, ProbeEnd, REBOOTS, STALE, THRASH, WORK, case, hostile, probe, talk};
+use super::checks::Check;
+use super::several::cycles;
+use crate::check::On;
+use crate::machine::bochs::{Bochs, Model, Tlb};
+use crate::test::prelude::*;
+use crate::vm::Hypervisor;
+use hostlink::defect::Defect;
+
+const RYZEN: Platform = Platform::Bochs(Bochs::RYZEN);
+const DROPPING: Platform =
+    Platform::Bochs(Bochs { tlb: Tlb { dropping: Some(1), ..Tlb::TAGGED }, ..Bochs::RYZEN });
+const SKYLAKE: Platform = Platform::Bochs(Bochs { model: Model::Skylake, tlb: Tlb::TAGGED });
+
+const fn check(name: &'static str, check: Check) -> Case {
+    case(name, Body::Check(check)).on(RYZEN)
+}
+
+const fn on(cpus: u32, on: On) -> Check {
+    Check { cpus, vcpus: cpus, ..Check::all(on) }
+}
+
+const PLANTED_ABOUT: &str = "a planted mistake shows: something is stale, or Bochs complains";
+
+/// tlbcheck notices a planted mistake that QEMU hides; or Bochs complains of it.
+const fn caught(name: &'static str, defect: Defect, rows: &'static str) -> Case {
+    let on = Check { vcpus: 4, ..on(2, On::Quell) };
+    check(name, Check { defect: Some(defect), rows: Some(rows), ..on }).about(PLANTED_ABOUT)
+}
+
+/// With more vCPUs than tags: they begin anew all the time.
+const FEW_TAGS: Platform =
+    Platform::Bochs(Bochs { tlb: Tlb { asids: Some(3), ..Tlb::TAGGED }, ..Bochs::RYZEN });
+
+/// Guests share CPUs that have fewer tags than vCPUs: one gets a tag with translations of another,
+/// and panics.
+const fn handed_on(name: &'static str, defect: &'static [&'static str]) -> Case {
+    act(name, spoil_each_other).on(FEW_TAGS).with(defect).about(PLANTED_ABOUT)
+}
+
+fn spoil_each_other(room: &Room<'_>) -> Result<()> {
+    let hypervisor = Hypervisor::with_defects(room.platform.arch())?;
+    cycles::spoil_each_other(&Room { other: Some(&hypervisor), ..*room })
+}
+
+pub(super) const PLANTED: [Case; 19] = [
+    caught("bochs_catches_debt_forgotten", Defect::DebtForgotten, "no-kick-space"),
+    caught("bochs_catches_tag_not_written", Defect::TagNotWritten, "no-kick-space"),
+    caught("bochs_catches_control_not_written", Defect::ControlNotWritten, "no-kick-space"),
+    caught("bochs_catches_tag_shared", Defect::TagShared, "*"),
+    caught("bochs_catches_entered_in_spite", Defect::EnteredInSpite, "no-kick-space"),
+    caught("bochs_catches_flush_not_carried_out", Defect::FlushNotCarriedOut, "no-kick-list"),
+    caught("bochs_catches_page_not_invalidated", Defect::PageNotInvalidated, "no-kick-list"),
+    caught("bochs_catches_wrong_tag_invalidated", Defect::WrongTagInvalidated, "no-kick-list"),
+    caught("bochs_catches_list_cut_short", Defect::ListCutShort, "list-tail-ignored"),
+    caught("bochs_catches_range_left_out", Defect::RangeLeftOut, "list-tail-ignored"),
+    caught("bochs_catches_page_left_out", Defect::PageLeftOut, "element-tail-ignored"),
+    caught("bochs_catches_controls_forgotten", Defect::ControlsForgotten, "pge-toggle-*"),
+    caught("bochs_catches_no_kick", Defect::NoKick, "no-kick-space"),
+    caught("bochs_catches_early_return", Defect::EarlyReturn, "early-return-*,no-kick-space"),
+    caught("bochs_catches_pieces_kept", Defect::PiecesKept, "*").with(&["nested_page=4K"]),
+    handed_on("bochs_catches_tag_kept", &["defect=tag-kept"]),
+    handed_on("bochs_catches_rollover_kept", &["defect=rollover-kept"]),
+    handed_on("bochs_catches_rollover_by_tag", &["defect=rollover-by-tag"]),
+    handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
+];
+
+pub(super) const ROWS: [Case; 15] = [
+    check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
+    check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
+    check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
+        .on(DROPPING)
+        .about("nor where entries are dropped at random"),
+    check("bochs_tlbcheck_with_few_tags", Check { vcpus: 12, ..on(2, On::Quell) })
+        .on(FEW_TAGS)
+        .about("nor where tags begin anew all the time"),
+    act("bochs_several_share_few_tags", cycles::share_cpus)
+        .on(FEW_TAGS)
+        .about("nor do guests that share CPUs get translations of others with their tags"),
+    check("bochs_tlbcheck_with_small_nested_pages", on(2, On::Quell))
+        .with(&["nested_page=4K"])
+        .about("nor where the guest's large pages are kept in pieces"),
+    check("bochs_tlbcheck_bare", on(2, On::Bare))
+        .on(SKYLAKE)
+        .about("nor with a processor that has PCIDs and INVPCID"),
+    probe("bochs_probe_all", "all", ProbeEnd::AllPassed)
+        .about("all errors of guests end as specified")
+        .on(RYZEN),
+    stock("bochs_nothing_stale_with_hypercalls", (4, 2), STALE, Expect::NothingStale)
+        .about("no reader sees a page that was removed")
+        .on(RYZEN),
+    stock("bochs_nothing_stale_with_ipis", (4, 2), STALE, Expect::NothingStale)
+        .about("nor without the hint")
+        .by_ipis()
+        .on(RYZEN),
+    stock("bochs_thrash_by_hypercall", (4, 2), THRASH, Expect::TlbIpis(false))
+        .about("vCPUs that move between CPUs flush each other by hypercalls")
+        .on(RYZEN),
+    act("bochs_several_come_and_go", cycles::come_and_go)
+        .about("guests are created and destroyed, and their tags are used again")
+        .on(RYZEN),
+    talk("bochs_memory_comes_and_goes", WORK, Talk::Memory).about("while the guest works").on(RYZEN),
+    act("bochs_reboot_reboots", REBOOTS)
+        .about("a guest that is reset finds none of its former entries")
+        .on(RYZEN),
+    hostile("bochs_fuzz", "storm seed=0x5eed rounds=2 count=4000 rest", (4, 2))
+        .about("a guest that tries everything")
+        .on(RYZEN),
+];
