@@ -234,6 +234,9 @@ mod tests {
         let error = of(Arch::X86_64, Some(ArmCpu::Max)).expect_err("is refused");
         assert!(error.to_string().contains("--arch aarch64"), "{error}");
         assert_eq!(of(Arch::X86_64, None).expect("is one"), Platform::X86_64);
+        let bochs = |arch| PlatformArgs { arch: Some(arch), ..Platform::Bochs(Bochs::RYZEN).arguments() };
+        assert_eq!(bochs(Arch::X86_64).platform().expect("is one"), Platform::Bochs(Bochs::RYZEN));
+        assert!(bochs(Arch::Aarch64).platform().expect_err("is refused").to_string().contains("PC"));
         assert_eq!(of(Arch::Aarch64, None).expect("is one"), Platform::Aarch64(ArmCpu::Max));
     }
 

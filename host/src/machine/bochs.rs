@@ -228,3 +228,34 @@ fn quoted(cmdline: &str) -> String {
     let words = cmdline.split_whitespace().map(|word| format!("'{}'", word.replace('\'', r"'\''")));
     words.collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_tlb_does_is_read_and_passed_on() {
+        let read = |text| Tlb::parse(text).map(|tlb| tlb.variables().collect::<Vec<_>>());
+        assert_eq!(read("tagged"), Ok(Vec::new()));
+        assert_eq!(read("plain"), Ok(vec![("QUELL_TLB", "plain".to_owned())]));
+        let all = [("QUELL_TLB_DROP", "7:64"), ("QUELL_ASIDS", "3"), ("QUELL_CLEAN_BITS", "1")];
+        let all = all.map(|(name, value)| (name, value.to_owned())).to_vec();
+        assert_eq!(read("dropping=7,asids=3,clean-bits"), Ok(all));
+        for wrong in ["", "plane", "dropping", "dropping=x", "asids="] {
+            assert!(read(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn complaints_fail_a_run_and_other_messages_do_not() {
+        assert_eq!(complaints("com1: connected\n"), Ok(()));
+        let said = complaints("a\nQUELL-TLB: ASID: cpu 0: x\nb\nQUELL-TLB: VMRUN: cpu 1: y\n");
+        assert_eq!(said, Err(Complaints("ASID: cpu 0: x\nVMRUN: cpu 1: y".to_owned())));
+    }
+
+    #[test]
+    fn words_of_a_command_line_are_none_of_grubs() {
+        assert_eq!(quoted("check  only=a;b $x"), "'check' 'only=a;b' '$x'");
+        assert_eq!(quoted("it's"), r"'it'\''s'");
+    }
+}

@@ -17,6 +17,8 @@ const DROPPING: Platform =
     Platform::Bochs(Bochs { tlb: Tlb { dropping: Some(1), ..Tlb::TAGGED }, ..Bochs::RYZEN });
 const SKYLAKE: Platform = Platform::Bochs(Bochs { model: Model::Skylake, tlb: Tlb::TAGGED });
 
+const THRASH_SHORT: &str = "thrash --threads 4 --rounds 4 --settle 100 --report /dev/report";
+
 const fn check(name: &'static str, check: Check) -> Case {
     case(name, Body::Check(check)).on(RYZEN)
 }
@@ -48,7 +50,7 @@ fn spoil_each_other(room: &Room<'_>) -> Result<()> {
     cycles::spoil_each_other(&Room { other: Some(&hypervisor), ..*room })
 }
 
-pub(super) const PLANTED: [Case; 19] = [
+pub(super) const PLANTED: [Case; 23] = [
     caught("bochs_catches_debt_forgotten", Defect::DebtForgotten, "no-kick-space"),
     caught("bochs_catches_tag_not_written", Defect::TagNotWritten, "no-kick-space"),
     caught("bochs_catches_control_not_written", Defect::ControlNotWritten, "no-kick-space"),
@@ -64,13 +66,27 @@ pub(super) const PLANTED: [Case; 19] = [
     caught("bochs_catches_no_kick", Defect::NoKick, "no-kick-space"),
     caught("bochs_catches_early_return", Defect::EarlyReturn, "early-return-*,no-kick-space"),
     caught("bochs_catches_pieces_kept", Defect::PiecesKept, "*").with(&["nested_page=4K"]),
+    caught("bochs_catches_space_not_masked", Defect::SpaceNotMasked, "flush-of-halted-forgotten"),
+    caught("bochs_catches_globals_spared", Defect::GlobalsSpared, "flush-of-halted-forgotten"),
+    caught("bochs_catches_rest_of_list_forgotten", Defect::RestOfListForgotten, "*")
+        .with(&["flush_pages=1000"]),
+    check(
+        "bochs_catches_first_bank_only",
+        Check {
+            vcpus: 66,
+            defect: Some(Defect::FirstBankOnly),
+            rows: Some("flag-of-all-ignored"),
+            ..on(2, On::Quell)
+        },
+    )
+    .about(PLANTED_ABOUT),
     handed_on("bochs_catches_tag_kept", &["defect=tag-kept"]),
     handed_on("bochs_catches_rollover_kept", &["defect=rollover-kept"]),
     handed_on("bochs_catches_rollover_by_tag", &["defect=rollover-by-tag"]),
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 15] = [
+pub(super) const ROWS: [Case; 17] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -82,6 +98,9 @@ pub(super) const ROWS: [Case; 15] = [
     act("bochs_several_share_few_tags", cycles::share_cpus)
         .on(FEW_TAGS)
         .about("nor do guests that share CPUs get translations of others with their tags"),
+    check("bochs_tlbcheck_with_long_lists", on(2, On::Quell))
+        .with(&["flush_pages=1000"])
+        .about("nor where long lists are done page by page, and in parts"),
     check("bochs_tlbcheck_with_small_nested_pages", on(2, On::Quell))
         .with(&["nested_page=4K"])
         .about("nor where the guest's large pages are kept in pieces"),
@@ -100,6 +119,10 @@ pub(super) const ROWS: [Case; 15] = [
         .on(RYZEN),
     stock("bochs_thrash_by_hypercall", (4, 2), THRASH, Expect::TlbIpis(false))
         .about("vCPUs that move between CPUs flush each other by hypercalls")
+        .on(RYZEN),
+    stock("bochs_thrash_by_ipis", (4, 2), THRASH_SHORT, Expect::TlbIpis(true))
+        .about("or by IPIs")
+        .by_ipis()
         .on(RYZEN),
     act("bochs_several_come_and_go", cycles::come_and_go)
         .about("guests are created and destroyed, and their tags are used again")

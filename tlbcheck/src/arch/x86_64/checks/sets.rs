@@ -103,21 +103,27 @@ pub(super) fn empty_banks() -> Verdict {
     flushed(processor, &EX, &holes)
 }
 
+/// The last processor, which may be of another bank than the others.
+fn last() -> usize {
+    machine::get().processors - 1
+}
+
 /// The flag for all processors means all, regardless of mask or set.
 pub(super) fn all_flag() -> Verdict {
     machine::flushes()?;
-    let processor = machine::second()?;
-    flushed(processor, &[Kind::Space, Kind::List], &[Targets::AllFlag])?;
-    offers(Kind::SpaceEx, Via::Memory)?;
-    flushed(processor, &EX, &[Targets::AllFlag])
+    for processor in [machine::second()?, last()] {
+        flushed(processor, &[Kind::Space, Kind::List], &[Targets::AllFlag])?;
+        offers(Kind::SpaceEx, Via::Memory)?;
+        flushed(processor, &EX, &[Targets::AllFlag])?;
+    }
+    Ok(())
 }
 
 /// A set of the format for all means all, regardless of its banks (H12).
 pub(super) fn all_format() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
-    let processor = machine::second()?;
     let targets = [Targets::AllFormat(&[]), Targets::AllFormat(&[0]), Targets::AllFormat(&[0, 0, 0])];
-    flushed(processor, &EX, &targets)
+    [machine::second()?, last()].into_iter().try_for_each(|processor| flushed(processor, &EX, &targets))
 }
 
 /// Processors that do not exist are ignored, and the others are flushed (H10).

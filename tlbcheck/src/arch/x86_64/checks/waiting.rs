@@ -22,16 +22,21 @@ fn read_halt_read(_: usize) {
 }
 
 /// Replaces a halted processor's page, calls `flush`, and wakes it; returns what it then sees.
-fn while_halted(processor: usize, round: u64, flush: impl FnOnce() -> Verdict) -> Result<u64, Stop> {
+fn while_halted(
+    processor: usize,
+    round: u64,
+    is_global: bool,
+    flush: impl FnOnce() -> Verdict,
+) -> Result<u64, Stop> {
     HALTS.store(false, Ordering::Release);
     AWAKE.store(false, Ordering::Release);
-    replace(WINDOW, 2 * round, false);
+    replace(WINDOW, 2 * round, is_global);
     machine::on(processor, |_| window::enter_space(window::space()))?;
     machine::give(processor, read_halt_read)?;
     let halts = clock::wait_until(PATIENCE_MS, || HALTS.load(Ordering::Acquire));
     // Until it has reached its HLT.
     clock::delay(1000);
-    replace(WINDOW, 2 * round + 1, false);
+    replace(WINDOW, 2 * round + 1, is_global);
     let flushed = flush();
     let was_awake = AWAKE.load(Ordering::Acquire);
     let woken = clock::wait_until(PATIENCE_MS, || {
@@ -52,7 +57,7 @@ pub(super) fn halted() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
     for round in 0..ROUNDS {
-        while_halted(processor, round, || {
+        while_halted(processor, round, false, || {
             let mut fastest = u64::MAX;
             each_of_all(processor, |flush| {
                 let begin = clock::now();
@@ -81,10 +86,18 @@ pub(super) fn halted_sees() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
     let mut round = 0;
-    each_of_all(processor, |flush| {
+    let mut sees = |is_global, flush: &Flush<'_>| {
         round += 1;
-        let seen = while_halted(processor, round, || hypercall::flush(flush))?;
+        let seen = while_halted(processor, round, is_global, || hypercall::flush(flush))?;
         ensure!(seen == 2 * round + 1, "{:?}: it sees round {seen}, not {}", flush.kind, 2 * round + 1);
         Ok(())
+    };
+    each_of_all(processor, |flush| sees(false, flush))?;
+    // Its space is named with flags of CR3; and another one is, but its page is of all spaces.
+    let non_global = FlushFlags::new().with_non_global_only(true);
+    let named = [(false, non_global, window::space() | 5), (true, FlushFlags::new(), window::other_space())];
+    named.into_iter().try_for_each(|(is_global, flags, space)| {
+        let (kind, via, targets) = (Kind::Space, Via::Memory, Targets::AllFlag);
+        sees(is_global, &Flush { kind, via, targets, space, flags, elements: &[] })
     })
 }
