@@ -16,6 +16,7 @@ mod remapper;
 use reader::{Reader, Reads, Sighting};
 use region::{PageChange, Region, WINDOW};
 use remapper::Remapper;
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde_json::{Map, Value, json};
 use std::process::ExitCode;
@@ -78,13 +79,21 @@ struct RunOutcome {
     stale: Option<Sighting>,
 }
 
+/// So often is a CPU looked for that does not go offline before the thread is pinned to it.
+const TRIES: u32 = 100;
+
 /// Pins the thread to one of the CPUs that the process may use: the `index`th, modulo their number.
 fn pin(index: usize) -> io::Result<()> {
-    let allowed = sched_getaffinity(None)?;
-    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
-    let mut only = CpuSet::new();
-    only.set(cpus[index % cpus.len()]);
-    Ok(sched_setaffinity(None, &only)?)
+    let pin_once = || {
+        let allowed = sched_getaffinity(None)?;
+        let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+        let mut only = CpuSet::new();
+        only.set(cpus[index % cpus.len()]);
+        sched_setaffinity(None, &only)
+    };
+    let gone = |pinned: &rustix::io::Result<()>| *pinned == Err(Errno::INVAL);
+    let mut tries = (0..TRIES).map(|_| pin_once()).skip_while(gone);
+    Ok(tries.next().unwrap_or(Err(Errno::INVAL))?)
 }
 
 /// Lets threads remap and read for a while, or until a read is stale.
