@@ -40,9 +40,20 @@ pub fn off(switch: Option<Switch>) -> ! {
     }
 }
 
+/// Line status registers of the first two serial ports, and the bit that says that all is sent.
+const LINE_STATUS: [u16; 2] = [0x3fd, 0x2fd];
+const ALL_SENT: u8 = 1 << 6;
+/// More reads than the bytes of a full transmitter take, at 115,200 bits a second.
+const READS_MAX: u32 = 1 << 16;
+
 /// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2
-/// * code + 1`.
+/// * code + 1`. What the serial ports have is sent before; one that is not there reads as ones.
 pub fn debug_exit(port: u16, code: u8) {
+    for status in LINE_STATUS {
+        // SAFETY: reading the register has no effect on what is sent.
+        let is_sent = |_: &u32| unsafe { Port::<u8>::new(status).read() } & ALL_SENT != 0;
+        (0..READS_MAX).find(is_sent);
+    }
     // SAFETY: the caller vouches that the device is there.
     unsafe { Port::new(port).write(u32::from(code)) };
 }
