@@ -12,6 +12,8 @@ const MODEM_CONTROL: u16 = 4;
 const LINE_STATUS: u16 = 5;
 const DATA_READY: u8 = 1 << 0;
 const TRANSMITTER_EMPTY: u8 = 1 << 5;
+/// And so is the shift register: nothing is left to be sent.
+const ALL_SENT: u8 = 1 << 6;
 /// Reads of the line status before a byte is dropped: a stuck port blocks no caller forever. They
 /// take 6 ms or more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200 baud.
 const TRIES: u32 = 1 << 16;
@@ -64,10 +66,20 @@ impl<R: Registers> Uart<R> {
         self.send_within(TRIES, byte);
     }
 
+    /// Waits until all is sent, unless the port is stuck. A port that is not there has sent all.
+    pub fn drain(self) {
+        self.await_status(TRIES, ALL_SENT);
+    }
+
     fn send_within(self, tries: u32, byte: u8) {
-        if (0..tries).any(|_| self.0.read(LINE_STATUS) & TRANSMITTER_EMPTY != 0) {
+        if self.await_status(tries, TRANSMITTER_EMPTY) {
             self.0.write(DATA, byte);
         }
+    }
+
+    /// Whether the line status has this bit within so many reads.
+    fn await_status(self, tries: u32, bit: u8) -> bool {
+        (0..tries).any(|_| self.0.read(LINE_STATUS) & bit != 0)
     }
 }
 
@@ -120,6 +132,15 @@ mod tests {
         Uart(&stuck).write_str("ab").expect("it never fails");
         assert_eq!(*ready.0.borrow(), [(DATA, b'a'), (DATA, b'b')]);
         assert!(stuck.0.borrow().is_empty());
+    }
+
+    #[test]
+    fn what_is_being_sent_is_waited_for_but_not_for_ever() {
+        let (sent, stuck) = (port(TRANSMITTER_EMPTY | ALL_SENT), port(TRANSMITTER_EMPTY));
+        sent.2.set(3);
+        Uart(&sent).drain();
+        assert_eq!(sent.2.get(), 0, "it has been asked until it was so");
+        Uart(&stuck).drain();
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Vmcb {
     pub(super) fn set_up(&mut self, permissions: &Permissions, features: Features) {
         self.iopm_base = permissions.io;
         self.msrpm_base = permissions.msr;
-        // Each entry sets its tag; 0, the host's, is none.
+        // Each entry sets its own. This one is for a test that leaves that out: 0 is the host's.
         self.asid = 1;
         self.nested_control = 1;
         self.nested_cr3 = permissions.nested_root;

@@ -2,6 +2,8 @@
 
 use x86_64::instructions::port::Port;
 
+use super::serial::{CONSOLE, REPORTS, Serial};
+
 /// The register and value that switch the machine off (ACPI 6.5, sections 4.8.3.2.1 and 4.8.3.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
@@ -23,8 +25,15 @@ impl Switch {
     }
 }
 
-/// Switches the machine off, if the register is known; otherwise halts.
+/// What a program has written is on its way when the machine ends.
+fn drain() {
+    [CONSOLE, REPORTS].into_iter().for_each(Serial::drain);
+}
+
+/// Switches the machine off, if the register is known; otherwise halts. What the serial ports have
+/// is sent before.
 pub fn off(switch: Option<Switch>) -> ! {
+    drain();
     if let Some(Switch { port, value, is_byte }) = switch {
         // SAFETY: ACPI says that this switches the machine off.
         unsafe {
@@ -40,20 +49,10 @@ pub fn off(switch: Option<Switch>) -> ! {
     }
 }
 
-/// Line status registers of the first two serial ports, and the bit that says that all is sent.
-const LINE_STATUS: [u16; 2] = [0x3fd, 0x2fd];
-const ALL_SENT: u8 = 1 << 6;
-/// More reads than the bytes of a full transmitter take, at 115,200 bits a second.
-const READS_MAX: u32 = 1 << 16;
-
 /// Ends QEMU by its device isa-debug-exit at `port`, if it is there: QEMU's exit status is then `2
-/// * code + 1`. What the serial ports have is sent before; one that is not there reads as ones.
+/// * code + 1`. What the serial ports have is sent before.
 pub fn debug_exit(port: u16, code: u8) {
-    for status in LINE_STATUS {
-        // SAFETY: reading the register has no effect on what is sent.
-        let is_sent = |_: &u32| unsafe { Port::<u8>::new(status).read() } & ALL_SENT != 0;
-        (0..READS_MAX).find(is_sent);
-    }
+    drain();
     // SAFETY: the caller vouches that the device is there.
     unsafe { Port::new(port).write(u32::from(code)) };
 }
