@@ -51,7 +51,7 @@ mistakes! {
     ListCutShort,
     /// Pages are invalidated under the next tag.
     WrongTagInvalidated,
-    /// When a range is invalidated page by page, the last page is skipped.
+    /// When a range is invalidated page by page, only its first page is.
     PageLeftOut,
     /// Of several ranges, only the first is invalidated.
     RangeLeftOut,

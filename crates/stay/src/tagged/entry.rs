@@ -107,10 +107,6 @@ pub fn take_flush<P: Processor>(
     page_limit: u64,
 ) -> Option<Taken> {
     let work = owner.take_flush()?;
-    if processor.makes(Mistake::FlushNotCarriedOut) {
-        work.complete();
-        return Some(Taken::Nothing);
-    }
     if work.is_nested() {
         processor.owe_nested_flush();
     }

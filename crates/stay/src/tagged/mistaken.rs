@@ -42,7 +42,10 @@ impl<'p, P: Processor> Mistaken<'p, P> {
 
 impl<P: Processor> Mistakes for Mistaken<'_, P> {
     fn makes(&self, mistake: Mistake) -> bool {
-        self.processor.makes(mistake)
+        use Mistake::{DebtForgotten, FlushNotCarriedOut, NestedTakenAsGuests, PageNotInvalidated};
+        // What is not carried out at all is owed in no way, and done for no page.
+        let is_part = matches!(mistake, DebtForgotten | NestedTakenAsGuests | PageNotInvalidated);
+        self.processor.makes(mistake) || is_part && self.processor.makes(FlushNotCarriedOut)
     }
 }
 
