@@ -91,9 +91,9 @@ fn pin(index: usize) -> io::Result<()> {
         only.set(cpus[index % cpus.len()]);
         sched_setaffinity(None, &only)
     };
-    let gone = |pinned: &rustix::io::Result<()>| *pinned == Err(Errno::INVAL);
-    let mut tries = (0..TRIES).map(|_| pin_once()).skip_while(gone);
-    Ok(tries.next().unwrap_or(Err(Errno::INVAL))?)
+    let gone = Err(Errno::INVAL);
+    let mut tries = (0..TRIES).map(|_| pin_once());
+    Ok(tries.find(|pinned| *pinned != gone).unwrap_or(gone)?)
 }
 
 /// Lets threads remap and read for a while, or until a read is stale.
