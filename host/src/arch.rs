@@ -149,7 +149,7 @@ impl Platform {
     pub(crate) fn suffix(self) -> String {
         match self {
             Self::X86_64 => String::new(),
-            Self::Bochs(bochs) => format!("@{}", bochs.model.name()),
+            Self::Bochs(bochs) => format!("@{}", bochs.name()),
             Self::Aarch64(cpu) => format!("@{}", cpu.name()),
         }
     }

@@ -22,6 +22,11 @@ pub(crate) struct Bochs {
 
 impl Bochs {
     pub(crate) const RYZEN: Self = Self { model: Model::Ryzen, tlb: Tlb::TAGGED };
+
+    /// Its name in results: other machines have other names.
+    pub(crate) fn name(self) -> String {
+        format!("{}{}", self.model.name(), self.tlb.words())
+    }
 }
 
 /// A CPU that Bochs has a model of.
@@ -34,7 +39,7 @@ pub(crate) enum Model {
 }
 
 impl Model {
-    pub(crate) const fn name(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Ryzen => "ryzen",
             Self::Skylake => "skylake",
@@ -84,6 +89,20 @@ impl Tlb {
                 }
             })
         })
+    }
+
+    /// The words that differ from `tagged`, each after a comma.
+    fn words(self) -> String {
+        let Self { plain, dropping, asids, clean_bits } = self;
+        let word = |is_said: bool, word: &str| is_said.then(|| word.to_owned());
+        let number = |number: Option<u32>, word| number.map(|number| format!("{word}={number}"));
+        let words = [
+            word(plain, "plain"),
+            number(dropping, "dropping"),
+            number(asids, "asids"),
+            word(clean_bits, "clean-bits"),
+        ];
+        words.into_iter().flatten().map(|word| format!(",{word}")).collect()
     }
 
     /// The variables for Bochs's process (`emulator/bochs/README.md`).
@@ -175,7 +194,7 @@ pub(super) fn prepare(
         model = bochs.model.bochs(),
         cpus = spec.cpus,
         disc = disc.display(),
-        log = format_args!("/proc/self/fd/{}", own_log),
+        log = channels.qemu_log.display(),
     );
     for (number, socket) in &sockets {
         let fd = socket.as_raw_fd();
@@ -236,6 +255,9 @@ mod tests {
     #[test]
     fn what_a_tlb_does_is_read_and_passed_on() {
         let read = |text| Tlb::parse(text).map(|tlb| tlb.variables().collect::<Vec<_>>());
+        for words in ["tagged", "tagged,plain", "tagged,dropping=7,asids=3,clean-bits"] {
+            assert_eq!(Tlb::parse(words).map(|tlb| format!("tagged{}", tlb.words())).as_deref(), Ok(words));
+        }
         assert_eq!(read("tagged"), Ok(Vec::new()));
         assert_eq!(read("plain"), Ok(vec![("QUELL_TLB", "plain".to_owned())]));
         let all = [("QUELL_TLB_DROP", "7:64"), ("QUELL_ASIDS", "3"), ("QUELL_CLEAN_BITS", "1")];

@@ -275,7 +275,7 @@ impl Runner<'_> {
 fn model(way: FlushWay) -> String {
     match way.platform() {
         Platform::X86_64 => String::new(),
-        Platform::Bochs(bochs) => format!(" ({})", bochs.model.name()),
+        Platform::Bochs(bochs) => format!(" ({})", bochs.name()),
         Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
     }
 }

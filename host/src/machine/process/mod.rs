@@ -246,19 +246,21 @@ impl Machine {
             next = behind;
         }
         let (reports, reports_dropped) = (self.reports.all(), self.reports.dropped());
-        let (log, messages) = (self.log.whole()?, self.messages.whole()?);
-        bochs::complaints(&messages)?;
-        Ok(Outcome {
+        let log = self.log.whole()?;
+        let outcome = Outcome {
             end,
             wall,
             console: self.shown(),
             log: log + &self.stuck.take().unwrap_or_default(),
-            qemu_messages: messages,
+            qemu_messages: self.messages.whole()?,
             unwritten: self.unwritten(),
             reports,
             reports_dropped,
             counters: self.counters()?,
-        })
+        };
+        bochs::complaints(&outcome.qemu_messages)
+            .map_err(|complaints| Error::new(complaints).context(outcome.tails()))?;
+        Ok(outcome)
     }
 
     fn wait(
@@ -372,8 +374,12 @@ impl Outcome {
     }
 
     pub(crate) fn explain(&self, error: Error) -> Error {
+        anyhow!("{error:#}\n{}", self.tails())
+    }
+
+    fn tails(&self) -> String {
         let (console, log) = (tail(&self.console), tail(&self.log));
-        anyhow!("{error:#}\nthe guest's console:\n{console}\nthe hypervisor's log:\n{log}")
+        format!("the guest's console:\n{console}\nthe hypervisor's log:\n{log}")
     }
 
     pub(crate) fn report(&self, event: &str) -> Option<&Value> {
