@@ -9,12 +9,15 @@ use paging::Amd64Nested;
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
+use super::capabilities::Capabilities;
+use super::controls::Controls;
 use super::table;
 use super::vmcs::Vmcs;
 use crate::pages::Pages;
 use crate::vm::arch::Arch;
 use crate::vm::files::Defects;
 use crate::vm::{Context, Next, PerCpu, Vm};
+use crate::x86::cpuid::guest_cr4_mask;
 use crate::x86::offer::OnX86;
 use crate::x86::processor::{Processor, Vendor, X86};
 use crate::x86::vcpu::block::{ControlBlock, Field};
@@ -37,6 +40,12 @@ pub enum Invvpid {
 pub trait Vmx: Processor {
     /// Number of VPIDs that guests can have on each CPU.
     fn vpids() -> NonZeroU32;
+    /// What the processors can do, and the controls that were chosen from that.
+    fn chosen() -> (&'static Capabilities, Controls);
+    /// VMREAD, of the current VMCS.
+    fn vmread(field: u32) -> u64;
+    /// The vCPU leaves the CPU: VMCLEAR, if its VMCS is active.
+    fn leave(vmcs: &mut Vmcs);
     /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
     fn hold_interrupts();
     /// Takes the interrupts that were [held](Self::hold_interrupts).
@@ -80,14 +89,15 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
 
     /// What the tag owes is dropped at once: an entry drops nothing (29.4.3.3). A debt of the tag
     /// stands for nested translations as well.
-    fn set_tag(&mut self, vpid: u32, control: TlbControl, _: bool) {
-        self.vmcs.vpid = vpid as u16;
-        A::invalidate(match control {
-            TlbControl::DoNothing => return,
-            TlbControl::FlushAsid => Invvpid::Vpid(self.vmcs.vpid),
-            TlbControl::FlushAll => Invvpid::All,
-        });
-        A::invalidate_nested(self.vmcs.nested_root);
+    fn set_tag(&mut self, vpid: u32, control: TlbControl, changed: bool) {
+        self.vmcs.set_vpid(vpid as u16);
+        match control {
+            TlbControl::DoNothing if !changed => return,
+            TlbControl::DoNothing => {}
+            TlbControl::FlushAsid => A::invalidate(Invvpid::Vpid(vpid as u16)),
+            TlbControl::FlushAll => A::invalidate(Invvpid::All),
+        }
+        A::invalidate_nested(self.vmcs.nested_root());
     }
 
     fn hold_interrupts(&mut self) {
@@ -111,7 +121,7 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
     }
 
     fn owe_nested_flush(&mut self) {
-        A::invalidate_nested(self.vmcs.nested_root);
+        A::invalidate_nested(self.vmcs.nested_root());
     }
 
     fn mode(&self) -> Mode {
@@ -145,7 +155,7 @@ where
     }
 
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
-        vmcs.nested_root = permissions.nested_root;
+        vmcs.set_up(Self::chosen(), guest_cr4_mask::<Self>(), permissions, Self::vmread);
     }
 
     fn next_rip(vmcs: &Vmcs) -> Option<u64> {
@@ -170,5 +180,7 @@ where
         table::handle_exit(context)
     }
 
-    fn leave(_: &mut Context<'_, Self>) {}
+    fn leave(context: &mut Context<'_, Self>) {
+        <Self as Vmx>::leave(&mut context.state.block);
+    }
 }

@@ -8,6 +8,9 @@ use hostlink::counters::Counter;
 use memslots::Gpa;
 use std::cell::RefCell;
 
+use super::capabilities::Capabilities;
+use super::controls::Controls;
+use super::fields::Named;
 use super::processor::{Invvpid, OnVmx, Vmx};
 use super::table::{CPUID, EPT_VIOLATION, HALT, INTERRUPT, PORT};
 use super::vmcs::Vmcs;
@@ -47,6 +50,17 @@ impl Vmx for MockVmx {
     fn vpids() -> NonZeroU32 {
         NonZeroU32::new(0xffff).expect("a number")
     }
+
+    fn chosen() -> (&'static Capabilities, Controls) {
+        const NONE: &Capabilities = &Capabilities::NONE;
+        (NONE, Controls::default())
+    }
+
+    fn vmread(field: u32) -> u64 {
+        panic!("{} is read of no processor", Named(field))
+    }
+
+    fn leave(_: &mut Vmcs) {}
 
     fn hold_interrupts() {}
 
@@ -155,7 +169,7 @@ fn a_flush_that_the_tag_owes_is_two_instructions() {
         INVALIDATED.take();
         context.state.own.owe_flush();
         stay(context, |vmcs, _| vmcs.reason = INTERRUPT);
-        let (vpid, root) = (context.state.block.vpid, context.state.block.nested_root);
+        let (vpid, root) = (context.state.block.vpid(), context.state.block.nested_root());
         assert_eq!(INVALIDATED.take(), [Invalidated::Guests(Invvpid::Vpid(vpid)), Invalidated::Nested(root)]);
         stay(context, |vmcs, _| vmcs.reason = INTERRUPT);
         assert_eq!(INVALIDATED.take(), [], "it owes nothing any more");

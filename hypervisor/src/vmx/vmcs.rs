@@ -1,54 +1,261 @@
-//! A vCPU's part of the VMCS: what an entry writes there and an exit reads from there. CR2 and the
-//! MSRs that the VMCS does not have are switched with it.
+//! A vCPU's VMCS as software has it: copies of the registers that the processor keeps there, the
+//! controls, and what an exit has said.
+//!
+//! An entry writes the copies that have changed. After an exit those are read that most exits need;
+//! others are read where they are asked for, while the VMCS is the CPU's current one. CR2, DR6 and
+//! the MSRs that a VMCS does not have stay in the processor while the vCPU is on the CPU.
 
-use alloc::boxed::Box;
-use coherence::asid::AsidSlot;
-use stay::tagged::start_over;
+use core::sync::atomic::Ordering;
 
-use crate::vm::arch::Cpus;
-use crate::vm::files::Defects;
-use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
+use super::active::Active;
+use super::capabilities::Capabilities;
+use super::controls::{self, Controls, Word};
+use super::copies::{ALL, BASE, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, place};
+use super::fields as f;
+use super::outside::Outside;
+use crate::pages::Pages;
+use crate::x86::vcpu::block::{InterruptRequest, Segment, SegmentName};
 use crate::x86::vcpu::event;
-use crate::x86::vcpu::nmi::Nmi;
-use crate::x86::vcpu::state::VcpuState;
+use crate::x86::vcpu::state::Permissions;
 
-const FIELDS: usize = Field::SysenterEip as usize + 1;
-const SEGMENTS: usize = SegmentName::Tr as usize + 1;
+/// The EPT pointer's memory type for the tables, and number of levels less 1 (25.6.11).
+const WRITE_BACK: u64 = 6;
+const LEVELS_4: u64 = 3 << 3;
 
-/// STI and MOV SS hold interrupts off (25.4.2, interruptibility state).
-const SHADOWS: u32 = 3;
+/// A segment cannot be used (25.4.1).
+const UNUSABLE: u32 = 1 << 16;
+/// Present, in access rights and in attributes.
+const PRESENT: u32 = 1 << 7;
 
-/// A vCPU's part of the VMCS.
-#[derive(Clone, Debug)]
+/// A vCPU's VMCS.
+#[derive(Debug)]
 pub struct Vmcs {
-    fields: [u64; FIELDS],
-    segments: [Segment; SEGMENTS],
-    /// Root of the nested tables, as in the EPT pointer.
-    pub nested_root: u64,
-    /// VPID.
-    pub vpid: u16,
+    pub(super) copies: [u64; COPIES],
+    /// The copies that are newer than what the VMCS has.
+    pub(super) dirty: u64,
+    /// The copies that are older.
+    pub(super) stale: u64,
+    vmread: fn(u32) -> u64,
+    pub(super) controls: Controls,
+    /// Words of controls that the VMCS does not have yet.
+    pub(super) dirty_words: u8,
+    /// Of CR0 and CR4: the bits that must be set, and those whose change by the guest exits.
+    pub(super) masks: [[u64; 2]; 2],
+    /// CR2, and the MSRs that the VMCS does not have.
+    pub(super) outside: Outside,
+    /// Bitmaps of ports and of MSRs, which never change.
+    pub(super) maps: [u64; 2],
+    region: Pages,
+    /// The virtual-APIC page, of which the task priority is used.
+    apic: Pages,
+    /// Where the processor has it.
+    pub(super) active: Active,
     /// VM-entry interruption information, with the error code in the upper half.
-    event: u64,
-    requested: InterruptRequest,
-    /// Interruptibility state.
-    pub interruptibility: u32,
-    /// Whether PAUSE, and accesses to debug registers, cause exits.
-    pause_exits: bool,
-    debug_exits: bool,
+    pub(super) event: u64,
+    /// What the entry delivers if it is a software interrupt or exception: its length.
+    pub entry_length: u32,
+    pub(super) requested: InterruptRequest,
+    /// See [`set_threshold`](Self::set_threshold).
+    pub(super) threshold: u8,
+    /// The one that the VMCS has.
+    pub(super) written_threshold: u8,
+    /// It has never been active.
+    pub(super) is_new: bool,
     /// Basic exit reason (appendix C).
     pub reason: u16,
+    /// The processor has refused the guest's state at the entry.
+    pub is_refused: bool,
     /// Exit qualification (28.2.1).
     pub qualification: u64,
-    /// Guest physical address of an EPT violation.
+    /// Guest physical address of an EPT violation or misconfiguration.
     pub guest_physical: u64,
+    /// Linear address of an EPT violation, if its qualification says that there is one; of an
+    /// instruction that accesses memory.
+    pub guest_linear: u64,
     /// Length of the instruction that caused the exit.
     pub length: u64,
+    /// What the instruction that caused the exit is (28.2.5).
+    pub instruction: u32,
+    /// VM-exit interruption information, with the error code in the upper half: of an exception or
+    /// NMI.
+    pub interruption: u64,
     /// IDT-vectoring information, with the error code in the upper half.
     pub vectoring: u64,
 }
 
+/// Nothing is offered or requested.
+pub(super) const fn quiet(priority: u8) -> InterruptRequest {
+    InterruptRequest { priority, offered: None, window: false, priority_exits: false }
+}
+
+/// Where the virtual-APIC page has the task priority, in words.
+const TPR: usize = 0x80 / 8;
+
 impl Vmcs {
+    pub(super) fn new() -> Self {
+        Self {
+            copies: [0; COPIES],
+            dirty: ALL,
+            stale: 0,
+            vmread: |encoding| unreachable!("{} is read of no processor", f::Named(encoding)),
+            controls: Controls::default(),
+            dirty_words: u8::MAX,
+            masks: [[0; 2]; 2],
+            outside: Outside::default(),
+            maps: [0; 2],
+            region: Pages::new(1),
+            apic: Pages::new(1),
+            active: Active::default(),
+            event: 0,
+            entry_length: 0,
+            requested: quiet(0),
+            threshold: 0,
+            written_threshold: 0,
+            is_new: true,
+            reason: 0,
+            is_refused: false,
+            qualification: 0,
+            guest_physical: 0,
+            guest_linear: 0,
+            length: 0,
+            instruction: 0,
+            interruption: 0,
+            vectoring: 0,
+        }
+    }
+
+    /// What the block has for good: controls, the bits of CR4 that the guest may change without an
+    /// exit, the maps of ports and MSRs, and how its processor reads a field.
+    pub(super) fn set_up(
+        &mut self,
+        (capabilities, controls): (&Capabilities, Controls),
+        cr4: u64,
+        permissions: &Permissions,
+        vmread: fn(u32) -> u64,
+    ) {
+        let [cr0_fixed, cr4_fixed] = [capabilities.guest_cr0_fixed(), capabilities.guest_cr4_fixed()];
+        self.masks = [[cr0_fixed, cr0_fixed], [cr4_fixed, cr4_fixed | !cr4]];
+        (self.controls, self.vmread) = (controls, vmread);
+        self.maps = [permissions.io, permissions.msr];
+        self.set_copy(Copied::EptPointer, permissions.nested_root | WRITE_BACK | LEVELS_4);
+        self.region.words()[0].store(capabilities.revision().into(), Ordering::Relaxed);
+    }
+
+    /// Address of the VMCS.
+    #[inline(always)]
+    pub const fn region(&self) -> u64 {
+        self.region.start()
+    }
+
+    /// Address of the virtual-APIC page.
+    pub const fn apic(&self) -> u64 {
+        self.apic.start()
+    }
+
+    #[inline(always)]
+    fn copy_at(&self, place: usize) -> u64 {
+        if self.stale >> place & 1 != 0 { (self.vmread)(FIELDS[place]) } else { self.copies[place] }
+    }
+
+    #[inline(always)]
+    const fn set_copy_at(&mut self, place: usize, value: u64) {
+        self.copies[place] = value;
+        self.dirty |= 1 << place;
+        self.stale &= !(1 << place);
+    }
+
+    /// A register's value.
+    #[inline(always)]
+    pub(super) fn copy(&self, register: Copied) -> u64 {
+        self.copy_at(register as usize)
+    }
+
+    /// Changes a register.
+    #[inline(always)]
+    pub(super) const fn set_copy(&mut self, register: Copied, value: u64) {
+        self.set_copy_at(register as usize, value);
+    }
+
+    /// CR0 or CR4 as the guest sees it.
+    #[inline(always)]
+    pub(super) fn control_register(&self, (real, shadow): (Copied, Copied)) -> u64 {
+        let [_, mask] = self.masks[usize::from(real as u8 == Copied::Cr4 as u8)];
+        self.copy(real) & !mask | self.copy(shadow) & mask
+    }
+
+    /// Changes CR0 or CR4 as the guest sees it.
+    #[inline(always)]
+    pub(super) const fn set_control_register(&mut self, (real, shadow): (Copied, Copied), value: u64) {
+        let [fixed, _] = self.masks[(real as u8 == Copied::Cr4 as u8) as usize];
+        self.set_copy(real, value | fixed);
+        self.set_copy(shadow, value);
+    }
+
+    /// A segment register.
+    pub(super) fn segment_of(&self, name: SegmentName) -> Segment {
+        let part = |part| self.copy_at(place(name, part));
+        let rights = part(RIGHTS) as u32;
+        let rights = if rights & UNUSABLE != 0 { rights & !PRESENT } else { rights };
+        Segment {
+            selector: part(SELECTOR) as u16,
+            attributes: (rights & 0xff | rights >> 4 & 0xf00) as u16,
+            limit: part(LIMIT) as u32,
+            base: part(BASE),
+        }
+    }
+
+    /// Changes a segment register. One that is not present cannot be used.
+    pub(super) fn set_segment_of(&mut self, name: SegmentName, segment: Segment) {
+        let Segment { selector, attributes, limit, base } = segment;
+        let attributes = u32::from(attributes);
+        let rights = attributes & 0xff | (attributes & 0xf00) << 4;
+        let rights = if rights & PRESENT == 0 { rights | UNUSABLE } else { rights };
+        let parts = [selector.into(), rights.into(), limit.into(), base];
+        for (part, value) in parts.into_iter().enumerate() {
+            if FIELDS[place(name, part)] != 0 {
+                self.set_copy_at(place(name, part), value);
+            }
+        }
+    }
+
+    /// Root of the nested tables, with what else the EPT pointer has.
+    #[inline(always)]
+    pub(super) const fn nested_root(&self) -> u64 {
+        self.copies[Copied::EptPointer as usize]
+    }
+
+    /// The tag.
+    #[inline(always)]
+    pub const fn vpid(&self) -> u16 {
+        self.copies[Copied::Vpid as usize] as u16
+    }
+
+    #[inline(always)]
+    pub(super) const fn set_vpid(&mut self, vpid: u16) {
+        if self.vpid() != vpid {
+            self.set_copy(Copied::Vpid, vpid as u64);
+        }
+    }
+
+    /// An exit has ended the stay: the event has been delivered.
+    #[inline(always)]
+    pub(super) const fn leave(&mut self) {
+        self.event = 0;
+    }
+
+    /// The guest's task priority, as CR8 shows it.
+    #[inline(always)]
+    pub(super) fn priority(&self) -> u8 {
+        (self.apic.words()[TPR].load(Ordering::Relaxed) >> 4 & 0xf) as u8
+    }
+
+    #[inline(always)]
+    pub(super) fn store_priority(&self, priority: u8) {
+        self.apic.words()[TPR].store(u64::from(priority) << 4, Ordering::Relaxed);
+    }
+
     /// What the entry delivers: an event, or else the offered interrupt.
+    #[inline(always)]
     pub const fn delivered(&self) -> u64 {
         match self.requested.offered {
             Some(vector) if self.event & event::VALID == 0 => {
@@ -59,155 +266,71 @@ impl Vmcs {
     }
 
     /// The address behind the instruction that caused the exit.
-    pub const fn next_rip(&self) -> u64 {
-        self.fields[Field::Rip as usize].wrapping_add(self.length)
+    #[inline(always)]
+    pub fn next_rip(&self) -> u64 {
+        self.copy(Copied::Rip).wrapping_add(self.length)
     }
 
-    /// An exit has ended the stay: the event has been delivered.
-    pub const fn leave(&mut self) {
-        self.event = 0;
-    }
-}
-
-/// Nothing is offered or requested.
-const fn quiet(priority: u8) -> InterruptRequest {
-    InterruptRequest { priority, offered: None, window: false, priority_exits: false }
-}
-
-impl ControlBlock for Vmcs {
-    /// The tag: VPID.
-    type Own = AsidSlot;
-
-    const EFER_OWN: u64 = 0;
-
-    fn boxed() -> Box<Self> {
-        Box::new(Self {
-            fields: [0; FIELDS],
-            segments: [Segment::default(); SEGMENTS],
-            nested_root: 0,
-            vpid: 0,
-            event: 0,
-            requested: quiet(0),
-            interruptibility: 0,
-            pause_exits: false,
-            debug_exits: false,
-            reason: 0,
-            qualification: 0,
-            guest_physical: 0,
-            length: 0,
-            vectoring: 0,
-        })
+    /// Interruptibility state (25.4.2).
+    #[inline(always)]
+    pub fn interruptibility(&self) -> u32 {
+        self.copy(Copied::Interruptibility) as u32
     }
 
-    fn own(_: u32) -> AsidSlot {
-        AsidSlot::new()
+    /// Changes the interruptibility state.
+    pub const fn set_interruptibility(&mut self, state: u32) {
+        self.set_copy(Copied::Interruptibility, state as u64);
     }
 
-    fn read(&self, field: Field) -> u64 {
-        self.fields[field as usize]
+    /// Activity state (25.4.2): 0, unless the guest halts or has shut down.
+    pub fn activity(&self) -> u32 {
+        self.copy(Copied::Activity) as u32
     }
 
-    fn write(&mut self, field: Field, value: u64) {
-        self.fields[field as usize] = value;
+    /// Changes the activity state.
+    pub const fn set_activity(&mut self, state: u32) {
+        self.set_copy(Copied::Activity, state as u64);
     }
 
-    fn segment(&self, name: SegmentName) -> Segment {
-        self.segments[name as usize]
+    /// Debug exceptions that the guest takes at the next entry (25.4.2).
+    pub fn pending_debug(&self) -> u64 {
+        self.copy(Copied::PendingDebug)
     }
 
-    fn set_segment(&mut self, name: SegmentName, segment: Segment) {
-        self.segments[name as usize] = segment;
+    /// Changes the pending debug exceptions.
+    pub const fn set_pending_debug(&mut self, pending: u64) {
+        self.set_copy(Copied::PendingDebug, pending);
     }
 
-    /// That of SS's descriptor.
-    fn cpl(&self) -> u8 {
-        (self.segment(SegmentName::Ss).attributes >> 5 & 3) as u8
+    #[inline(always)]
+    pub(super) const fn set_control(&mut self, word: Word, bit: u32, wanted: bool) {
+        if self.controls.set(word, bit, wanted) {
+            self.dirty_words |= 1 << word as u8;
+        }
     }
 
-    fn event(&self) -> u64 {
-        self.event
+    /// Whether a control is set.
+    pub const fn control(&self, word: Word, bit: u32) -> bool {
+        self.controls.has(word, bit)
     }
 
-    fn set_event(&mut self, event: u64) {
-        self.event = event;
+    /// Whether the guest exits as soon as it can take an interrupt.
+    pub const fn set_interrupt_window(&mut self, wanted: bool) {
+        self.set_control(Word::Primary, controls::INTERRUPT_WINDOW, wanted);
     }
 
-    fn cut_short(&self) -> u64 {
-        self.vectoring
+    /// Whether the guest exits as soon as it can take an NMI.
+    pub const fn set_nmi_window(&mut self, wanted: bool) {
+        self.set_control(Word::Primary, controls::NMI_WINDOW, wanted);
     }
 
-    fn has_shadow(&self) -> bool {
-        self.interruptibility & SHADOWS != 0
+    /// Whether the guest exits after an instruction, or after the event that the entry delivers.
+    pub const fn set_monitor_trap(&mut self, wanted: bool) {
+        self.set_control(Word::Primary, controls::MONITOR_TRAP, wanted);
     }
 
-    fn end_shadow(&mut self) {
-        self.interruptibility &= !SHADOWS;
-    }
-
-    fn is_quiet(&self, priority: u8) -> bool {
-        self.requested == quiet(priority)
-    }
-
-    fn offer(&mut self, vector: u8) {
-        self.requested.offered = Some(vector);
-    }
-
-    /// Interrupt-window exiting, and exits of CR8.
-    fn request(&mut self, request: InterruptRequest) {
-        self.requested = request;
-    }
-
-    fn close_window(&mut self) {
-        self.requested.window = false;
-    }
-
-    fn is_settled(&self, priority: u8) -> bool {
-        (self.requested.priority, self.requested.offered) == (priority, None)
-    }
-
-    /// An entry delivers what it is given: if that was cut short, the exit says so.
-    fn settle(&mut self) -> (u8, Offered) {
-        let InterruptRequest { priority, offered, .. } = self.requested;
-        self.requested.offered = None;
-        (priority, if offered.is_some() { Offered::Taken } else { Offered::Nothing })
-    }
-
-    fn set_priority(&mut self, priority: u8) {
-        self.requested.priority = priority;
-    }
-
-    fn intercept_pause(&mut self, wanted: bool) {
-        self.pause_exits = wanted;
-    }
-
-    fn intercept_debug(&mut self, wanted: bool) {
-        self.debug_exits = wanted;
-    }
-
-    fn arrive(&mut self) {}
-
-    fn init(state: &mut VcpuState<Self>) {
-        state.block.requested = quiet(0);
-        (state.block.event, state.block.interruptibility) = (0, 0);
-        start_over(&mut state.own, &Defects);
-    }
-
-    fn owe_flush(own: &mut AsidSlot) {
-        own.owe_flush();
-    }
-
-    fn note_flush(_: &mut AsidSlot) {}
-
-    fn reset(_: &mut AsidSlot) {}
-
-    /// Virtual NMIs: the processor knows when the handler ends.
-    fn begin_nmi(state: &mut VcpuState<Self>) {
-        state.nmi.remove(Nmi::BLOCKED);
-    }
-
-    fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _: bool) {}
-
-    fn end_step(_: &mut VcpuState<Self>) -> bool {
-        false
+    /// The guest exits when its task priority falls below this one, which is not above the present.
+    pub const fn set_threshold(&mut self, priority: u8) {
+        self.threshold = priority;
     }
 }

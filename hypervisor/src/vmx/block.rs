@@ -1,0 +1,231 @@
+//! The VMCS as a vCPU's [control block](ControlBlock).
+
+use alloc::boxed::Box;
+use coherence::asid::AsidSlot;
+use stay::tagged::start_over;
+
+use super::controls::{self, Word};
+use super::copies::Copied;
+use super::outside::Register;
+use super::vmcs::{Vmcs, quiet};
+use crate::vm::arch::Cpus;
+use crate::vm::files::Defects;
+use crate::x86::EFER_LMA;
+use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::state::VcpuState;
+
+/// STI and MOV SS hold interrupts off (25.4.2, interruptibility state).
+const SHADOWS: u32 = 3;
+/// The guest's CR0 and CR4: what they are, and what the guest reads where that differs.
+const CR0: (Copied, Copied) = (Copied::Cr0, Copied::Cr0Shadow);
+const CR4: (Copied, Copied) = (Copied::Cr4, Copied::Cr4Shadow);
+
+/// Where a register is.
+enum Place {
+    Vmcs(Copied),
+    Control((Copied, Copied)),
+    Outside(Register),
+}
+
+#[inline(always)]
+const fn place(field: Field) -> Place {
+    match field {
+        Field::Rip => Place::Vmcs(Copied::Rip),
+        Field::Rsp => Place::Vmcs(Copied::Rsp),
+        Field::Rflags => Place::Vmcs(Copied::Rflags),
+        Field::Cr0 => Place::Control(CR0),
+        Field::Cr3 => Place::Vmcs(Copied::Cr3),
+        Field::Cr4 => Place::Control(CR4),
+        Field::Dr7 => Place::Vmcs(Copied::Dr7),
+        Field::Efer => Place::Vmcs(Copied::Efer),
+        Field::Pat => Place::Vmcs(Copied::Pat),
+        Field::TscOffset => Place::Vmcs(Copied::TscOffset),
+        Field::SysenterCs => Place::Vmcs(Copied::SysenterCs),
+        Field::SysenterEsp => Place::Vmcs(Copied::SysenterEsp),
+        Field::SysenterEip => Place::Vmcs(Copied::SysenterEip),
+        Field::Cr2 => Place::Outside(Register::Cr2),
+        Field::Dr6 => Place::Outside(Register::Dr6),
+        Field::Star => Place::Outside(Register::Star),
+        Field::Lstar => Place::Outside(Register::Lstar),
+        Field::Cstar => Place::Outside(Register::Cstar),
+        Field::Sfmask => Place::Outside(Register::Sfmask),
+        Field::KernelGs => Place::Outside(Register::KernelGs),
+    }
+}
+
+impl ControlBlock for Vmcs {
+    /// The tag: VPID.
+    type Own = AsidSlot;
+
+    const EFER_OWN: u64 = 0;
+
+    fn boxed() -> Box<Self> {
+        Box::new(Self::new())
+    }
+
+    fn own(_: u32) -> AsidSlot {
+        AsidSlot::new()
+    }
+
+    #[inline(always)]
+    fn read(&self, field: Field) -> u64 {
+        match place(field) {
+            Place::Vmcs(register) => self.copy(register),
+            Place::Control(register) => self.control_register(register),
+            Place::Outside(register) => self.outside.read(register),
+        }
+    }
+
+    #[inline(always)]
+    fn write(&mut self, field: Field, value: u64) {
+        match place(field) {
+            Place::Vmcs(register) => self.set_copy(register, value),
+            Place::Control(register) => self.set_control_register(register, value),
+            Place::Outside(register) => self.outside.write(register, value),
+        }
+        if let Field::Efer = field {
+            // The processor keeps the two in step while the guest runs (25.8.1).
+            self.controls.set(Word::Entry, controls::LONG_MODE, value & EFER_LMA != 0);
+            self.dirty_words |= 1 << Word::Entry as u8;
+        }
+    }
+
+    #[inline(always)]
+    fn segment(&self, name: SegmentName) -> Segment {
+        self.segment_of(name)
+    }
+
+    fn set_segment(&mut self, name: SegmentName, segment: Segment) {
+        self.set_segment_of(name, segment);
+    }
+
+    /// That of SS's descriptor.
+    #[inline(always)]
+    fn cpl(&self) -> u8 {
+        (self.segment(SegmentName::Ss).attributes >> 5 & 3) as u8
+    }
+
+    #[inline(always)]
+    fn event(&self) -> u64 {
+        self.event
+    }
+
+    #[inline(always)]
+    fn set_event(&mut self, event: u64) {
+        self.event = event;
+    }
+
+    /// What an instruction raises is raised again, because the instruction is executed again: INT n,
+    /// INT1, INT3, INTO.
+    #[inline(always)]
+    fn cut_short(&self) -> u64 {
+        if self.vectoring & event::TYPE_SOFTWARE != 0 { 0 } else { self.vectoring }
+    }
+
+    #[inline(always)]
+    fn has_shadow(&self) -> bool {
+        self.interruptibility() & SHADOWS != 0
+    }
+
+    #[inline(always)]
+    fn end_shadow(&mut self) {
+        if self.has_shadow() {
+            self.set_interruptibility(self.interruptibility() & !SHADOWS);
+        }
+    }
+
+    #[inline(always)]
+    fn is_quiet(&self, priority: u8) -> bool {
+        self.requested == quiet(0) && self.priority() == priority
+    }
+
+    #[inline(always)]
+    fn offer(&mut self, vector: u8) {
+        self.requested.offered = Some(vector);
+    }
+
+    /// Interrupt-window exiting, and a threshold of the task priority: it matters when the guest
+    /// lowers that.
+    #[inline(always)]
+    fn request(&mut self, request: InterruptRequest) {
+        self.requested = InterruptRequest { priority: 0, ..request };
+        self.store_priority(request.priority);
+        self.set_interrupt_window(request.window);
+        self.set_threshold(if request.priority_exits { request.priority } else { 0 });
+    }
+
+    #[inline(always)]
+    fn close_window(&mut self) {
+        self.requested.window = false;
+        self.set_interrupt_window(false);
+    }
+
+    #[inline(always)]
+    fn is_settled(&self, priority: u8) -> bool {
+        self.requested.offered.is_none() && self.priority() == priority
+    }
+
+    /// An entry delivers what it is given: if that was cut short, the exit says so.
+    #[inline(always)]
+    fn settle(&mut self) -> (u8, Offered) {
+        let offered = self.requested.offered.take();
+        (self.priority(), if offered.is_some() { Offered::Taken } else { Offered::Nothing })
+    }
+
+    fn set_priority(&mut self, priority: u8) {
+        self.store_priority(priority);
+    }
+
+    /// By loops where the processor finds them.
+    #[inline]
+    fn intercept_pause(&mut self, wanted: bool) {
+        if self.controls.pause_loop {
+            self.set_control(Word::Secondary, controls::PAUSE_LOOP, wanted);
+        } else {
+            self.set_control(Word::Primary, controls::PAUSE, wanted);
+        }
+    }
+
+    #[inline(always)]
+    fn intercept_debug(&mut self, wanted: bool) {
+        self.set_control(Word::Primary, controls::MOV_DR, wanted);
+    }
+
+    /// It has left the other one.
+    #[inline(always)]
+    fn arrive(&mut self) {
+        assert!(!self.active.is_anywhere(), "the VMCS is active where the vCPU was");
+    }
+
+    fn init(state: &mut VcpuState<Self>) {
+        let vmcs = &mut *state.block;
+        vmcs.request(quiet(0));
+        vmcs.event = 0;
+        vmcs.set_interruptibility(0);
+        vmcs.set_activity(0);
+        vmcs.set_pending_debug(0);
+        start_over(&mut state.own, &Defects);
+    }
+
+    #[inline(always)]
+    fn owe_flush(own: &mut AsidSlot) {
+        own.owe_flush();
+    }
+
+    fn note_flush(_: &mut AsidSlot) {}
+
+    fn reset(_: &mut AsidSlot) {}
+
+    /// Virtual NMIs: the processor knows when the handler ends.
+    fn begin_nmi(state: &mut VcpuState<Self>) {
+        state.nmi.remove(Nmi::BLOCKED);
+    }
+
+    fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _: bool) {}
+
+    fn end_step(_: &mut VcpuState<Self>) -> bool {
+        false
+    }
+}

@@ -1,0 +1,132 @@
+//! The fields of a VMCS of which software has copies: each has a bit in a word.
+
+use super::fields as f;
+use crate::x86::vcpu::block::SegmentName;
+
+/// The registers with copies, besides the segments.
+const REGISTERS: [u32; 20] = [
+    f::GUEST_RIP.writable(),
+    f::GUEST_RSP.writable(),
+    f::GUEST_RFLAGS.writable(),
+    f::GUEST_CR0.writable(),
+    f::GUEST_CR3.writable(),
+    f::GUEST_CR4.writable(),
+    f::GUEST_DR7.writable(),
+    f::GUEST_EFER.writable(),
+    f::GUEST_PAT.writable(),
+    f::GUEST_SYSENTER_CS.writable(),
+    f::GUEST_SYSENTER_ESP.writable(),
+    f::GUEST_SYSENTER_EIP.writable(),
+    f::INTERRUPTIBILITY.writable(),
+    f::ACTIVITY.writable(),
+    f::PENDING_DEBUG.writable(),
+    // What no exit changes.
+    f::CR0_SHADOW.writable(),
+    f::CR4_SHADOW.writable(),
+    f::TSC_OFFSET.writable(),
+    f::VPID.writable(),
+    f::EPT_POINTER.writable(),
+];
+
+/// A register with a copy: its place in [`REGISTERS`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Copied {
+    Rip,
+    Rsp,
+    Rflags,
+    Cr0,
+    Cr3,
+    Cr4,
+    Dr7,
+    Efer,
+    Pat,
+    SysenterCs,
+    SysenterEsp,
+    SysenterEip,
+    Interruptibility,
+    Activity,
+    PendingDebug,
+    Cr0Shadow,
+    Cr4Shadow,
+    TscOffset,
+    Vpid,
+    EptPointer,
+}
+
+/// Parts of a segment.
+pub(super) const SELECTOR: usize = 0;
+pub(super) const RIGHTS: usize = 1;
+pub(super) const LIMIT: usize = 2;
+pub(super) const BASE: usize = 3;
+/// The first field of each part (appendix B).
+const PARTS: [u32; 4] = [
+    f::GUEST_ES.writable(),
+    f::GUEST_ES_RIGHTS.writable(),
+    f::GUEST_ES_LIMIT.writable(),
+    f::GUEST_ES_BASE.writable(),
+];
+/// The segments in the order of their fields.
+const SEGMENTS: [SegmentName; 10] = {
+    use SegmentName::{Cs, Ds, Es, Fs, Gdtr, Gs, Idtr, Ldtr, Ss, Tr};
+    [Es, Cs, Ss, Ds, Fs, Gs, Ldtr, Tr, Gdtr, Idtr]
+};
+/// Those that have a selector and rights.
+const WITH_SELECTOR: usize = 8;
+
+/// Number of copies.
+pub(super) const COPIES: usize = REGISTERS.len() + 4 * SEGMENTS.len();
+
+/// The fields with copies; 0 in the places of what descriptor tables do not have.
+pub(super) const FIELDS: [u32; COPIES] = {
+    let mut fields = [0; COPIES];
+    let mut place = 0;
+    while place < COPIES {
+        fields[place] = match place.checked_sub(REGISTERS.len()) {
+            None => REGISTERS[place],
+            Some(part) if part / 4 >= WITH_SELECTOR && part % 4 < LIMIT => 0,
+            Some(part) => PARTS[part % 4] + 2 * (part / 4) as u32,
+        };
+        place += 1;
+    }
+    fields
+};
+
+/// All copies.
+pub(super) const ALL: u64 = CHANGED_BY_EXITS | ((1 << REGISTERS.len()) - 1);
+
+/// The copies of registers that an exit may change.
+pub(super) const CHANGED_BY_EXITS: u64 = {
+    let mut all = 0;
+    let mut place = 0;
+    while place < COPIES {
+        if FIELDS[place] != 0 && (place <= Copied::PendingDebug as usize || place >= REGISTERS.len()) {
+            all |= 1 << place;
+        }
+        place += 1;
+    }
+    all
+};
+
+/// The place of a part of a segment.
+pub(super) const fn place(name: SegmentName, part: usize) -> usize {
+    let mut index = 0;
+    while SEGMENTS[index] as usize != name as usize {
+        index += 1;
+    }
+    REGISTERS.len() + 4 * index + part
+}
+
+/// The copies that nearly every exit needs.
+pub(super) const READ_AT_ONCE: u64 = 1 << Copied::Rip as usize
+    | 1 << Copied::Rflags as usize
+    | 1 << Copied::Cr0 as usize
+    | 1 << Copied::Cr3 as usize
+    | 1 << Copied::Cr4 as usize
+    | 1 << Copied::Efer as usize
+    | 1 << Copied::Interruptibility as usize
+    | 1 << place(SegmentName::Cs, RIGHTS)
+    | 1 << place(SegmentName::Cs, BASE)
+    | 1 << place(SegmentName::Ss, RIGHTS);
+
+const _: () = assert!(COPIES <= 64);

@@ -1,0 +1,103 @@
+//! Registers of the guest that a VMCS does not have. The hypervisor uses none of them, so the
+//! guest's values stay in the processor while the vCPU is on the CPU.
+
+/// Such a register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names are the manual's")]
+pub enum Register {
+    Cr2,
+    Dr6,
+    Star,
+    Lstar,
+    Cstar,
+    Sfmask,
+    KernelGs,
+}
+
+const ALL: [Register; 7] = {
+    use Register::{Cr2, Cstar, Dr6, KernelGs, Lstar, Sfmask, Star};
+    [Cr2, Dr6, Star, Lstar, Cstar, Sfmask, KernelGs]
+};
+
+/// The values.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outside {
+    values: [u64; ALL.len()],
+    /// The registers whose values the processor has: all others are here.
+    loaded: u8,
+}
+
+impl Outside {
+    /// A register's value: what was last written here, or seen.
+    #[inline(always)]
+    pub const fn read(&self, register: Register) -> u64 {
+        self.values[register as usize]
+    }
+
+    /// Changes a register at the next entry.
+    #[inline(always)]
+    pub const fn write(&mut self, register: Register, value: u64) {
+        self.values[register as usize] = value;
+        self.loaded &= !(1 << register as u8);
+    }
+
+    /// The processor has this value.
+    #[inline(always)]
+    pub const fn see(&mut self, register: Register, value: u64) {
+        self.values[register as usize] = value;
+    }
+
+    /// Loads what the processor does not have.
+    #[inline(always)]
+    pub fn load(&mut self, mut write: impl FnMut(Register, u64)) {
+        if self.loaded != (1 << ALL.len()) - 1 {
+            self.load_some(&mut write);
+        }
+    }
+
+    #[cold]
+    fn load_some(&mut self, write: &mut dyn FnMut(Register, u64)) {
+        for register in ALL.into_iter().filter(|&register| self.loaded & 1 << register as u8 == 0) {
+            write(register, self.values[register as usize]);
+        }
+        self.loaded = (1 << ALL.len()) - 1;
+    }
+
+    /// Saves what the processor has: it is another vCPU's turn.
+    pub fn save(&mut self, mut read: impl FnMut(Register) -> u64) {
+        for register in ALL.into_iter().filter(|&register| self.loaded & 1 << register as u8 != 0) {
+            self.values[register as usize] = read(register);
+        }
+        self.loaded = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn what_is_written_here_is_loaded_and_never_overwritten() {
+        let mut outside = Outside::default();
+        outside.write(Register::Lstar, 5);
+        let mut written = Vec::new();
+        outside.load(|register, value| written.push((register, value)));
+        assert_eq!(written.len(), ALL.len(), "another vCPU had them");
+        assert!(written.contains(&(Register::Lstar, 5)));
+        outside.write(Register::Cr2, 7);
+        written.clear();
+        outside.load(|register, value| written.push((register, value)));
+        assert_eq!(written, [(Register::Cr2, 7)]);
+        outside.write(Register::Star, 9);
+        outside.save(|_| 1);
+        assert_eq!(
+            [Register::Star, Register::Cr2, Register::Lstar].map(|register| outside.read(register)),
+            [9, 1, 1]
+        );
+        written.clear();
+        outside.load(|register, value| written.push((register, value)));
+        assert_eq!(written.len(), ALL.len());
+    }
+}

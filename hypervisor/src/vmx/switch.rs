@@ -1,0 +1,233 @@
+//! From the copies to the VMCS before an entry, and back after an exit.
+
+use coherence::CpuId;
+
+use super::controls::Word;
+use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_ONCE};
+use super::fields::{self as f, Encoding, Width, Write};
+use super::vmcs::Vmcs;
+use crate::x86::vcpu::event;
+
+/// The information about an exit besides its reason (appendix C, 28.2).
+mod reason {
+    pub(super) const EXCEPTION: u16 = 0;
+    pub(super) const INTERRUPT: u16 = 1;
+    pub(super) const PORT: u16 = 30;
+    pub(super) const EPT_VIOLATION: u16 = 48;
+    pub(super) const EPT_MISCONFIGURATION: u16 = 49;
+}
+
+/// The processor has refused the guest's state, in the reason of an exit.
+const REFUSED: u32 = 1 << 31;
+/// Bits of interruption information that an entry takes.
+const DELIVERABLE: u64 = 0x8000_0fff;
+/// A qualification of port accesses: they are of a string.
+const STRING: u64 = 1 << 4;
+
+/// What the processor has at an exit: a CPU's own.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostState {
+    /// CR0.
+    pub cr0: u64,
+    /// CR3.
+    pub cr3: u64,
+    /// CR4.
+    pub cr4: u64,
+    /// Code segment.
+    pub code: u16,
+    /// Stack and data segments.
+    pub data: u16,
+    /// Task register, and its base.
+    pub task: (u16, u64),
+    /// Base of the GDT.
+    pub gdt: u64,
+    /// Base of the IDT.
+    pub idt: u64,
+    /// PAT.
+    pub pat: u64,
+    /// EFER.
+    pub efer: u64,
+    /// Where the exit goes on.
+    pub rip: u64,
+}
+
+/// The exceptions that exit (see [`crate::svm::intercepts::EXCEPTIONS`]): #DB, #AC, #MC.
+pub const EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;
+/// PAUSE-loop exiting: the largest distance of two PAUSEs of a loop, and how long a loop lasts
+/// before it exits, in ticks of the TSC.
+const PAUSE_GAP: u32 = 128;
+const PAUSE_WINDOW: u32 = 4096;
+
+impl Vmcs {
+    /// Fills in what no entry changes, after VMPTRLD on this CPU; `is_first`: for the first time.
+    pub fn begin(&mut self, cpu: CpuId, host: &HostState, mut vmwrite: impl FnMut(u32, u64)) {
+        self.active.activate(cpu);
+        fn set<W: Width>(
+            vmwrite: &mut impl FnMut(u32, u64),
+            field: Encoding<W, Write>,
+            value: impl Into<W::Value>,
+        ) {
+            vmwrite(field.writable(), value.into().into());
+        }
+        let w = &mut vmwrite;
+        let HostState { cr0, cr3, cr4, code, data, task, gdt, idt, pat, efer, rip } = *host;
+        set(w, f::HOST_CR0, cr0);
+        set(w, f::HOST_CR3, cr3);
+        set(w, f::HOST_CR4, cr4);
+        set(w, f::HOST_CS, code);
+        set(w, f::HOST_SS, data);
+        set(w, f::HOST_DS, data);
+        set(w, f::HOST_ES, data);
+        set(w, f::HOST_FS, 0u16);
+        set(w, f::HOST_GS, 0u16);
+        set(w, f::HOST_TR, task.0);
+        set(w, f::HOST_TR_BASE, task.1);
+        set(w, f::HOST_FS_BASE, 0u64);
+        set(w, f::HOST_GS_BASE, 0u64);
+        set(w, f::HOST_GDTR_BASE, gdt);
+        set(w, f::HOST_IDTR_BASE, idt);
+        set(w, f::HOST_SYSENTER_CS, 0u32);
+        set(w, f::HOST_SYSENTER_ESP, 0u64);
+        set(w, f::HOST_SYSENTER_EIP, 0u64);
+        set(w, f::HOST_PAT, pat);
+        set(w, f::HOST_EFER, efer);
+        set(w, f::HOST_RIP, rip);
+        if self.is_new {
+            self.is_new = false;
+            let [io, msr] = self.maps;
+            let [[_, cr0], [_, cr4]] = self.masks;
+            set(w, f::IO_BITMAP_A, io);
+            set(w, f::IO_BITMAP_B, io + 0x1000);
+            set(w, f::MSR_BITMAPS, msr);
+            set(w, f::VIRTUAL_APIC, self.apic());
+            set(w, f::LINK_POINTER, u64::MAX);
+            set(w, f::GUEST_DEBUGCTL, 0u64);
+            set(w, f::PIN_CONTROLS, self.controls.word(Word::Pin));
+            set(w, f::EXIT_CONTROLS, self.controls.word(Word::Exit));
+            set(w, f::EXCEPTIONS, EXCEPTIONS);
+            set(w, f::PAGE_FAULT_MASK, 0u32);
+            set(w, f::PAGE_FAULT_MATCH, 0u32);
+            set(w, f::CR3_TARGETS, 0u32);
+            set(w, f::EXIT_MSR_STORES, 0u32);
+            set(w, f::EXIT_MSR_LOADS, 0u32);
+            set(w, f::ENTRY_MSR_LOADS, 0u32);
+            set(w, f::ENTRY_EVENT, 0u32);
+            set(w, f::TPR_THRESHOLD, 0u32);
+            set(w, f::CR0_MASK, cr0);
+            set(w, f::CR4_MASK, cr4);
+            if self.controls.pause_loop {
+                set(w, f::PAUSE_GAP, PAUSE_GAP);
+                set(w, f::PAUSE_WINDOW, PAUSE_WINDOW);
+            }
+        }
+    }
+
+    /// Writes what has changed since the last entry.
+    #[inline(always)]
+    pub fn write_changes(&mut self, mut vmwrite: impl FnMut(u32, u64)) {
+        let delivered = self.delivered();
+        if delivered & event::VALID != 0 {
+            self.write_event(delivered, &mut vmwrite);
+        }
+        let mut dirty = core::mem::take(&mut self.dirty);
+        while dirty != 0 {
+            let place = dirty.trailing_zeros() as usize;
+            vmwrite(FIELDS[place], self.copies[place]);
+            dirty &= dirty - 1;
+        }
+        if self.dirty_words != 0 || self.threshold != self.written_threshold {
+            self.write_controls(&mut vmwrite);
+        }
+    }
+
+    #[inline(never)]
+    fn write_event(&self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
+        vmwrite(f::ENTRY_EVENT.writable(), event & DELIVERABLE);
+        if event & event::ERROR_VALID != 0 {
+            vmwrite(f::ENTRY_ERROR_CODE.writable(), event >> 32);
+        }
+        if event & event::TYPE_SOFTWARE != 0 {
+            vmwrite(f::ENTRY_LENGTH.writable(), self.entry_length.into());
+        }
+    }
+
+    #[inline(never)]
+    fn write_controls(&mut self, vmwrite: &mut impl FnMut(u32, u64)) {
+        let words = [
+            (Word::Primary, f::PRIMARY_CONTROLS),
+            (Word::Secondary, f::SECONDARY_CONTROLS),
+            (Word::Entry, f::ENTRY_CONTROLS),
+        ];
+        let dirty = core::mem::take(&mut self.dirty_words);
+        for (word, field) in words.into_iter().filter(|(word, _)| dirty >> *word as u8 & 1 != 0) {
+            vmwrite(field.writable(), self.controls.word(word).into());
+        }
+        if self.threshold != self.written_threshold {
+            self.written_threshold = self.threshold;
+            vmwrite(f::TPR_THRESHOLD.writable(), self.threshold.into());
+        }
+    }
+
+    /// Takes over what an exit says, and the registers that most exits need.
+    #[inline(always)]
+    pub fn take_exit(&mut self, vmread: impl Fn(u32) -> u64) {
+        let reason = vmread(f::EXIT_REASON.raw()) as u32;
+        (self.reason, self.is_refused) = (reason as u16, reason & REFUSED != 0);
+        self.stale = CHANGED_BY_EXITS;
+        self.refresh(READ_AT_ONCE, &vmread);
+        self.vectoring = 0;
+        if self.reason != reason::INTERRUPT {
+            self.describe_exit(&vmread);
+        }
+    }
+
+    fn describe_exit(&mut self, vmread: &impl Fn(u32) -> u64) {
+        let event = |info: u32, code: u32| {
+            let info = vmread(info);
+            let wanted = event::VALID | event::ERROR_VALID;
+            if info & wanted == wanted { info | vmread(code) << 32 } else { info }
+        };
+        self.qualification = vmread(f::QUALIFICATION.raw());
+        self.vectoring = event(f::VECTORING.raw(), f::VECTORING_ERROR_CODE.raw());
+        match self.reason {
+            reason::EXCEPTION => {
+                self.interruption = event(f::EXIT_INTERRUPTION.raw(), f::EXIT_ERROR_CODE.raw());
+            }
+            reason::EPT_VIOLATION | reason::EPT_MISCONFIGURATION => {
+                self.guest_physical = vmread(f::GUEST_PHYSICAL.raw());
+                self.guest_linear = vmread(f::GUEST_LINEAR.raw());
+                return;
+            }
+            reason::PORT if self.qualification & STRING != 0 => {
+                self.guest_linear = vmread(f::GUEST_LINEAR.raw());
+                self.instruction = vmread(f::EXIT_INSTRUCTION.raw()) as u32;
+            }
+            reason::PORT => {}
+            _ => self.instruction = vmread(f::EXIT_INSTRUCTION.raw()) as u32,
+        }
+        self.length = vmread(f::EXIT_LENGTH.raw());
+    }
+
+    /// Reads these copies if they are older than the VMCS.
+    #[inline(always)]
+    fn refresh(&mut self, wanted: u64, vmread: &impl Fn(u32) -> u64) {
+        let mut left = self.stale & wanted;
+        while left != 0 {
+            let place = left.trailing_zeros() as usize;
+            self.copies[place] = vmread(FIELDS[place]);
+            left &= left - 1;
+        }
+        self.stale &= !wanted;
+    }
+
+    /// The vCPU leaves its CPU: reads what has not been read, so that nobody needs the VMCS until
+    /// the next entry. VMCLEAR follows; returns false if there is no need for that.
+    pub fn end(&mut self, vmread: impl Fn(u32) -> u64) -> bool {
+        let is_active = self.active.is_anywhere();
+        if is_active {
+            self.refresh(u64::MAX, &vmread);
+            self.active.clear();
+        }
+        is_active
+    }
+}
