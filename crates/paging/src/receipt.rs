@@ -11,6 +11,16 @@ pub struct Stamp {
 }
 
 impl Stamp {
+    /// The table's root.
+    pub const fn root(self) -> PhysAddr {
+        self.root
+    }
+
+    /// Number of the change: 0 before the first. It grows, but not by one.
+    pub const fn sequence(self) -> u64 {
+        self.sequence
+    }
+
     /// Whether a flush that was issued when the table's stamp was `self` covers the change
     /// `earlier`.
     pub fn covers(self, earlier: Self) -> bool {

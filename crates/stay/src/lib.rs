@@ -10,7 +10,7 @@
 //!
 //! | step | [`tagged`]: AMD64 | [`broadcast`]: Arm64 |
 //! |---|---|---|
-//! | a vCPU arrives at a processor | by its tag: `coherence::asid` | [`broadcast::CpuStage2::arrive`] |
+//! | a vCPU arrives at a processor | by its tag: `coherence::asid`; [`tagged::two_flushes`] on VMX | [`broadcast::CpuStage2::arrive`] |
 //! | a processor lets go of a machine's tables | at each exit | [`broadcast::leave_address_space`] |
 //! | entry, which may be called off | [`tagged::enter`] | [`broadcast::enter_address_space`], [`broadcast::enter`] |
 //! | take a requested flush | [`tagged::take_flush`] | [`broadcast::take_flush`] |
@@ -36,6 +36,8 @@ pub mod broadcast;
 mod change;
 mod cost;
 mod fault;
+#[cfg(test)]
+mod heap;
 pub mod iommu;
 mod mistake;
 mod section;

@@ -43,6 +43,30 @@ mistakes! {
     DebtForgotten,
     /// A flush of nested translations, too, is taken as one of the guest's alone.
     NestedTakenAsGuests,
+    /// A nested flush is done where it is taken, and not owed where the vCPU is entered next.
+    NestedSettledEarly,
+    /// A flush of nested translations is carried out by an INVVPID.
+    InvvpidForInvept,
+    /// A flush of the guest's translations is carried out as one of nested ones, which are current.
+    GuestsTakenAsNested,
+    /// Where a vCPU arrives, what others of its guest have left there by nested tables is kept.
+    ArrivalWithoutInvept,
+    /// A root that the CPU knows is taken for one of which nothing is stale.
+    StampNotCompared,
+    /// An INVEPT names the root that the CPU had before, as its VMCS is not loaded yet.
+    FormerRootDropped,
+    /// An INVEPT names another root.
+    OtherRootDropped,
+    /// A root is forgotten for another one, and what is kept by it stays.
+    RootPushedOut,
+    /// A CPU lets go of a root, and keeps what it holds by it: a new guest gets it.
+    RootKept,
+    /// Without VPIDs, entry and exit are taken to drop what is kept of nested tables alone, too.
+    EntryTrusted,
+    /// An INVVPID spares global translations where they have to go.
+    InvvpidSparesGlobals,
+    /// A guest is entered under VPID 0, the host's.
+    VpidZero,
     /// A vCPU that starts over, after INIT or a reset, keeps its old translations.
     StartsOverWithAll,
     /// Of a list, no page is invalidated.

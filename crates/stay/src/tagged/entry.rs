@@ -41,7 +41,7 @@ pub trait Processor: Mistakes {
     fn invalidate_page(&mut self, address: u64, asid: u32);
     /// The next VMRUN has to drop what is kept of the nested tables alone, besides what a flush of
     /// the tag drops. On AMD64 such a flush is pending whenever this is called, and drops both.
-    /// Only for a processor with an instruction of its own for the second.
+    /// Only for a processor with [an instruction of its own](super::two_flushes) for the second.
     #[inline(always)]
     fn owe_nested_flush(&mut self) {}
     /// The vCPU's current state that determines how it carries out a request.

@@ -1,10 +1,12 @@
-//! Tags that each processor assigns on its own, and flushes that are requests: AMD64, with ASIDs.
+//! Tags that each processor assigns on its own, and flushes that are requests: AMD64 with ASIDs,
+//! and Intel64 with VPIDs and [two kinds of flush](two_flushes).
 
 mod entry;
 mod mistaken;
 mod plan;
 mod registers;
 mod request;
+pub mod two_flushes;
 mod walks;
 
 pub use entry::{Processor, Taken, enter, start_over, take_flush};

@@ -110,7 +110,7 @@ pub enum Work {
 /// The state, besides its tag, that determines how a target carries out a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
-    /// CR4.PCIDE.
+    /// CR4.PCIDE, if one invalidation by address may not drop those of all PCIDs.
     pub pcid: bool,
     /// CR4.PAE: without it large pages are 4 MiB.
     pub pae: bool,
