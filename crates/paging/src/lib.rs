@@ -1,8 +1,9 @@
 //! Page tables of several formats in one walker, without locks, allocation or `std`.
 //!
 //! A [`PageTable`] does all the walking; a small [`Format`] defines how an entry is encoded: AMD64
-//! for a host, a guest, and nested paging; Arm's VMSAv8-64 for stage 1 and stage 2. Tables come
-//! from the user's [`TableMemory`], which is also the hook for barriers and break-before-make.
+//! for a host, a guest, and nested paging; Intel's EPT; Arm's VMSAv8-64 for stage 1 and stage 2.
+//! Tables come from the user's [`TableMemory`], which is also the hook for barriers and
+//! break-before-make.
 //!
 //! Faults on many CPUs [install](PageTable::install) translations in parallel. Meanwhile one
 //! [`Editor`] changes and removes them: [zap](Editor::zap), [unmap](Editor::unmap), [write
@@ -169,6 +170,7 @@ pub use change::{Change, DirtySink, FramedChange, NoSink, Progress};
 pub use edit::{Editor, Tables};
 pub use format::amd64::{Amd64Guest, Amd64Host, Amd64Nested};
 pub use format::arm64::{Arm64Stage1, Arm64Stage2};
+pub use format::ept::Ept;
 pub use format::{Format, Permissions};
 pub use frames::{FRAME_RUNS_MAX, FrameRun, FrameRuns, Frames, NoFrames};
 pub use gather::{FlushRange, GATHER_RANGES_MAX, Gather, Invalidation};

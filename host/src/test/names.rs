@@ -141,7 +141,7 @@ fn entries<'t>(text: &'t str, begins: &str) -> Vec<(&'t str, &'t str)> {
 /// The ids with which a test's name begins, unless that is all of the name but a word.
 fn ids(name: &str) -> Vec<String> {
     let is_id = |word: &&str| {
-        word.starts_with(['o', 'a', 'p', 'h', 'e', 'u'])
+        word.starts_with(['o', 'a', 'p', 'h', 'i', 'e', 'u'])
             && word.len() > 1
             && word[1..].bytes().all(|byte| byte.is_ascii_digit())
     };

@@ -5,7 +5,7 @@ use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use hostlink::architecture::Architecture;
-use paging::Amd64Nested;
+use paging::Ept;
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
@@ -139,8 +139,7 @@ where
 {
     const ARCHITECTURE: Architecture = Architecture::Intel64;
 
-    /// The format of EPT is not there yet: no processor walks these tables.
-    type Nested = Amd64Nested;
+    type Nested = Ept;
     type Block = Vmcs;
 
     fn pretend() {}

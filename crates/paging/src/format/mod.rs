@@ -2,6 +2,7 @@
 
 pub(crate) mod amd64;
 pub(crate) mod arm64;
+pub(crate) mod ept;
 
 use crate::{Level, PhysAddr};
 
@@ -51,7 +52,7 @@ impl Permissions {
 ///
 /// * A table has 512 entries of 8 bytes, and entries of a table of level *n* span `n.size()` bytes.
 /// * An entry whose bits 2:0 are clear is not present to the processor, whatever the other bits
-///   are. The walker keeps marks and the links between held tables in such entries.
+///   are. The walker keeps the links between held tables in such entries, and [marks](Self::MARK).
 /// * Table entries allow everything; only the leaf restricts access.
 /// * An entry holds the address of its target in the address's own bits.
 /// * The processor may make a leaf [dirty](Self::dirtied), and changes nothing else on its own. It
@@ -84,6 +85,8 @@ pub trait Format {
     /// stores and is dirty, so no processor changes it. Callers that process whole tables test all
     /// entries for this.
     const SETTLED: (u64, u64);
+    /// Bits 4:0 of a [mark](Self::mark), which no present entry has: no processor follows it.
+    const MARK: u64 = 1 << 4;
     /// The largest payload of a [mark](Self::mark).
     const MARK_MAX: u64 = u64::MAX >> MARK_SHIFT;
 
@@ -132,35 +135,41 @@ pub trait Format {
     /// An entry that is absent to the processor and holds a number up to
     /// [`MARK_MAX`](Self::MARK_MAX).
     fn mark(payload: u64) -> u64 {
-        payload << MARK_SHIFT | MARK
+        hidden(payload << MARK_SHIFT | Self::MARK)
     }
 
     /// The number in an entry that is a mark.
     fn marked(entry: u64) -> Option<u64> {
-        (entry & NOT_PRESENT == MARK).then_some(entry >> MARK_SHIFT)
+        (entry & NOT_PRESENT == Self::MARK).then_some(hidden(entry) >> MARK_SHIFT)
     }
 }
 
 /// Bits that distinguish entries that no processor follows.
 const NOT_PRESENT: u64 = 0x1f;
-const MARK: u64 = 1 << 4;
 const MARK_SHIFT: u32 = 5;
+
+/// What an entry that no processor follows holds, with the bits of an address inverted: a processor
+/// that loads ahead from there (CVE-2018-3620, CVE-2018-3646) finds no memory, as numbers and the
+/// addresses of tables are small. Its own inverse.
+const fn hidden(entry: u64) -> u64 {
+    entry ^ 0x000f_ffff_ffff_f000
+}
 
 /// An entry of a table that was cut off, or of one that is being replaced: absent to the processor,
 /// and never filled by a fault. The bits above these hold a [`link`] or a number.
-pub(crate) const FROZEN: u64 = 1 << 3;
+pub(crate) const FROZEN: u64 = hidden(1 << 3);
 
 /// Bits of a link, below the address, for the level of the table's entries.
 const LINK_LEVEL_SHIFT: u32 = 5;
 
 /// A frozen entry that names a table with entries of `level`, or none.
 pub(crate) fn link(table: Option<(PhysAddr, Level)>) -> u64 {
-    table.map_or(FROZEN, |(table, level)| table.0 | (level as u64) << LINK_LEVEL_SHIFT | FROZEN)
+    table.map_or(FROZEN, |(table, level)| FROZEN ^ table.0 ^ (level as u64) << LINK_LEVEL_SHIFT)
 }
 
 /// The table that a [`link`] names.
 pub(crate) fn linked(entry: u64) -> Option<(PhysAddr, Level)> {
-    let table = entry & !Level::Page4K.offset_mask();
+    let table = hidden(entry) & !Level::Page4K.offset_mask();
     let level = Level::ALL[(entry >> LINK_LEVEL_SHIFT) as usize % Level::ALL.len()];
     (table != 0).then_some((PhysAddr(table), level))
 }
@@ -168,22 +177,22 @@ pub(crate) fn linked(entry: u64) -> Option<(PhysAddr, Level)> {
 /// A frozen entry that must stay frozen until a change later than `sequence` is flushed. 59 bits:
 /// at one per nanosecond they last 18 years.
 pub(crate) const fn frozen_until_after(sequence: u64) -> u64 {
-    sequence << MARK_SHIFT | FROZEN
+    FROZEN ^ sequence << MARK_SHIFT
 }
 
 /// The number in an entry that is frozen until a flush.
 pub(crate) const fn frozen_after(entry: u64) -> u64 {
-    entry >> MARK_SHIFT
+    hidden(entry) >> MARK_SHIFT
 }
 
 /// Absent, and free to be filled.
 pub(crate) const ABSENT: u64 = 0;
 
 pub(crate) const fn is_frozen(entry: u64) -> bool {
-    entry & NOT_PRESENT == FROZEN
+    entry & NOT_PRESENT == FROZEN & NOT_PRESENT
 }
 
-const _: () = assert!(FROZEN & 7 == 0 && MARK & 7 == 0, "present to no processor");
+const _: () = assert!(FROZEN & 7 == 0, "present to no processor");
 
 /// Whether an entry of the last level is [settled](Format::SETTLED).
 #[inline]

@@ -79,6 +79,7 @@ fn p14_the_dirty_state_survives_and_can_be_cleared() {
     dirty_state::<Stage2>();
     dirty_state::<Arm64Stage1>();
     dirty_state::<crate::Amd64Nested>();
+    dirty_state::<crate::Ept>();
     dirty_state::<crate::Amd64Guest>();
     dirty_state::<crate::Amd64Host>();
 }
@@ -105,6 +106,7 @@ fn permissions_survive_encoding() {
     round_trip::<Arm64Stage2<3>>();
     round_trip::<Stage2>();
     round_trip::<Arm64Stage1>();
+    round_trip::<crate::Ept>();
     round_trip::<crate::Amd64Guest>();
     round_trip::<crate::Amd64Host>();
 }

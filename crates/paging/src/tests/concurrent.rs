@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
 use super::arena::Arena;
 use super::{RWX, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage2, Format, Gather, Installed, Level, MapError, PageTable, PhysAddr, Progress,
+    Amd64Nested, Arm64Stage2, Ept, Format, Gather, Installed, Level, MapError, PageTable, PhysAddr, Progress,
     Tables,
 };
 
@@ -182,5 +182,6 @@ fn p6_p7_a_zap_ends_while_pages_are_faulted_back_in() {
     let rounds = if cfg!(miri) { 1 } else { 8 };
     chase::<Amd64Nested>(Tables::Free, rounds);
     chase::<Amd64Nested>(Tables::Keep, rounds);
+    chase::<Ept>(Tables::Free, rounds);
     chase::<Arm64Stage2<3>>(Tables::Free, rounds);
 }

@@ -10,8 +10,8 @@ use proptest::prelude::*;
 use super::arena::Arena;
 use super::{RWX, RX, leaf_of, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage2, Change, DirtySink, Editor, Format, Invalidation, Level, Mapping, PageTable,
-    Permissions, PhysAddr, Progress, Tables,
+    Amd64Nested, Arm64Stage2, Change, DirtySink, Editor, Ept, Format, Invalidation, Level, Mapping,
+    PageTable, Permissions, PhysAddr, Progress, Tables,
 };
 
 /// 4 MiB, the second half of them in another table of 2 MiB pages.
@@ -209,6 +209,7 @@ proptest! {
         // A collapse needs a range aligned like its memory.
         let pages = if matches!(kind, Kind::Collapse) { pages.start & !511..pages.end } else { pages };
         run::<Amd64Nested>(kind, &before, pages.clone(), &steps);
+        run::<Ept>(kind, &before, pages.clone(), &steps);
         run::<Arm64Stage2<3>>(kind, &before, pages, &steps);
     }
 }

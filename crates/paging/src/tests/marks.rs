@@ -3,25 +3,34 @@
 use super::arena::Arena;
 use super::{R, RWX, never_walked};
 use crate::{
-    Amd64Nested, Format, Installed, Invalidation, Level, Look, MapError, PageTable, PhysAddr, Tables,
+    Amd64Nested, Arm64Stage2, Ept, Format, Installed, Invalidation, Level, Look, MapError, PageTable,
+    PhysAddr, Tables,
 };
 
-#[test]
-fn marks_hold_every_payload_and_are_no_translations() {
+fn marks<F: Format>() {
     let arena = Arena::new(4);
-    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    for payload in [0, 1, 1 << 52, Amd64Nested::MARK_MAX] {
+    let table = PageTable::<F, _>::new(&arena).unwrap();
+    for payload in [0, 1, 1 << 52, F::MARK_MAX] {
         assert_eq!(table.mark(0x5678, payload), Ok(true));
         assert_eq!(table.look(0x5000), Look::Marked(payload));
         assert_eq!(table.query(0x5000), None);
     }
-    const { assert!(Amd64Nested::MARK_MAX >= 1 << 52) };
+    const { assert!(F::MARK_MAX >= 1 << 52) };
     assert_eq!(table.look(0x6000), Look::Absent);
-    assert_eq!(table.mark(0x5000, Amd64Nested::MARK_MAX + 1), Err(MapError::OutOfRange));
+    assert_eq!(table.mark(0x5000, F::MARK_MAX + 1), Err(MapError::OutOfRange));
     assert_eq!(table.mark(1 << 48, 0), Err(MapError::OutOfRange));
-    assert_eq!(Amd64Nested::marked(0), None, "absence is not a mark");
-    let leaf = Amd64Nested::leaf(PhysAddr(0x1000), Level::Page4K, RWX);
-    assert_eq!(Amd64Nested::marked(leaf), None);
+    assert_eq!(F::marked(0), None, "absence is not a mark");
+    for permissions in [R, RWX] {
+        assert_eq!(F::marked(F::leaf(PhysAddr(0x1000), Level::Page4K, permissions)), None);
+    }
+    assert!(matches!(table.install(0x5000, PhysAddr(0), Level::Page4K, R), Ok(Installed::New(_))));
+}
+
+#[test]
+fn marks_hold_every_payload_and_are_no_translations() {
+    marks::<Amd64Nested>();
+    marks::<Ept>();
+    marks::<Arm64Stage2<3>>();
 }
 
 #[test]

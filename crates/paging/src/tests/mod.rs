@@ -6,6 +6,7 @@ mod bbm;
 mod concurrent;
 mod detach;
 mod edit;
+mod ept;
 mod frames;
 mod gather;
 mod guest;

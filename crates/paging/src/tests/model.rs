@@ -11,8 +11,8 @@ use super::observer::Observer;
 use super::programs::{Op, PAGES, Pace, address, addresses, around, op, pa, pace};
 use super::{has_table, leaf_of, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage1, Arm64Stage2, Change, DirtySink, Format, Gather, Installed, Invalidation, Level,
-    Look, MapError, Mapping, PageTable, Permissions, PhysAddr, Progress,
+    Amd64Nested, Arm64Stage1, Arm64Stage2, Change, DirtySink, Ept, Format, Gather, Installed, Invalidation,
+    Level, Look, MapError, Mapping, PageTable, Permissions, PhysAddr, Progress,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -313,6 +313,11 @@ proptest! {
     #[test]
     fn p4_amd64_behaves_as_a_map_of_pages(ops in prop::collection::vec((op(), pace()), 1..24)) {
         run::<Amd64Nested>(ops);
+    }
+
+    #[test]
+    fn p4_ept_behaves_as_a_map_of_pages(ops in prop::collection::vec((op(), pace()), 1..24)) {
+        run::<Ept>(ops);
     }
 
     /// P3: and nothing is replaced without a break.

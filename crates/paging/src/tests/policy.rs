@@ -2,7 +2,7 @@
 
 use super::{R, RW, RWX};
 use crate::format::{ABSENT, needs_flush};
-use crate::{Amd64Nested, Arm64Stage2, Format, Level, Permissions, PhysAddr};
+use crate::{Amd64Nested, Arm64Stage2, Ept, Format, Level, Permissions, PhysAddr};
 
 const PA: PhysAddr = PhysAddr(0x4000_0000);
 
@@ -33,12 +33,16 @@ fn table<F: Format>() {
 #[test]
 fn p15_policy_of_flushes() {
     table::<Amd64Nested>();
+    table::<Ept>();
     table::<Arm64Stage2<4>>();
 }
 
 #[test]
 fn p15_losing_the_accessed_bit_needs_no_flush() {
-    const ACCESSED: u64 = 1 << 5;
-    let leaf = Amd64Nested::leaf(PA, Level::Page4K, RW);
-    assert!(!needs_flush::<Amd64Nested>(leaf, leaf & !ACCESSED, Level::Page4K));
+    fn lost<F: Format>(accessed: u64) {
+        let leaf = F::leaf(PA, Level::Page4K, RW);
+        assert!(leaf & accessed != 0 && !needs_flush::<F>(leaf, leaf & !accessed, Level::Page4K));
+    }
+    lost::<Amd64Nested>(1 << 5);
+    lost::<Ept>(1 << 8);
 }

@@ -7,8 +7,8 @@ use super::arena::Arena;
 use super::{M2, RW, never_walked};
 use crate::format::{FROZEN, is_settled, piece, repermitted, settled};
 use crate::{
-    Amd64Guest, Amd64Host, Amd64Nested, Arm64Stage1, Arm64Stage2, ENTRY_COUNT, Format, Invalidation, Level,
-    PageTable, Permissions, PhysAddr,
+    Amd64Guest, Amd64Host, Amd64Nested, Arm64Stage1, Arm64Stage2, ENTRY_COUNT, Ept, Format, Invalidation,
+    Level, PageTable, Permissions, PhysAddr,
 };
 
 const PA: PhysAddr = PhysAddr(0x12_4000_0000);
@@ -69,6 +69,7 @@ fn p14_settled_leaves_are_those_that_no_processor_changes() {
     check::<Amd64Nested>();
     check::<Amd64Guest>();
     check::<Amd64Host>();
+    check::<Ept>();
     check::<Arm64Stage1>();
     check::<Arm64Stage2<3>>();
     check::<Arm64Stage2<4, true>>();
@@ -144,6 +145,7 @@ fn sweep<F: Format>(first: u64, end: u64) {
 fn p14_going_over_a_table_does_what_is_done_to_each_leaf() {
     for (first, end) in [(0, 512), (0, 3), (61, 67), (5, 509), (64, 128), (127, 385), (200, 201)] {
         sweep::<Amd64Nested>(first, end);
+        sweep::<Ept>(first, end);
         sweep::<Arm64Stage2<3>>(first, end);
         sweep::<Arm64Stage1>(first, end);
     }
