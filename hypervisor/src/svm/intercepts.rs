@@ -3,7 +3,7 @@
 
 use crate::pages::Pages;
 use crate::x86::processor::X86;
-use crate::x86::vcpu::msr;
+use crate::x86::vcpu::{event, msr};
 
 /// Bits of the word at offset 0x0c.
 pub mod misc1 {
@@ -87,12 +87,8 @@ pub const ALWAYS: [u32; 3] = [
     misc3::INVLPGB | misc3::INVLPGB_ILLEGAL | misc3::MCOMMIT | misc3::TLBSYNC,
 ];
 
-/// Exceptions that a guest always exits on: #DB, #AC and #MC. Delivering #DB or #AC may raise the
-/// same exception again, where a breakpoint is on the handler's stack or that stack is misaligned
-/// and used at ring 3. The processor then loops forever and takes no interrupt, unless each of them
-/// is an exit (CVE-2015-8104, CVE-2015-5307). The hypervisor injects them into the guest. #MC
-/// belongs to the machine.
-pub const EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;
+/// Exceptions that a guest always exits on, as on every processor.
+pub const EXCEPTIONS: u32 = event::INTERCEPTED;
 
 /// Accesses to debug registers while DR0 to DR3 are not in the processor: reads of those four in
 /// the lower half, writes in the upper one; and writes of DR7, which may enable them. With CR4.DE =

@@ -4,9 +4,8 @@
 //! intercepts and rows can be compared: an intercept without a row, or a row that is never
 //! intercepted, does not compile.
 
-use hostlink::counters::Counter;
 use iced_x86::Register;
-use memslots::{Gpa, Pattern};
+use memslots::Gpa;
 
 use super::intercepts;
 use super::processor::Amd64;
@@ -14,9 +13,10 @@ use super::vmcb::Vmcb;
 use crate::vm::{Access, Context, Next};
 use crate::x86::exits::nested::NestedFault;
 use crate::x86::exits::port::{PortAccess, StringAccess};
-use crate::x86::exits::{complete, control, cpuid, event, hypercall, msr, nested, port};
+use crate::x86::exits::table::exits;
+use crate::x86::exits::{control, cpuid, event, hypercall, msr, nested, port};
 use crate::x86::vcpu::block::ControlBlock;
-use crate::x86::vcpu::{checks, event as events};
+use crate::x86::vcpu::event as events;
 
 /// VMRUN has refused the guest's state.
 pub const INVALID: u64 = u64::MAX;
@@ -137,130 +137,8 @@ pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     dispatch(context, exit)
 }
 
-/// Rows of instructions whose encoding is checked: name; codes and condition; counter; usual
-/// encoding; required privilege; handler. Rows of other exits: name; codes; counter; handler, and
-/// what it takes of the exit, if anything.
-macro_rules! exits {
-    (
-        instructions {
-            $($i:ident: $($i_code:pat_param)|+ $(if $i_condition:ident)? =>
-              $i_counter:ident; $($byte:literal)+; $whose:ident; $i_handler:path;)*
-        }
-        events {
-            $($e:ident: $($e_code:pat_param)|+ => $e_counter:ident; $e_handler:path $(, $e_part:expr)?;)*
-        }
-        otherwise { $o:ident; $o_counter:ident; $o_handler:path, $o_part:expr; }
-    ) => {
-        /// An exit because of an instruction that is emulated here.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs, reason = "the table says it")]
-        pub enum Instruction {
-            $($i,)*
-        }
-
-        /// An exit for another reason, or one that itself reports the address of the next
-        /// instruction, or that must be decoded.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(missing_docs, reason = "the table says it")]
-        pub enum Event {
-            $($e,)*
-            $o,
-        }
-
-        impl Row {
-            /// The row of an exit.
-            #[inline(always)]
-            pub const fn of(exit: &Exit) -> Self {
-                match exit.code {
-                    $($($i_code)|+ $(if exit.$i_condition())? => Self::Instruction(Instruction::$i),)*
-                    $($($e_code)|+ => Self::Event(Event::$e),)*
-                    _ => Self::Event(Event::$o),
-                }
-            }
-
-            /// The counter of its exits.
-            #[inline(always)]
-            pub const fn counter(self) -> Counter {
-                match self {
-                    $(Self::Instruction(Instruction::$i) => Counter::$i_counter,)*
-                    $(Self::Event(Event::$e) => Counter::$e_counter,)*
-                    Self::Event(Event::$o) => Counter::$o_counter,
-                }
-            }
-
-            /// All of them.
-            #[cfg(test)]
-            pub(crate) const ALL: &[Self] = &[
-                $(Self::Instruction(Instruction::$i),)*
-                $(Self::Event(Event::$e),)*
-                Self::Event(Event::$o),
-            ];
-        }
-
-        impl Instruction {
-            /// Its usual encoding.
-            #[inline(always)]
-            pub const fn usual(self) -> &'static Pattern {
-                match self {
-                    $(Self::$i => const { &Pattern::new(&[$($byte),+]) },)*
-                }
-            }
-
-            /// The bytes of its usual encoding.
-            #[cfg(test)]
-            pub(crate) const fn bytes(self) -> &'static [u8] {
-                match self {
-                    $(Self::$i => &[$($byte),+],)*
-                }
-            }
-
-            /// The privilege that it needs.
-            #[inline(always)]
-            pub const fn whose(self) -> checks::Instruction {
-                match self {
-                    $(Self::$i => checks::Instruction::$whose,)*
-                }
-            }
-        }
-
-        /// Counts an exit and handles it. There is one match, so that an exit is classified once.
-        #[inline(always)] // It has one caller.
-        pub(crate) fn dispatch<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
-            match exit.code {
-                $($($i_code)|+ $(if exit.$i_condition())? => {
-                    context.count_exit(Counter::$i_counter);
-                    let row = const { Instruction::$i };
-                    complete(context, row.usual(), row.whose(), $i_handler)
-                })*
-                $($($e_code)|+ => {
-                    context.count_exit(Counter::$e_counter);
-                    $e_handler(context $(, $e_part(&exit))?)
-                })*
-                _ => {
-                    context.count_exit(Counter::$o_counter);
-                    $o_handler(context, $o_part(&exit))
-                }
-            }
-        }
-
-        /// Whether an exit with this code has a row of its own.
-        #[allow(unreachable_patterns, reason = "rows with a condition share their code with another")]
-        const fn has_row(code: u64) -> bool {
-            matches!(code, $($($i_code)|+)|* | $($($e_code)|+)|*)
-        }
-    };
-}
-
-/// A kind of exit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Row {
-    /// Because of an instruction that is emulated here.
-    Instruction(Instruction),
-    /// For another reason.
-    Event(Event),
-}
-
 exits! {
+    on Amd64;
     instructions {
         ReadMsr: 0x7c if is_msr_read => ExitRegisterRead; 0x0f 0x32; Kernels; msr::on_read; // RDMSR
         WriteMsr: 0x7c => ExitRegisterWrite; 0x0f 0x30; Kernels; msr::on_write; // WRMSR

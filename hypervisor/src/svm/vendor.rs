@@ -27,6 +27,7 @@ where
     Self: Svm,
 {
     const ARCHITECTURE: Architecture = Architecture::Amd64;
+    const HYPERCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
 
     type Nested = Amd64Nested;
     type Block = Vmcb;

@@ -7,17 +7,14 @@ use stay::tagged::start_over;
 use super::controls::{self, Word};
 use super::copies::Copied;
 use super::outside::Register;
-use super::vmcs::{Vmcs, quiet};
+use super::vmcs::{BLOCKING_BY_NMI, SHADOWS, Vmcs, quiet};
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;
 use crate::x86::EFER_LMA;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
-use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::VcpuState;
 
-/// STI and MOV SS hold interrupts off (25.4.2, interruptibility state).
-const SHADOWS: u32 = 3;
 /// The guest's CR0 and CR4: what they are, and what the guest reads where that differs.
 const CR0: (Copied, Copied) = (Copied::Cr0, Copied::Cr0Shadow);
 const CR4: (Copied, Copied) = (Copied::Cr4, Copied::Cr4Shadow);
@@ -112,9 +109,14 @@ impl ControlBlock for Vmcs {
         self.event
     }
 
+    /// An NMI is delivered where none is blocked.
     #[inline(always)]
     fn set_event(&mut self, event: u64) {
         self.event = event;
+        if event & (event::VALID | event::TYPE_MASK) == event::VALID | event::TYPE_NMI {
+            self.set_interruptibility(self.interruptibility() & !BLOCKING_BY_NMI);
+            self.set_nmi_window(false);
+        }
     }
 
     /// What an instruction raises is raised again, because the instruction is executed again: INT n,
@@ -160,6 +162,7 @@ impl ControlBlock for Vmcs {
     fn close_window(&mut self) {
         self.requested.window = false;
         self.set_interrupt_window(false);
+        self.set_nmi_window(false);
     }
 
     #[inline(always)]
@@ -202,6 +205,7 @@ impl ControlBlock for Vmcs {
     fn init(state: &mut VcpuState<Self>) {
         let vmcs = &mut *state.block;
         vmcs.request(quiet(0));
+        vmcs.set_nmi_window(false);
         vmcs.event = 0;
         vmcs.set_interruptibility(0);
         vmcs.set_activity(0);
@@ -218,9 +222,12 @@ impl ControlBlock for Vmcs {
 
     fn reset(_: &mut AsidSlot) {}
 
-    /// Virtual NMIs: the processor knows when the handler ends.
-    fn begin_nmi(state: &mut VcpuState<Self>) {
-        state.nmi.remove(Nmi::BLOCKED);
+    /// Virtual NMIs: the processor knows when the handler ends, and an exit says it.
+    fn begin_nmi(_: &mut VcpuState<Self>) {}
+
+    fn await_nmi(&mut self) -> bool {
+        self.set_nmi_window(true);
+        true
     }
 
     fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _: bool) {}

@@ -11,8 +11,8 @@ use stay::{Mistake, Mistakes};
 
 use super::capabilities::Capabilities;
 use super::controls::Controls;
-use super::table;
 use super::vmcs::Vmcs;
+use super::{intercepts, table};
 use crate::pages::Pages;
 use crate::vm::arch::Arch;
 use crate::vm::files::Defects;
@@ -66,6 +66,11 @@ pub trait Vmx: Processor {
     fn invalidate_nested(root: u64);
 }
 
+/// Intel 64 with VMX, as the code here sees it.
+pub trait Intel64: Vmx + X86<Block = Vmcs> {}
+
+impl<P: 'static> Intel64 for OnX86<OnVmx<P>> where Self: Vmx {}
+
 /// The processor `P`, whose guests run by VMX.
 pub struct OnVmx<P>(PhantomData<P>);
 
@@ -105,6 +110,7 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
     }
 
     fn run(&mut self) -> bool {
+        self.vmcs.settle_step();
         // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
         // memory only.
         let has_run = unsafe { A::run(self.cpu, self.vmcs, self.registers) };
@@ -138,6 +144,7 @@ where
     Self: Vmx,
 {
     const ARCHITECTURE: Architecture = Architecture::Intel64;
+    const HYPERCALL: [u8; 3] = [0x0f, 0x01, 0xc1];
 
     type Nested = Ept;
     type Block = Vmcs;
@@ -148,9 +155,8 @@ where
         AsidAllocator::new(cpu, Self::vpids(), true)
     }
 
-    /// Two bitmaps of ports, and four of MSRs in one page (25.6.4, 25.6.9): all of them exit.
     fn permission_maps() -> [Pages; 2] {
-        [2, 1].map(|pages| Pages::filled(pages, |map| map.fill(0xff)))
+        intercepts::permission_maps::<Self>()
     }
 
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {

@@ -5,7 +5,7 @@ use coherence::CpuId;
 use super::controls::Word;
 use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
-use super::vmcs::Vmcs;
+use super::vmcs::{POINTERS, Vmcs};
 use crate::x86::vcpu::event;
 
 /// The information about an exit besides its reason (appendix C, 28.2).
@@ -51,8 +51,6 @@ pub struct HostState {
     pub rip: u64,
 }
 
-/// The exceptions that exit (see [`crate::svm::intercepts::EXCEPTIONS`]): #DB, #AC, #MC.
-pub const EXCEPTIONS: u32 = 1 << 1 | 1 << 17 | 1 << 18;
 /// PAUSE-loop exiting: the largest distance of two PAUSEs of a loop, and how long a loop lasts
 /// before it exits, in ticks of the TSC.
 const PAUSE_GAP: u32 = 128;
@@ -104,7 +102,7 @@ impl Vmcs {
             set(w, f::GUEST_DEBUGCTL, 0u64);
             set(w, f::PIN_CONTROLS, self.controls.word(Word::Pin));
             set(w, f::EXIT_CONTROLS, self.controls.word(Word::Exit));
-            set(w, f::EXCEPTIONS, EXCEPTIONS);
+            set(w, f::EXCEPTIONS, event::INTERCEPTED);
             set(w, f::PAGE_FAULT_MASK, 0u32);
             set(w, f::PAGE_FAULT_MATCH, 0u32);
             set(w, f::CR3_TARGETS, 0u32);
@@ -159,6 +157,10 @@ impl Vmcs {
             (Word::Entry, f::ENTRY_CONTROLS),
         ];
         let dirty = core::mem::take(&mut self.dirty_words);
+        if dirty & POINTERS != 0 {
+            let fields = [f::GUEST_PDPTE0, f::GUEST_PDPTE1, f::GUEST_PDPTE2, f::GUEST_PDPTE3];
+            fields.into_iter().zip(self.pointers).for_each(|(field, entry)| vmwrite(field.writable(), entry));
+        }
         for (word, field) in words.into_iter().filter(|(word, _)| dirty >> *word as u8 & 1 != 0) {
             vmwrite(field.writable(), self.controls.word(word).into());
         }

@@ -13,10 +13,12 @@ use super::controls::{self, Controls, Word};
 use super::copies::{ALL, BASE, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, place};
 use super::fields as f;
 use super::outside::Outside;
+use super::table::{ENTRY_FAILURE, EXCEPTION, REFUSED};
 use crate::pages::Pages;
 use crate::x86::vcpu::block::{InterruptRequest, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::Permissions;
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
 
 /// The EPT pointer's memory type for the tables, and number of levels less 1 (25.6.11).
 const WRITE_BACK: u64 = 6;
@@ -37,8 +39,10 @@ pub struct Vmcs {
     pub(super) stale: u64,
     vmread: fn(u32) -> u64,
     pub(super) controls: Controls,
-    /// Words of controls that the VMCS does not have yet.
+    /// Words of controls that the VMCS does not have yet, and [`POINTERS`].
     pub(super) dirty_words: u8,
+    /// The entries of the highest level of the guest's PAE tables, for the next entry.
+    pub(super) pointers: [u64; 4],
     /// Of CR0 and CR4: the bits that must be set, and those whose change by the guest exits.
     pub(super) masks: [[u64; 2]; 2],
     /// CR2, and the MSRs that the VMCS does not have.
@@ -83,6 +87,17 @@ pub struct Vmcs {
     pub vectoring: u64,
 }
 
+/// Of the [words](Vmcs::dirty_words): the entries of PAE tables.
+pub(super) const POINTERS: u8 = 1 << 7;
+/// CR0.CD and NW: the machine's caches are not the guest's to switch off.
+const CR0_CACHING: u64 = 3 << 29;
+/// CR4.MCE: without it a machine check would shut the processor down.
+const CR4_MACHINE_CHECKS: u64 = 1 << 6;
+/// STI and MOV SS hold interrupts off (25.4.2, interruptibility state).
+pub(super) const SHADOWS: u32 = 3;
+/// An NMI's handler holds NMIs off, with virtual NMIs.
+pub const BLOCKING_BY_NMI: u32 = 1 << 3;
+
 /// Nothing is offered or requested.
 pub(super) const fn quiet(priority: u8) -> InterruptRequest {
     InterruptRequest { priority, offered: None, window: false, priority_exits: false }
@@ -100,6 +115,7 @@ impl Vmcs {
             vmread: |encoding| unreachable!("{} is read of no processor", f::Named(encoding)),
             controls: Controls::default(),
             dirty_words: u8::MAX,
+            pointers: [0; 4],
             masks: [[0; 2]; 2],
             outside: Outside::default(),
             maps: [0; 2],
@@ -134,7 +150,8 @@ impl Vmcs {
         vmread: fn(u32) -> u64,
     ) {
         let [cr0_fixed, cr4_fixed] = [capabilities.guest_cr0_fixed(), capabilities.guest_cr4_fixed()];
-        self.masks = [[cr0_fixed, cr0_fixed], [cr4_fixed, cr4_fixed | !cr4]];
+        let cr4_fixed = cr4_fixed | CR4_MACHINE_CHECKS;
+        self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
         (self.controls, self.vmread) = (controls, vmread);
         self.maps = [permissions.io, permissions.msr];
         self.set_copy(Copied::EptPointer, permissions.nested_root | WRITE_BACK | LEVELS_4);
@@ -262,6 +279,33 @@ impl Vmcs {
                 event::VALID | event::TYPE_INTERRUPT | vector as u64
             }
             _ => self.event,
+        }
+    }
+
+    /// The code of the exit, as the [table](super::table) has it.
+    #[inline(always)]
+    pub const fn code(&self) -> u64 {
+        match (self.is_refused, self.reason) {
+            (false, 0) => EXCEPTION | self.interruption & 0xff,
+            (false, reason) => reason as u64,
+            (true, 33 | 34 | 41) => ENTRY_FAILURE | self.reason as u64,
+            (true, _) => REFUSED,
+        }
+    }
+
+    /// Has the next entry load the highest level of the guest's PAE tables.
+    pub const fn set_pointers(&mut self, pointers: [u64; 4]) {
+        self.pointers = pointers;
+        self.dirty_words |= POINTERS;
+    }
+
+    /// An entry follows: where a shadow holds debug exceptions off, a step pends if and only if the
+    /// trap flag is set, or the processor refuses the entry (27.3.1.5).
+    #[inline(always)]
+    pub(super) fn settle_step(&mut self) {
+        if self.interruptibility() & SHADOWS != 0 {
+            let step = if self.copy(Copied::Rflags) & RFLAGS_TF != 0 { DR6_SINGLE_STEP } else { 0 };
+            self.set_pending_debug(self.pending_debug() & !DR6_SINGLE_STEP | step);
         }
     }
 

@@ -106,6 +106,10 @@ pub trait Processor: Board {
 pub unsafe trait Vendor: Processor {
     /// Its name in configurations.
     const ARCHITECTURE: Architecture;
+    /// Its instruction for a hypercall: VMMCALL, or VMCALL.
+    const HYPERCALL: [u8; 3];
+    /// Whether guests are shown a processor of Intel's.
+    const IS_INTEL: bool = matches!(Self::ARCHITECTURE, Architecture::Intel64);
     /// Format of the nested page table.
     type Nested: Format + 'static;
     /// The vCPUs' control blocks.

@@ -1,9 +1,10 @@
 //! What a guest is shown works: on a processor whose CPUID is all ones.
 
-use super::processor::{Guest, MockSvm, TABLES, processor, with_guest};
+use super::processor::{Guest, TABLES, Tested, processor, with_guest};
 use super::rows::{CPUID, MSR, XSETBV};
 use crate::x86::cpuid::kept::{self, Feature, Why};
-use crate::x86::hyperv::cpuid::CpuidResult;
+use crate::x86::processor::Vendor;
+use crate::x86::vcpu::block::Field::{Cr3, Cr4, Efer};
 use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 
@@ -32,35 +33,13 @@ fn describes(leaf: u32, subleaf: u32) -> u8 {
     match (leaf, subleaf) {
         (0 | 0xb | 0x8000_0000 | 0x8000_0002..=0x8000_0006 | 0x8000_0019, _) | (0xd, 2 | 5..=7) => 0b1111,
         (1 | 0x8000_0001, _) => 0b0011,
+        (2 | 4, _) if Tested::IS_INTEL => 0b1111,
         (6, _) => 0b0001,
         (0xd, 0) => 0b0111,
         (0x8000_0007, _) => 0b1000,
         (0x8000_0008, _) => 0b0101,
         _ => 0,
     }
-}
-
-/// The mock processor's CPUID: with `bits`, these everywhere but in the highest leaves. Otherwise
-/// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
-/// recognise.
-pub(super) fn answer_of_made(leaf: u32, subleaf: u32, bits: Option<u32>) -> CpuidResult {
-    if let (Some(bits), false) = (bits, leaf << 1 == 0) {
-        return CpuidResult { eax: bits, ebx: bits, ecx: bits, edx: bits };
-    }
-    let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
-        (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),
-        (1, _) => (0x0080_0f12, 0x0800, u32::MAX, u32::MAX),
-        (7, 0) => (1, u32::MAX, u32::MAX, u32::MAX),
-        (0xd, 0) => (7, 0x340, 0x340, 0),
-        (0xd, 1) => (0xf, 0x340, 0, 0),
-        (0xd, 2) => (0x100, 0x240, 0, 0),
-        (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
-        (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, !(1 << 26)),
-        (0x8000_000a, _) => (1, 8, 0, 0),
-        (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
-        _ => (leaf, subleaf, 3, 4),
-    };
-    CpuidResult { eax, ebx, ecx, edx }
 }
 
 fn ask(guest: &mut Guest<'_, '_>, leaf: u32, subleaf: u32) -> [u32; 4] {
@@ -72,7 +51,7 @@ fn ask(guest: &mut Guest<'_, '_>, leaf: u32, subleaf: u32) -> [u32; 4] {
 
 fn set_cr4(guest: &mut Guest<'_, '_>, value: u64) {
     guest.begin(&[0x0f, 0x22, 0xe3]);
-    guest.vmcb().cr3 = TABLES;
+    guest.set_field(Cr3, TABLES);
     guest.set(RBX, value);
     guest.exit(0x14, 0, 0);
 }
@@ -83,15 +62,15 @@ fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
         Why::Plain => true,
         Why::Control(bits) => {
             set_cr4(guest, base | bits);
-            guest.raised().is_none() && guest.vmcb().cr4 == base | bits
+            guest.raised().is_none() && guest.field(Cr4) == base | bits
         }
         Why::Efer(bit) => {
             guest.write_msr(EFER, 1 << 8 | 1 << 10 | bit);
-            guest.raised().is_none() && guest.vmcb().efer & bit != 0
+            guest.raised().is_none() && guest.field(Efer) & bit != 0
         }
         Why::Extended(components) => {
             guest.begin(&[0x0f, 0x01, 0xd1]);
-            guest.vmcb().cr4 |= 1 << 18;
+            guest.set_field(Cr4, guest.field(Cr4) | 1 << 18);
             guest.set_all(&[(RAX, components | 7), (RDX, 0), (RCX, 0)]);
             guest.exit(XSETBV, 0, 0);
             guest.raised().is_none()
@@ -105,7 +84,7 @@ fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
             let value = guest.get(RDX) << 32 | guest.get(RAX);
             let is_read = guest.raised().is_none();
             guest.write_msr(number, value);
-            msr::passes_through::<MockSvm>(number) || is_read && guest.raised().is_none()
+            msr::passes_through::<Tested>(number) || is_read && guest.raised().is_none()
         }),
     }
 }

@@ -4,18 +4,58 @@ use alloc::boxed::Box;
 use hostlink::counters::Counter;
 use memslots::Gpa;
 
-use super::processor::{CODE, DATA, MockSvm, TABLES, processor};
-use crate::svm::vmcb::{EFER_SVME, Vmcb};
+use super::processor::{CODE, CpuData, DATA, MockSvm, TABLES, processor};
+use crate::svm::vmcb::Vmcb;
+use crate::vm::arch::Cpus;
 use crate::vm::{Context, Next};
-use crate::x86::vcpu::block::Segment;
-use crate::x86::vcpu::registers::Registers;
+use crate::x86::processor::X86;
+use crate::x86::vcpu::block::Field::{self, Cr0, Cr3, Cr4, Efer, Rflags, Rip, Rsp};
+use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
+use crate::x86::vcpu::registers::{RAX, RCX, RDX, Registers};
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR0_PE, CR4_PAE, EFER_LMA, EFER_LME, enter};
 
-/// vCPU 0 on a CPU.
-pub(crate) struct Guest<'c, 'a>(pub(crate) &'c mut Context<'a, MockSvm>);
+/// A kind of processor, as tests for all of them see it.
+pub(crate) trait Kind: X86 + Cpus<CpuData = CpuData> {
+    /// Handles an exit, which is described as by SVM.
+    fn take_exit(context: &mut Context<'_, Self>, code: u64, info_1: u64, info_2: u64) -> Next;
+    /// Sets the privilege level.
+    fn set_cpl(block: &mut Self::Block, cpl: u8);
+    /// The last exit cut this event's delivery short.
+    fn set_cut_short(block: &mut Self::Block, event: u64);
+    /// Whether reads and writes of this MSR cause exits.
+    fn msr_exits(number: u32) -> [bool; 2];
+}
 
-impl Guest<'_, '_> {
+impl Kind for MockSvm {
+    fn take_exit(context: &mut Context<'_, Self>, code: u64, info_1: u64, info_2: u64) -> Next {
+        let vmcb = &mut *context.state.block;
+        (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
+        crate::svm::table::handle_exit(context)
+    }
+
+    fn set_cpl(vmcb: &mut Vmcb, cpl: u8) {
+        vmcb.cpl = cpl;
+    }
+
+    fn set_cut_short(vmcb: &mut Vmcb, event: u64) {
+        vmcb.exit_interrupt_info = event;
+    }
+
+    fn msr_exits(number: u32) -> [bool; 2] {
+        // Two bits each: reads pass, and writes of those that are checked do not.
+        let mut map = alloc::vec![0; 0x2000];
+        crate::svm::intercepts::fill_msr_map::<Self>(&mut map);
+        let (range, bits) = (number as usize >> 31, 2 * (number as usize & 0x1fff));
+        let exits = map[0x800 * range + bits / 8] >> (bits % 8) & 3;
+        [exits & 1 != 0, exits & 2 != 0]
+    }
+}
+
+/// vCPU 0 on a CPU.
+pub(crate) struct Guest<'c, 'a, A: Kind = MockSvm>(pub(crate) &'c mut Context<'a, A>);
+
+impl<A: Kind> Guest<'_, '_, A> {
     /// Everything as at the beginning of a test.
     pub(crate) fn begin(&mut self, code: &[u8]) {
         self.0.state.activity = Activity::Running;
@@ -31,27 +71,44 @@ impl Guest<'_, '_> {
 
     /// 64-bit mode at ring 0.
     pub(crate) fn long_mode(&mut self) {
-        let vmcb = &mut *self.0.state.block;
-        vmcb.efer = EFER_SVME | EFER_LME | EFER_LMA;
-        vmcb.cr0 = 1 << 31 | CR0_PE | 1 << 16;
-        vmcb.cr3 = TABLES;
-        vmcb.cr4 = CR4_PAE | 1 << 18;
-        vmcb.cs = Segment { selector: 8, attributes: 0x29b | Segment::LONG, limit: u32::MAX, base: 0 };
-        vmcb.cpl = 0;
-        vmcb.rflags = 2;
-        vmcb.rip = CODE;
-        vmcb.rsp = DATA + 0x1000;
-        vmcb.event_injection = 0;
-        vmcb.exit_interrupt_info = 0;
+        for (field, value) in [
+            (Efer, EFER_LME | EFER_LMA),
+            (Cr0, 1 << 31 | CR0_PE | 1 << 16),
+            (Cr3, TABLES),
+            (Cr4, CR4_PAE | 1 << 18),
+            (Rflags, 2),
+            (Rip, CODE),
+            (Rsp, DATA + 0x1000),
+        ] {
+            self.set_field(field, value);
+        }
+        let block = &mut *self.0.state.block;
+        let code = Segment { selector: 8, attributes: 0x29b | Segment::LONG, limit: u32::MAX, base: 0 };
+        block.set_segment(SegmentName::Cs, code);
+        block.set_event(0);
+        A::set_cpl(block, 0);
+        A::set_cut_short(block, 0);
     }
 
     /// Protected mode without paging, of 32 or 16 bits, at ring 0.
     pub(crate) fn legacy_mode(&mut self, attributes: u16) {
-        let vmcb = &mut *self.0.state.block;
-        vmcb.efer = EFER_SVME;
-        vmcb.cr0 = CR0_PE;
-        vmcb.cr4 = 1 << 18;
-        vmcb.cs = Segment { selector: 8, attributes: 0x9b | attributes, limit: u32::MAX, base: 0 };
+        for (field, value) in [(Efer, 0), (Cr0, CR0_PE), (Cr4, 1 << 18)] {
+            self.set_field(field, value);
+        }
+        let code = Segment { selector: 8, attributes: 0x9b | attributes, limit: u32::MAX, base: 0 };
+        self.0.state.block.set_segment(SegmentName::Cs, code);
+    }
+
+    pub(crate) fn field(&self, field: Field) -> u64 {
+        self.0.state.block.read(field)
+    }
+
+    pub(crate) fn set_field(&mut self, field: Field, value: u64) {
+        self.0.state.block.write(field, value);
+    }
+
+    pub(crate) fn set_cpl(&mut self, cpl: u8) {
+        A::set_cpl(&mut self.0.state.block, cpl);
     }
 
     pub(crate) fn write(&self, gpa: u64, bytes: &[u8]) {
@@ -60,10 +117,6 @@ impl Guest<'_, '_> {
 
     pub(crate) fn read(&self, gpa: u64) -> u64 {
         self.0.vm.space.slots().memory().read_u64(Gpa(gpa)).expect("memory of the guest's")
-    }
-
-    pub(crate) fn vmcb(&mut self) -> &mut Vmcb {
-        &mut self.0.state.block
     }
 
     pub(crate) fn set(&mut self, register: usize, value: u64) {
@@ -81,9 +134,22 @@ impl Guest<'_, '_> {
     }
 
     pub(crate) fn exit(&mut self, code: u64, info_1: u64, info_2: u64) -> Next {
-        let vmcb = &mut *self.0.state.block;
-        (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
-        crate::svm::table::handle_exit(self.0)
+        A::take_exit(self.0, code, info_1, info_2)
+    }
+
+    /// A WRMSR by the guest; its code stays at RIP.
+    pub(crate) fn write_msr(&mut self, number: u32, value: u64) -> Next {
+        self.begin(&[0x0f, 0x30]);
+        self.set_all(&[(RCX, number.into()), (RAX, value & 0xffff_ffff), (RDX, value >> 32)]);
+        self.exit(super::rows::MSR, 1, 0)
+    }
+
+    /// Sets the guest OS id, and enables the hypercall page. Restores the bytes at RIP.
+    pub(crate) fn enable_hypercalls(&mut self) {
+        let code = self.read(CODE);
+        self.write_msr(tlfs::msr::GUEST_OS_ID, 1);
+        self.write_msr(tlfs::msr::HYPERCALL, DATA + 0x5001);
+        self.begin(&code.to_le_bytes());
     }
 
     pub(crate) fn count(&self, counter: Counter) -> u64 {
@@ -96,7 +162,13 @@ impl Guest<'_, '_> {
 
     /// How far RIP has advanced.
     pub(crate) fn advanced(&self) -> u64 {
-        self.0.state.block.rip.wrapping_sub(CODE)
+        self.field(Rip).wrapping_sub(CODE)
+    }
+}
+
+impl Guest<'_, '_> {
+    pub(crate) fn vmcb(&mut self) -> &mut Vmcb {
+        &mut self.0.state.block
     }
 
     /// Enters the guest, which does `stay`; returns whether it was entered.

@@ -8,7 +8,7 @@ use crate::vm::Next;
 use crate::x86::RFLAGS_TF;
 use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::checks;
-use crate::x86::vcpu::registers::{RAX, RCX};
+use crate::x86::vcpu::registers::{RAX, RBX, RCX};
 use crate::x86::vcpu::state::Activity;
 
 fn instructions() -> impl Iterator<Item = (Instruction, u64, u64)> {
@@ -164,4 +164,31 @@ fn the_trap_flag_traps_behind_what_was_carried_out_and_nowhere_else() {
             assert_eq!((guest.raised(), guest.vmcb().interrupt_shadow), (raised, u64::from(raised == GP)));
         });
     }
+}
+
+#[test]
+fn a_control_write_that_is_none_has_no_effect() {
+    for (bytes, fault) in [
+        (&[0x0f, 0x22, 0xc3][..], GP), // CR0: not intercepted
+        (&[0x0f, 0x22, 0xdb], GP),     // CR3
+        (&[0x0f, 0x20, 0xe3], UD),     // a read of CR4
+        (&[0x90], UD),
+        (&[0x06], UD),
+        (&[0x0f, 0x01, 0xf3], UD), // LMSW
+    ] {
+        for code in [0x14, 0x18] {
+            with_guest(bytes, |guest| {
+                guest.set(RBX, 0x20);
+                let before = (guest.vmcb().cr0, guest.vmcb().cr3, guest.vmcb().cr4);
+                guest.exit(code, u64::MAX, u64::MAX);
+                assert_eq!((guest.raised(), guest.advanced()), (fault, 0), "{bytes:x?}");
+                assert_eq!((guest.vmcb().cr0, guest.vmcb().cr3, guest.vmcb().cr4), before);
+            });
+        }
+    }
+    with_guest(&[0x44, 0x0f, 0x22, 0xc3], |guest| {
+        guest.set(RBX, 16);
+        guest.exit(0x18, 0, 0);
+        assert_eq!((guest.raised(), guest.0.state.lapic.tpr()), (GP, 0), "CR8 has four bits");
+    });
 }

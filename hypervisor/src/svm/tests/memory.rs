@@ -4,11 +4,12 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use paging::Progress;
 
-use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
+use super::processor::{CODE, DATA, Guest, HOLE, Kind, MEMORY, Tested, with_guest};
 use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::Next;
 use crate::x86::RFLAGS_VM;
+use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip};
 use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
@@ -43,8 +44,9 @@ fn hypercalls_have_their_callers() {
         with_guest(&[0x0f, 0x01, 0xd9], |guest| {
             guest.enable_hypercalls();
             guest.legacy_mode(attributes);
-            guest.vmcb().cr0 = cr0;
-            (guest.vmcb().cpl, guest.vmcb().rflags) = (cpl, rflags);
+            guest.set_field(Cr0, cr0);
+            guest.set_cpl(cpl);
+            guest.set_field(Rflags, rflags);
             guest.exit(VMMCALL, 0, 0);
             assert_eq!((guest.raised(), guest.advanced()), (UD, 0));
         });
@@ -128,7 +130,7 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
         (event::exception(8) | event::ERROR_VALID, Next::Shutdown, Some(8)),
     ] {
         with_guest(LOAD, |guest| {
-            guest.vmcb().exit_interrupt_info = delivered;
+            Tested::set_cut_short(&mut guest.0.state.block, delivered);
             guest.0.state.recover_event();
             assert_eq!(guest.exit(NESTED, WRITE, HOLE), next, "{delivered:#x}");
             assert_eq!((guest.raised(), guest.advanced()), (raised, 0), "{delivered:#x}");
@@ -141,7 +143,7 @@ pub(super) const ROM: u64 = 0xe100_0000;
 /// OUT of a double word: a write to a port, and the change of memory that it begins.
 pub(super) fn out(guest: &mut Guest<'_, '_>, number: u16, value: u64) -> Next {
     guest.set(RAX, value);
-    guest.vmcb().rip = CODE;
+    guest.set_field(Rip, CODE);
     let next = guest.exit(IOIO, port(number, 4, false), CODE + 1);
     while guest.0.vm.step_change(Some(guest.0.vcpu.index)) != Progress::Done {}
     next
@@ -155,7 +157,7 @@ fn with_rom(act: impl FnOnce(&mut Guest<'_, '_>)) {
             assert_eq!(out(guest, CONFIG_ADDRESS, 1 << 31 | 1 << 11 | register), Next::Resume);
             assert_eq!(out(guest, CONFIG_DATA, value), Next::Resume);
         }
-        guest.vmcb().rip = CODE;
+        guest.set_field(Rip, CODE);
         act(guest);
     });
 }
@@ -168,7 +170,7 @@ fn stores_to_a_rom_are_lost_and_walks_through_it_refused() {
         guest.set_all(&[(RBX, ROM), (RAX, !contents)]);
         assert_eq!(guest.exit(NESTED, WRITE, ROM), Next::Resume);
         assert_eq!((guest.raised(), guest.advanced(), guest.read(ROM)), (None, 2, contents));
-        guest.vmcb().rip = CODE;
+        guest.set_field(Rip, CODE);
         assert_eq!(guest.exit(NESTED, WRITE | 1 << 33, ROM), Next::Resume);
         assert_eq!((guest.raised(), guest.advanced()), (GP, 0), "it cannot be marked as used");
     });

@@ -3,7 +3,7 @@
 mod audited;
 mod cpuid;
 mod entry;
-mod guest;
+pub(crate) mod guest;
 mod handed;
 mod instructions;
 mod iommu;
@@ -16,39 +16,19 @@ mod random;
 mod registers;
 mod reset;
 mod routes;
-mod rows;
+pub(crate) mod rows;
 
 use core::ptr::NonNull;
 
 use crate::svm::table::Exit;
 use crate::vm::CreateError;
 use crate::x86::guest::check;
-use crate::x86::vcpu::registers::{RAX, RCX, RDX};
 use hostlink::config::Config;
-use processor::{Guest, MockSvm, Processor, processor};
+use processor::{MockSvm, Processor, processor};
 use tlfs::XMM_WORDS;
 
 fn exit(code: u64, info_1: u64, info_2: u64) -> Exit {
     Exit { code, info_1, info_2, event: 0 }
-}
-
-impl Guest<'_, '_> {
-    /// A WRMSR by the guest; its code stays at RIP.
-    fn write_msr(&mut self, number: u32, value: u64) -> crate::vm::Next {
-        self.begin(&[0x0f, 0x30]);
-        self.set(RCX, number.into());
-        self.set(RAX, value & 0xffff_ffff);
-        self.set(RDX, value >> 32);
-        self.exit(rows::MSR, 1, 0)
-    }
-
-    /// Sets the guest OS id, and enables the hypercall page. Restores the bytes at RIP.
-    fn enable_hypercalls(&mut self) {
-        let code = self.read(processor::CODE);
-        self.write_msr(tlfs::msr::GUEST_OS_ID, 1);
-        self.write_msr(tlfs::msr::HYPERCALL, processor::DATA + 0x5001);
-        self.begin(&code.to_le_bytes());
-    }
 }
 
 #[test]

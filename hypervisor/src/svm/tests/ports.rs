@@ -1,13 +1,20 @@
 //! Ports by the check that refuses them, and strings that cannot be moved.
 
-use super::processor::{CODE, DATA, HOLE, MEMORY, UNMAPPED, processor, with_guest};
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, UNMAPPED, processor, with_guest};
 use super::rows::{GP, IOIO, PF, port};
 use crate::devices::pc::platform::SerialPort;
 use crate::devices::pc::power;
 use crate::vm::Next;
 use crate::x86::RFLAGS_VM;
-use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::{Cr2, Rflags};
+use crate::x86::vcpu::block::{Segment, SegmentName};
 use crate::x86::vcpu::registers::{RAX, RCX, RDI, RSI};
+
+fn set_task(guest: &mut Guest<'_, '_>, limit: u32, base: u64) {
+    let task = Segment { selector: 0x18, attributes: 0x8b, limit, base };
+    guest.0.state.block.set_segment(SegmentName::Tr, task);
+}
 
 #[test]
 fn ports_above_the_privilege_level_are_the_tasks_to_allow() {
@@ -20,9 +27,9 @@ fn ports_above_the_privilege_level_are_the_tasks_to_allow() {
         (3 << 12 | 2 | RFLAGS_VM, 0, 0, GP),
     ] {
         with_guest(&[0xee], |guest| {
-            guest.vmcb().cpl = 3;
-            guest.vmcb().rflags = rflags;
-            guest.vmcb().tr = Segment { selector: 0x18, attributes: 0x8b, limit, base: TASK };
+            guest.set_cpl(3);
+            guest.set_field(Rflags, rflags);
+            set_task(guest, limit, TASK);
             guest.write(TASK + 0x66, &0x68u16.to_le_bytes());
             guest.write(TASK + 0x68 + 0x3f8 / 8, &[map, map]);
             guest.exit(IOIO, port(0x3f8, 1, false), CODE + 1);
@@ -31,10 +38,10 @@ fn ports_above_the_privilege_level_are_the_tasks_to_allow() {
         });
     }
     with_guest(&[0xee], |guest| {
-        guest.vmcb().cpl = 3;
-        guest.vmcb().tr = Segment { selector: 0x18, attributes: 0x8b, limit: 0x2068, base: UNMAPPED };
+        guest.set_cpl(3);
+        set_task(guest, 0x2068, UNMAPPED);
         guest.exit(IOIO, port(0x3f8, 1, false), CODE + 1);
-        assert_eq!((guest.raised(), guest.vmcb().cr2), (PF, UNMAPPED + 0x66), "a task that is not there");
+        assert_eq!((guest.raised(), guest.field(Cr2)), (PF, UNMAPPED + 0x66), "a task that is not there");
     });
 }
 

@@ -27,7 +27,7 @@ use crate::x86::vcpu::registers::{RAX, Registers};
 
 pub(crate) struct Mock;
 
-pub(crate) use super::guest::Guest;
+pub(crate) use super::guest::{Guest, Kind};
 
 /// A kind of processor that runs guests on the mock board, with the mock processor's registers.
 pub(crate) trait OnMock: 'static {}
@@ -35,6 +35,9 @@ pub(crate) trait OnMock: 'static {}
 impl OnMock for OnSvm<Mock> {}
 
 pub(crate) type MockSvm = OnX86<OnSvm<Mock>>;
+
+/// The one that shared tests are about.
+pub(crate) type Tested = MockSvm;
 
 /// A CPU's data.
 #[derive(Default)]
@@ -116,12 +119,22 @@ pub(crate) const HOLE: u64 = 0x3000_0000;
 pub(crate) const UNMAPPED: u64 = 0x4000_0000;
 pub(crate) const MEMORY: u64 = 16 << 20;
 
+const TWO_VCPUS: &str = "vcpus=2\nmemory=16777216";
+
 /// A board with a machine of two vCPUs.
 pub(crate) fn board() -> &'static mock::MockBoard<MockSvm> {
-    board_with("vcpus=2\nmemory=16777216")
+    board_with(TWO_VCPUS)
 }
 
 pub(crate) fn board_with(config: &'static str) -> &'static mock::MockBoard<MockSvm> {
+    board_on(config)
+}
+
+/// The same on any kind of processor.
+pub(crate) fn board_on<V: OnMock>(config: &'static str) -> &'static mock::MockBoard<OnX86<V>>
+where
+    OnX86<V>: Kind,
+{
     PROCESSOR.set(Processor::new());
     let files = Files {
         kernel: Vec::leak(test_kernel()),
@@ -142,13 +155,47 @@ pub(crate) fn board_of(
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
 pub(crate) fn with_guest<R>(code: &[u8], act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
-    board().with_vcpu(0, |context| {
+    with_guest_on(code, act)
+}
+
+/// The same on any kind of processor.
+pub(crate) fn with_guest_on<V: OnMock, R>(
+    code: &[u8],
+    act: impl FnOnce(&mut Guest<'_, '_, OnX86<V>>) -> R,
+) -> R
+where
+    OnX86<V>: Kind,
+{
+    board_on::<V>(TWO_VCPUS).with_vcpu(0, |context| {
         let mut guest = Guest(context);
         // The local APIC is switched on by its spurious vector's register.
         let _nothing = guest.0.state.lapic.write_page(0xfee0_00f0, 0x1ff, 0);
         guest.begin(code);
         act(&mut guest)
     })
+}
+
+/// The mock processor's CPUID: with `bits`, these everywhere but in the highest leaves. Otherwise
+/// 40 bits of physical address, XSAVE and PCIDs, SMEP and SMAP, NX; a signature that is easy to
+/// recognise.
+fn answer_of_made(leaf: u32, subleaf: u32, bits: Option<u32>) -> CpuidResult {
+    if let (Some(bits), false) = (bits, leaf << 1 == 0) {
+        return CpuidResult { eax: bits, ebx: bits, ecx: bits, edx: bits };
+    }
+    let (eax, ebx, ecx, edx) = match (leaf, subleaf) {
+        (0, _) => (0x10, 0x6874_7541, 0x444d_4163, 0x6974_6e65),
+        (1, _) => (0x0080_0f12, 0x0800, u32::MAX, u32::MAX),
+        (7, 0) => (1, u32::MAX, u32::MAX, u32::MAX),
+        (0xd, 0) => (7, 0x340, 0x340, 0),
+        (0xd, 1) => (0xf, 0x340, 0, 0),
+        (0xd, 2) => (0x100, 0x240, 0, 0),
+        (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
+        (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, !(1 << 26)),
+        (0x8000_000a, _) => (1, 8, 0, 0),
+        (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
+        _ => (leaf, subleaf, 3, 4),
+    };
+    CpuidResult { eax, ebx, ecx, edx }
 }
 
 impl<V: OnMock> crate::x86::processor::Processor for OnX86<V>
@@ -161,7 +208,7 @@ where
 
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
         let bits = processor(|processor| processor.bits);
-        super::cpuid::answer_of_made(leaf, subleaf, bits)
+        answer_of_made(leaf, subleaf, bits)
     }
 
     fn wrong() -> u32 {

@@ -17,16 +17,16 @@ use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF};
 
-pub(super) const MSR: u64 = 0x7c;
-pub(super) const CPUID: u64 = 0x72;
-pub(super) const HLT: u64 = 0x78;
-pub(super) const IOIO: u64 = 0x7b;
-pub(super) const VMMCALL: u64 = 0x81;
-pub(super) const XSETBV: u64 = 0x8d;
-pub(super) const NESTED: u64 = 0x400;
-pub(super) const PF: Option<u64> = Some(14);
-pub(super) const UD: Option<u64> = Some(6);
-pub(super) const GP: Option<u64> = Some(13);
+pub(crate) const MSR: u64 = 0x7c;
+pub(crate) const CPUID: u64 = 0x72;
+pub(crate) const HLT: u64 = 0x78;
+pub(crate) const IOIO: u64 = 0x7b;
+pub(crate) const VMMCALL: u64 = 0x81;
+pub(crate) const XSETBV: u64 = 0x8d;
+pub(crate) const NESTED: u64 = 0x400;
+pub(crate) const PF: Option<u64> = Some(14);
+pub(crate) const UD: Option<u64> = Some(6);
+pub(crate) const GP: Option<u64> = Some(13);
 
 pub(super) fn codes(row: Row) -> Vec<(u64, u64)> {
     let all = (0..0x500).chain([u64::from(u32::MAX), u64::MAX]).flat_map(|code| [(code, 0), (code, 1)]);
@@ -95,7 +95,7 @@ fn each_exit_is_counted_once_and_as_its_row_says() {
     }
 }
 
-const EXITS: [Counter; 12] = [
+pub(crate) const EXITS: [Counter; 12] = [
     Counter::ExitRegisterRead,
     Counter::ExitRegisterWrite,
     Counter::ExitCpuid,
@@ -236,7 +236,7 @@ fn withdraws_the_request(code: u64) {
 }
 
 /// `info_1` of an access to a port.
-pub(super) const fn port(port: u16, bytes: u64, is_input: bool) -> u64 {
+pub(crate) const fn port(port: u16, bytes: u64, is_input: bool) -> u64 {
     (port as u64) << 16 | bytes << 4 | is_input as u64
 }
 

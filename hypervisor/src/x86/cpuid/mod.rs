@@ -67,6 +67,9 @@ pub fn answer<A: X86>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
             CpuidResult { eax: host.eax.min(MAX_BASIC), ..host }
         }
         1 => identity::<A>(view),
+        // Caches and TLBs by descriptors, as AMD's extended leaves have them.
+        2 if A::IS_INTEL => A::cpuid(2, 0),
+        4 if A::IS_INTEL => caches::<A>(subleaf, view),
         // The APIC timer does not stop in any idle state.
         6 => CpuidResult { eax: 1 << 2, ..EMPTY },
         7 if subleaf == 0 => features::<A>(),
@@ -120,6 +123,18 @@ fn features<A: X86>() -> CpuidResult {
     }
 }
 
+/// A cache of Intel's: each core has its own of the first two levels, and all share the others.
+fn caches<A: X86>(subleaf: u32, view: View) -> CpuidResult {
+    const TYPE: u32 = 0x1f;
+    let host = A::cpuid(4, subleaf);
+    if host.eax & TYPE == 0 {
+        return EMPTY;
+    }
+    let last = view.vcpus.next_power_of_two() - 1;
+    let sharing = if host.eax >> 5 & 7 <= 2 { 0 } else { last.min(0xfff) };
+    CpuidResult { eax: host.eax & 0x3fff | sharing << 14 | last.min(0x3f) << 26, ..host }
+}
+
 /// Extended topology: one thread per core, all cores in one package.
 fn topology(subleaf: u32, view: View) -> CpuidResult {
     let (shift, count, kind) = match subleaf {
@@ -157,7 +172,7 @@ fn capacities<A: X86>(view: View) -> CpuidResult {
     CpuidResult {
         eax: host.eax & 0xffff,
         ebx: keep!(EXTENDED_8_EBX, host.ebx),
-        ecx: (view.vcpus - 1).min(255) | view.id_bits() << 12,
+        ecx: if A::IS_INTEL { 0 } else { (view.vcpus - 1).min(255) | view.id_bits() << 12 },
         edx: 0,
     }
 }

@@ -40,19 +40,21 @@ pub(crate) fn on_write<A: X86>(context: &mut Context<'_, A>) -> Next {
         }
     };
     let value = from.read(&context.state.registers.0);
-    match number {
-        4 => {
-            if !write_cr4(context, value) {
-                return protection_fault(context);
-            }
-        }
-        8 if value < 16 => {
-            context.state.set_task_priority((value << 4) as u8);
-        }
-        _ => return protection_fault(context),
+    if !write(context, number, value) {
+        return protection_fault(context);
     }
     context.state.skip(length);
     Next::Resume
+}
+
+/// Whether CR4 or CR8 accepts the value, which it has then.
+pub(crate) fn write<A: X86>(context: &mut Context<'_, A>, number: u32, value: u64) -> bool {
+    match number {
+        4 => return write_cr4(context, value),
+        8 if value < 16 => context.state.set_task_priority((value << 4) as u8),
+        _ => return false,
+    }
+    true
 }
 
 /// CR4: only bits that CPUID shows can be set (APM volume 2, section 3.1.3).
@@ -73,7 +75,7 @@ fn write_cr4<A: X86>(context: &mut Context<'_, A>, value: u64) -> bool {
 }
 
 /// Whether the instruction is refused; if so, its fault has been raised.
-fn refuses<A: X86>(context: &mut Context<'_, A>, instruction: Instruction) -> bool {
+pub(crate) fn refuses<A: X86>(context: &mut Context<'_, A>, instruction: Instruction) -> bool {
     let refused = checks::check(instruction, context.state.block.conditions());
     if let Err(refusal) = refused {
         context.state.raise_refusal(refusal);

@@ -81,7 +81,7 @@ pub(super) fn perform_synthetic<A: X86>(
         }
         MsrEffect::HypercallPage(page) => {
             if let Some(overlays) = overlays {
-                overlays.move_hypercall_page(&context.vm.space.slots().memory(), page);
+                overlays.move_hypercall_page(&context.vm.space.slots().memory(), page, A::HYPERCALL);
             }
         }
         MsrEffect::TscPage(page) => {

@@ -11,7 +11,7 @@ use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr0, Rflags};
 use crate::x86::{CR0_PE, RFLAGS_VM};
 
-/// VMMCALL: a hypercall. Its instruction may have to be executed again.
+/// VMMCALL, VMCALL: a hypercall. Its instruction may have to be executed again.
 #[inline(always)] // Like the others that make up most exits.
 pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
     let block = &context.state.block;

@@ -15,6 +15,7 @@ pub(crate) mod msr;
 pub mod nested;
 pub mod port;
 mod string_port;
+pub(crate) mod table;
 
 use memslots::{GuestMemory, Pattern};
 use stay::in_section;

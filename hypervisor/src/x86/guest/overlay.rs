@@ -13,7 +13,6 @@ use tlfs::msr;
 use zerocopy::IntoBytes;
 
 use crate::x86::hyperv::PageMove;
-use crate::x86::hyperv::partition::HYPERCALL_CODE;
 use crate::x86::hyperv::time::ReferenceClock;
 
 const PAGE: usize = 4096;
@@ -35,9 +34,10 @@ impl Overlays {
         matches!(number, msr::GUEST_OS_ID | msr::HYPERCALL | msr::REFERENCE_TSC)
     }
 
-    /// Moves the hypercall page.
-    pub fn move_hypercall_page(&mut self, memory: &GuestMemory<'_>, page: PageMove) {
-        self.hypercall.relocate(memory, page, &HYPERCALL_CODE);
+    /// Moves the hypercall page: the `call`, and RET. The rest of the page does not matter.
+    pub fn move_hypercall_page(&mut self, memory: &GuestMemory<'_>, page: PageMove, call: [u8; 3]) {
+        let [a, b, c] = call;
+        self.hypercall.relocate(memory, page, &[a, b, c, 0xc3]);
     }
 
     /// Moves the reference TSC page.

@@ -38,7 +38,7 @@ pub enum MsrEffect {
     ApicIcr(u64),
     /// Write of the local APIC's task priority.
     ApicTpr(u8),
-    /// The hypercall page moves; its code is [`HYPERCALL_CODE`](super::partition::HYPERCALL_CODE).
+    /// The hypercall page moves; its code is the processor's instruction and RET.
     HypercallPage(PageMove),
     /// The reference TSC page moves; it starts with
     /// [`ReferenceClock::page`](super::time::ReferenceClock::page), the rest is zero.

@@ -175,6 +175,12 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// The guest takes an NMI: the next waits for the end of its handler.
     fn begin_nmi(state: &mut VcpuState<Self>);
 
+    /// An NMI waits: has the guest exit as soon as it can take one. False if no block can do that.
+    #[inline(always)]
+    fn await_nmi(&mut self) -> bool {
+        false
+    }
+
     /// The guest is at the instruction that may end an NMI's handler: it executes it, unless an
     /// event comes first.
     fn prepare_iret<A: Cpus>(state: &mut VcpuState<Self>, is_interrupted: bool);

@@ -32,6 +32,14 @@ pub const VECTOR_GP: u64 = 13;
 /// #PF.
 pub const VECTOR_PF: u64 = 14;
 const VECTOR_MC: u64 = 18;
+
+/// Exceptions that a guest always exits on: #DB, #AC and #MC. Delivering #DB or #AC may raise the
+/// same exception again, where a breakpoint is on the handler's stack or that stack is misaligned
+/// and used at ring 3. The processor then loops forever and takes no interrupt, unless each of them
+/// is an exit (CVE-2015-8104, CVE-2015-5307). The hypervisor injects them into the guest. #MC
+/// belongs to the machine.
+pub const INTERCEPTED: u32 = 1 << VECTOR_DB | 1 << 17 | 1 << VECTOR_MC;
+
 /// #DE, #TS, #NP, #SS, #GP.
 const CONTRIBUTORY: [u64; 5] = [0, 10, 11, 12, VECTOR_GP];
 

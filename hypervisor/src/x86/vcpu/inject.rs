@@ -133,6 +133,9 @@ impl<B: ControlBlock> VcpuState<B> {
         if self.nmi.contains(Nmi::AT_IRET) {
             B::prepare_iret::<A>(self, is_interrupted);
         }
+        if self.nmi.contains(Nmi::PENDING) && self.block.await_nmi() {
+            return;
+        }
         if self.nmi.is_deliverable() && self.block.event() & event::VALID != 0 {
             // The NMI is next: the kick is taken once the event is delivered.
             A::kick(A::this_cpu());

@@ -41,6 +41,14 @@ const DC_CFG: u32 = 0xc001_1022;
 const BU_CFG2: u32 = 0xc001_102a;
 const DE_CFG: u32 = 0xc001_1029;
 
+/// Intel's; locked, and without VMX.
+const FEATURE_CONTROL: u32 = 0x3a;
+const FEATURE_CONTROL_LOCKED: u64 = 1;
+const PLATFORM_ID: u32 = 0x17;
+const MISC_ENABLE: u32 = 0x1a0;
+/// MISC_ENABLE: fast strings; neither branch traces nor event-based samples.
+const MISC_FIXED: u64 = 1 | 1 << 11 | 1 << 12;
+
 /// HWCR: the TSC counts at the rate of P0, regardless of the clock.
 const HWCR_TSC_FREQ_SEL: u64 = 1 << 24;
 /// DE_CFG: LFENCE serialises.
@@ -106,6 +114,10 @@ impl<B: ControlBlock> VcpuState<B> {
             DEBUG_CONTROL => 0,
             PAT => self.block.read(Pat),
             EFER => self.block.read(Efer) & !B::EFER_OWN,
+            FEATURE_CONTROL if A::IS_INTEL => FEATURE_CONTROL_LOCKED,
+            MISC_ENABLE if A::IS_INTEL => MISC_FIXED,
+            PLATFORM_ID if A::IS_INTEL => 0,
+            _ if A::IS_INTEL => return Err(GeneralProtection),
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
             SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
@@ -148,7 +160,10 @@ impl<B: ControlBlock> VcpuState<B> {
             GS_BASE if is_canonical(value) => self.set_base(SegmentName::Gs, value),
             KERNEL_GS_BASE if is_canonical(value) => self.block.write(KernelGs, value),
             // Configuration writes are accepted and ignored: nothing depends on them here.
-            PATCH_LEVEL | SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG | DEBUG_CONTROL => {}
+            PATCH_LEVEL | DEBUG_CONTROL => {}
+            MISC_ENABLE if A::IS_INTEL => {}
+            _ if A::IS_INTEL => return Err(GeneralProtection),
+            SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG => {}
             number if PERFORMANCE.contains(&number) => {}
             _ => return Err(GeneralProtection),
         }

@@ -9,9 +9,6 @@ use super::crash;
 use super::msrs::{CrashMessage, CrashReport, GpFault, MsrEffect, PageMove};
 use super::time::ReferenceClock;
 
-/// Code of the hypercall page: VMMCALL, RET. The rest of the page does not matter.
-pub const HYPERCALL_CODE: [u8; 4] = [0x0f, 0x01, 0xd9, 0xc3];
-
 /// The state that a partition's virtual processors share.
 #[derive(Debug)]
 pub struct Partition {

@@ -1,0 +1,161 @@
+//! Control registers of a guest whose CR0 and CR4 are partly the hypervisor's.
+
+use super::processor::{DATA, Guest, HOLE, TABLES, Tested, with_guest, written};
+use super::rows::{GP, MSR};
+use crate::vm::Next;
+use crate::vmx::copies::Copied;
+use crate::vmx::fields;
+use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Efer};
+use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::msr;
+use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
+use crate::x86::{CR0_PE, CR0_PG, CR4_PAE, CR4_PCIDE, EFER_LMA, EFER_LME};
+
+const CD: u64 = 1 << 30;
+const NW: u64 = 1 << 29;
+const ET: u64 = 1 << 4;
+const NE: u64 = 1 << 5;
+
+/// A move of RBX to CR0; what it raises.
+fn set_cr0(guest: &mut Guest<'_, '_>, value: u64) -> Option<u64> {
+    guest.0.state.exception = None;
+    guest.set(RBX, value);
+    assert_eq!(guest.leave(28, 3, (RBX as u64) << 8), Next::Resume);
+    guest.raised()
+}
+
+#[test]
+fn i16_cr0_reads_as_it_was_written() {
+    with_guest(&[], |guest| {
+        let base = CR0_PG | CR0_PE | ET;
+        for value in [base, base | NE, base | CD, base | CD | NW, base | 0x5_002e, base | 1 << 8] {
+            assert_eq!(set_cr0(guest, value), None, "{value:#x}");
+            assert_eq!(guest.field(Cr0), value & !(1 << 8), "{value:#x}");
+        }
+        for value in [base | NW, CR0_PG | ET, base | 1 << 32, CR0_PE | ET] {
+            let before = guest.field(Cr0);
+            assert_eq!((set_cr0(guest, value), guest.field(Cr0)), (GP, before), "{value:#x}");
+        }
+    });
+}
+
+#[test]
+fn i16_what_vmx_fixes_is_set_and_not_shown() {
+    with_guest(&[], |guest| {
+        let (cr0, cr4) = (guest.field(Cr0), guest.field(Cr4));
+        assert!(guest.enter(|vmcs, _| {
+            // The guest sets TS, and PGE, which are its own.
+            vmcs.set_copy(Copied::Cr0, written(fields::GUEST_CR0.raw()) | 1 << 3);
+            vmcs.set_copy(Copied::Cr4, written(fields::GUEST_CR4.raw()) | 1 << 7);
+        }));
+        let real = [fields::GUEST_CR0, fields::GUEST_CR4].map(|field| written(field.raw()));
+        assert_eq!((real[0] ^ cr0, real[1] ^ cr4), (NE, 1 << 13 | 1 << 6), "NE; VMXE and MCE");
+        assert_eq!((guest.field(Cr0), guest.field(Cr4)), (cr0 | 1 << 3, cr4 | 1 << 7));
+    });
+}
+
+#[test]
+fn long_mode_comes_and_goes_with_paging() {
+    with_guest(&[], |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set_field(Efer, EFER_LME);
+        assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), GP, "without PAE");
+        guest.set_field(Cr4, CR4_PAE);
+        assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), None);
+        assert_eq!(guest.field(Efer), EFER_LME | EFER_LMA);
+        guest.set_field(Cr4, CR4_PAE | CR4_PCIDE);
+        assert_eq!(set_cr0(guest, CR0_PE), GP, "with PCIDs");
+        guest.set_field(Cr4, CR4_PAE);
+        assert_eq!(set_cr0(guest, CR0_PE), None);
+        assert_eq!(guest.field(Efer), EFER_LME, "as the entry's control");
+        guest.legacy_mode(Segment::LONG);
+        guest.set_field(Efer, EFER_LME);
+        guest.set_field(Cr4, CR4_PAE);
+        assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), GP, "into code of 64 bits");
+    });
+}
+
+#[test]
+fn paging_that_is_switched_drops_what_was_cached() {
+    with_guest(&[], |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set_field(Cr3, TABLES);
+        assert!(guest.enter(|_, _| {}));
+        super::INVALIDATED.take();
+        assert_eq!(set_cr0(guest, CR0_PE | CD), None);
+        assert!(guest.enter(|_, _| {}));
+        assert_eq!(super::INVALIDATED.take(), []);
+        assert_eq!(set_cr0(guest, CR0_PE | CR0_PG), None);
+        assert!(guest.enter(|_, _| {}));
+        assert!(!super::INVALIDATED.take().is_empty());
+    });
+}
+
+#[test]
+fn the_entries_of_pae_paging_are_loaded_and_checked() {
+    with_guest(&[], |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        let at = DATA + 0x20;
+        for index in 0..4 {
+            guest.write(at + 8 * index, &(TABLES + index * 0x1000 + 1).to_le_bytes());
+        }
+        guest.set_field(Cr4, CR4_PAE);
+        guest.set_field(Cr3, at);
+        assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), None);
+        assert_eq!(guest.vmcs().pointers, [0, 1, 2, 3].map(|index| TABLES + index * 0x1000 + 1));
+        // A reserved bit; one in an entry that is not present; tables where no memory is.
+        for (entry, cr3, fault) in [(TABLES | 3, at, GP), (TABLES | 2, at, None), (0, HOLE, GP)] {
+            guest.write(at + 8, &entry.to_le_bytes());
+            guest.set_field(Cr3, cr3);
+            guest.set_field(Cr0, CR0_PE | ET);
+            assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), fault, "{entry:#x}");
+            assert_eq!(guest.field(Cr0) & CR0_PG != 0, fault.is_none());
+        }
+        // A move to CR4 loads them, too.
+        guest.set_field(Cr3, at);
+        guest.set_field(Cr0, CR0_PG | CR0_PE);
+        guest.write(at, &[0; 8]);
+        guest.0.state.exception = None;
+        guest.set(RBX, CR4_PAE | 1 << 6);
+        guest.leave(28, 3, 4 | (RBX as u64) << 8);
+        assert_eq!((guest.raised(), guest.vmcs().pointers[0]), (None, 0));
+    });
+}
+
+#[test]
+fn clts_and_lmsw_change_their_bits_alone() {
+    with_guest(&[], |guest| {
+        let base = CR0_PG | CR0_PE | ET | 1 << 16;
+        guest.set_field(Cr0, base | 1 << 3);
+        guest.leave(28, 2, 2 << 4);
+        assert_eq!((guest.field(Cr0), guest.advanced()), (base, 2));
+        guest.leave(28, 3, 3 << 4 | 0xfffe << 16);
+        assert_eq!((guest.field(Cr0), guest.advanced()), (base | 0xe, 5), "PE stays");
+    });
+}
+
+fn read(guest: &mut Guest<'_, '_>, number: u32) -> Option<u64> {
+    guest.begin(&[0x0f, 0x32]);
+    guest.set(RCX, number.into());
+    guest.exit(MSR, 0, 0);
+    guest.raised().is_none().then(|| guest.get(RDX) << 32 | guest.get(RAX))
+}
+
+#[test]
+fn guests_find_no_vmx() {
+    with_guest(&[], |guest| {
+        assert_eq!(read(guest, 0x3a), Some(1), "locked, and off");
+        guest.write_msr(0x3a, 5);
+        assert_eq!(guest.raised(), GP);
+        for number in 0x480..0x500 {
+            assert_eq!(read(guest, number), None, "{number:#x}");
+            guest.write_msr(number, 0);
+            assert_eq!(guest.raised(), GP, "{number:#x}");
+            assert!(!msr::passes_through::<Tested>(number));
+        }
+        assert_eq!(read(guest, 0x1a0), Some(0x1801), "fast strings");
+        for number in [0xc001_0010, 0xc001_0015, 0xc001_1029] {
+            assert_eq!(read(guest, number), None, "{number:#x} is AMD's");
+        }
+    });
+}

@@ -1,0 +1,188 @@
+//! What an entry delivers, what was cut short, and what holds events off.
+
+use super::processor::{Guest, with_guest, written};
+use crate::devices::pc::message::Trigger;
+use crate::vm::Next;
+use crate::vm::arch::State;
+use crate::vmx::controls::{NMI_WINDOW as NMI_WINDOW_EXITING, Word};
+use crate::vmx::fields;
+use crate::vmx::vmcs::BLOCKING_BY_NMI;
+use crate::x86::vcpu::block::Field::Rflags;
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::state::Activity;
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_IF, RFLAGS_TF};
+
+const VECTOR: u8 = 0x51;
+const INTERRUPT: u64 = event::VALID | event::TYPE_INTERRUPT | VECTOR as u64;
+const NMI: u64 = event::VALID | event::TYPE_NMI | 2;
+/// INT1 and INT3, in IDT-vectoring information.
+const INT1: u64 = event::VALID | 5 << 8 | 1;
+const INT3: u64 = event::VALID | 6 << 8 | 3;
+/// Exits.
+const MACHINE: u64 = 1;
+const WINDOW: u64 = 7;
+const NMI_WINDOW: u64 = 8;
+const EPT_VIOLATION: u64 = 48;
+const AC: u64 = 0x111;
+
+fn enable_interrupts(guest: &mut Guest<'_, '_>) {
+    guest.set_field(Rflags, RFLAGS_IF | 2);
+}
+
+#[test]
+fn an_interrupt_goes_in_at_once_or_through_a_window() {
+    with_guest(&[], |guest| {
+        guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+        assert_eq!(guest.delivered() & event::VALID, 0, "RFLAGS.IF is 0");
+        assert_eq!(guest.windows(), [true, false]);
+        enable_interrupts(guest);
+        guest.leave(WINDOW, 0, 0);
+        assert_eq!((guest.delivered(), guest.0.state.lapic.highest_isr()), (INTERRUPT, Some(VECTOR)));
+        assert_eq!(guest.windows(), [false; 2], "nothing more waits");
+        assert_eq!(guest.delivered() & event::VALID, 0, "once");
+    });
+}
+
+/// An entry that delivers an interrupt in a shadow is refused.
+#[test]
+fn i13_a_shadow_holds_interrupts_and_nmis_off() {
+    for shadow in [1, 2] {
+        with_guest(&[], |guest| {
+            enable_interrupts(guest);
+            guest.vmcs().set_interruptibility(shadow);
+            guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+            guest.0.state.nmi.post();
+            assert_eq!(guest.delivered() & event::VALID, 0);
+            assert_eq!(guest.windows(), [true; 2]);
+            guest.vmcs().set_interruptibility(0);
+            guest.leave(NMI_WINDOW, 0, 0);
+            assert_eq!(guest.delivered(), NMI, "before the interrupt");
+            guest.vmcs().set_interruptibility(BLOCKING_BY_NMI);
+            guest.leave(MACHINE, 0, 0);
+            assert_eq!(guest.delivered(), INTERRUPT);
+        });
+    }
+}
+
+#[test]
+fn what_was_cut_short_is_delivered_again_or_executed_again() {
+    for (info, again) in [
+        (event::VALID | event::TYPE_SOFTWARE | 0x80, 0),
+        (INT1, 0),
+        (INT3, 0),
+        (event::exception(6), event::exception(6)),
+        // Bit 12 means nothing here, and an entry must not have it.
+        (
+            event::exception(13) | event::ERROR_VALID | 1 << 12 | 5 << 32,
+            event::exception(13) | event::ERROR_VALID | 5 << 32,
+        ),
+        (NMI, NMI),
+        (INTERRUPT & !event::VALID, 0),
+    ] {
+        with_guest(&[], |guest| {
+            assert!(guest.enter(move |vmcs, _| vmcs.vectoring = info));
+            assert_eq!(guest.delivered(), again, "{info:#x}");
+            assert_eq!(guest.delivered() & event::VALID, 0, "once");
+        });
+    }
+    with_guest(&[], |guest| {
+        enable_interrupts(guest);
+        guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+        assert!(guest.enter(|vmcs, _| vmcs.vectoring = INTERRUPT));
+        assert_eq!(guest.0.state.lapic.highest_isr(), None, "the guest has not got it");
+        guest.0.state.raise_undefined();
+        assert_eq!(guest.delivered(), event::exception(6), "first");
+        enable_interrupts(guest);
+        assert_eq!((guest.delivered(), guest.delivered() & event::VALID), (INTERRUPT, 0));
+    });
+}
+
+/// An entry that delivers an NMI while NMIs are blocked is refused.
+#[test]
+fn i14_an_nmi_that_was_cut_short_comes_once_more_with_none_blocked() {
+    with_guest(&[], |guest| {
+        guest.0.state.nmi.post();
+        assert!(guest.enter(|vmcs, _| {
+            assert_eq!(vmcs.delivered(), NMI);
+            vmcs.vectoring = NMI;
+            vmcs.set_interruptibility(BLOCKING_BY_NMI);
+        }));
+        assert_eq!(guest.vmcs().interruptibility(), 0);
+        guest.leave(EPT_VIOLATION, 0, 1 << 7 | 1 << 8 | 1 << 12);
+        assert_eq!(guest.delivered(), NMI);
+        assert_eq!(guest.delivered() & event::VALID, 0, "once");
+    });
+}
+
+#[test]
+fn a_second_nmi_waits_for_the_processor_to_say_that_the_handler_has_ended() {
+    with_guest(&[], |guest| {
+        guest.0.state.nmi.post();
+        guest.0.state.nmi.post();
+        assert!(guest.enter(|vmcs, _| {
+            assert_eq!(vmcs.delivered(), NMI);
+            assert!(vmcs.control(Word::Primary, NMI_WINDOW_EXITING), "for the second");
+            vmcs.set_interruptibility(BLOCKING_BY_NMI);
+        }));
+        guest.leave(MACHINE, 0, 0);
+        assert!(guest.0.state.nmi.contains(Nmi::BLOCKED | Nmi::PENDING));
+        guest.0.state.activity = Activity::Halted;
+        assert!(!guest.0.state.wakes_from_halt(), "it is blocked");
+        assert_eq!(guest.delivered() & event::VALID, 0);
+        assert_eq!(guest.windows(), [false, true]);
+        guest.vmcs().set_interruptibility(0);
+        guest.leave(NMI_WINDOW, 0, 0);
+        assert!(guest.0.state.wakes_from_halt());
+        assert_eq!((guest.delivered(), guest.windows()), (NMI, [false; 2]));
+    });
+}
+
+/// IRET unblocks NMIs before it reads the stack.
+#[test]
+fn i14_an_iret_that_faults_leaves_nmis_blocked() {
+    const UNBLOCKED: u64 = 1 << 12;
+    for (code, cut_short, blocked) in [
+        (EPT_VIOLATION, 0, true),
+        (AC, 0, true),
+        (EPT_VIOLATION, event::exception(14), false),
+        (30, 0, false),
+    ] {
+        with_guest(&[], |guest| {
+            guest.vmcs().vectoring = cut_short;
+            guest.vmcs().interruption = event::exception(17) | UNBLOCKED;
+            guest.leave(code, 1, UNBLOCKED | 1 << 7 | 1 << 8);
+            assert_eq!(guest.0.state.nmi.contains(Nmi::BLOCKED), blocked, "{code:#x}");
+            assert_eq!(guest.vmcs().interruptibility() & BLOCKING_BY_NMI != 0, blocked, "{code:#x}");
+            guest.0.state.nmi.post();
+            guest.0.state.exception = None;
+            assert_eq!(guest.delivered() == NMI, !blocked);
+        });
+    }
+}
+
+/// A step in a shadow: the processor reports it, and has to be told again, or refuses the entry.
+#[test]
+fn i13_a_step_in_a_shadow_pends_as_the_trap_flag_says() {
+    for (shadow, flags, pending) in
+        [(1, RFLAGS_TF, DR6_SINGLE_STEP), (2, RFLAGS_TF, DR6_SINGLE_STEP), (2, 0, 0), (0, RFLAGS_TF, 0)]
+    {
+        with_guest(&[], |guest| {
+            guest.vmcs().set_interruptibility(shadow);
+            guest.set_field(Rflags, flags | 2);
+            assert_eq!(guest.leave(0x101, 0, DR6_SINGLE_STEP), Next::Resume);
+            assert_eq!(guest.delivered(), event::exception(1));
+            assert_eq!(written(fields::PENDING_DEBUG.raw()), pending, "{shadow} {flags:#x}");
+        });
+    }
+}
+
+#[test]
+fn events_of_real_mode_have_no_error_codes() {
+    with_guest(&[], |guest| {
+        guest.legacy_mode(0);
+        guest.set_field(crate::x86::vcpu::block::Field::Cr0, 0x10);
+        guest.leave(15, 2, 0);
+        assert_eq!(guest.delivered(), event::exception(13));
+    });
+}
