@@ -28,7 +28,7 @@ fn an_instruction_that_cannot_be_read_has_no_effect_but_its_fault() {
             (UNMAPPED, PF, Some(UNMAPPED)),
             (1 << 47, GP, None),
             (u64::MAX << 48, GP, None),
-            (HOLE, GP, None),
+            (HOLE, UD, None),
         ] {
             with_guest(row.bytes(), |guest| {
                 guest.vmcb().rip = rip;

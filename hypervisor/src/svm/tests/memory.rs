@@ -120,6 +120,15 @@ fn code_and_tables_where_no_memory_is_are_faults() {
     access(LOAD, 1 << 45, 1 << 33 | WRITE, |guest, _| {
         assert_eq!((guest.raised(), guest.advanced()), (GP, 0))
     });
+    with_guest(LOAD, |guest| {
+        guest.vmcb().rip = HOLE;
+        guest.exit(NESTED, 0, HOLE);
+        assert_eq!(
+            (guest.raised(), guest.advanced()),
+            (UD, HOLE - CODE),
+            "a fetch that is not said to be one"
+        );
+    });
 }
 
 #[test]

@@ -27,7 +27,7 @@ pub enum FetchError {
     PageFault(u64, u32),
     /// #GP(0): the address is not canonical, or has no memory.
     Protection,
-    /// #UD: the instruction is not emulated.
+    /// #UD: the instruction is not emulated, or not in memory.
     Undefined,
     /// The guest's tables changed during the walk: the guest executes the instruction again.
     Raced,
@@ -141,7 +141,9 @@ fn fetch_within_page<A: X86>(
     let gpa = translate::<A>(block, memory, linear_rip(block, offset as u64), Access::FETCH)?;
     let mut buffer = [0; INSTRUCTION_MAX];
     let part = &mut buffer[..count.min(INSTRUCTION_MAX - offset)];
-    memory.read(gpa, part).map_err(|_: AccessError| FetchError::Protection)?;
+    // All ones, where there is no memory, is not an instruction. A processor need not have said that
+    // it was fetched.
+    memory.read(gpa, part).map_err(|_: AccessError| FetchError::Undefined)?;
     bytes.extend(part.iter().copied());
     Ok(())
 }
