@@ -121,7 +121,7 @@ fn code_and_tables_where_no_memory_is_are_faults() {
         assert_eq!((guest.raised(), guest.advanced()), (GP, 0))
     });
     with_guest(LOAD, |guest| {
-        guest.vmcb().rip = HOLE;
+        guest.set_field(Rip, HOLE);
         guest.exit(NESTED, 0, HOLE);
         assert_eq!(
             (guest.raised(), guest.advanced()),
