@@ -170,11 +170,17 @@ impl ControlBlock for Vmcs {
         self.requested.offered.is_none() && self.priority() == priority
     }
 
-    /// An entry delivers what it is given: if that was cut short, the exit says so.
+    /// An entry delivers what it is given: if that was cut short, the exit says so. An entry that
+    /// is called off delivers nothing.
     #[inline(always)]
     fn settle(&mut self) -> (u8, Offered) {
-        let offered = self.requested.offered.take();
-        (self.priority(), if offered.is_some() { Offered::Taken } else { Offered::Nothing })
+        let is_taken = core::mem::take(&mut self.is_taken);
+        let offered = match self.requested.offered.take() {
+            None => Offered::Nothing,
+            Some(_) if is_taken => Offered::Taken,
+            Some(vector) => Offered::Left(vector),
+        };
+        (self.priority(), offered)
     }
 
     fn set_priority(&mut self, priority: u8) {

@@ -3,7 +3,7 @@
 use paging::Gpa;
 
 use super::processor::Intel64;
-use super::table::{Exit, REFUSED};
+use super::table::Exit;
 use super::vmcs::{BLOCKING_BY_NMI, Vmcs};
 use crate::vm::{Context, GUEST, Next};
 use crate::x86::exits::control::{refuses, write};
@@ -146,21 +146,5 @@ pub(super) fn on_debug<A: Intel64>(context: &mut Context<'_, A>, causes: u64) ->
 pub(super) fn on_task_switch<A: Intel64>(context: &mut Context<'_, A>) -> Next {
     let vcpu = context.vcpu.index;
     log::error!(target: GUEST, "vCPU {vcpu} switches tasks, which is not emulated on this processor");
-    Next::Dead
-}
-
-/// The entry has failed: says why (27.8, 28.2.1, 31.4).
-#[cold]
-pub(super) fn on_refusal<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
-    let (vcpu, qualification) = (context.vcpu.index, exit.qualification);
-    let why = match (exit.code, qualification) {
-        (REFUSED, _) => "the VMCS's controls, or the hypervisor's state",
-        (0x8000_0022, _) => "an MSR to load",
-        (_, 2) => "the guest's PDPTEs",
-        (_, 3) => "an NMI in the shadow of a load of SS",
-        (_, 4) => "the VMCS link pointer",
-        _ => "the guest's registers",
-    };
-    log::error!(target: GUEST, "vCPU {vcpu} is not entered: the processor refuses {why} ({qualification:#x})");
     Next::Dead
 }

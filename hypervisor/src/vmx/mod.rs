@@ -12,6 +12,7 @@ pub mod fields;
 pub mod intercepts;
 pub mod outside;
 pub mod processor;
+mod refusal;
 pub mod switch;
 pub mod table;
 pub mod vmcs;

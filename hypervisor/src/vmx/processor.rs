@@ -4,6 +4,7 @@ use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
+use core::sync::atomic::Ordering;
 use hostlink::architecture::Architecture;
 use paging::Ept;
 use stay::tagged::{self, Mode};
@@ -114,7 +115,8 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
         // memory only.
         let has_run = unsafe { A::run(self.cpu, self.vmcs, self.registers) };
-        self.vmcs.leave();
+        self.vmcs.leave(has_run);
+        self.cpu.last_exit.store(self.vmcs.code(), Ordering::Relaxed);
         has_run
     }
 

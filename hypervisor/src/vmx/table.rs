@@ -4,7 +4,7 @@ use memslots::Gpa;
 
 use super::processor::Intel64;
 use super::vmcs::Vmcs;
-use super::{exits, intercepts};
+use super::{exits, intercepts, refusal};
 use crate::vm::{Access, Context, Next};
 use crate::x86::exits::nested::NestedFault;
 use crate::x86::exits::port::{PortAccess, StringAccess};
@@ -151,7 +151,7 @@ exits! {
         Shutdown: 2 => ExitOther; event::on_shutdown; // A triple fault
         TaskSwitch: 9 => ExitOther; exits::on_task_switch; // By a task gate, CALL, JMP or IRET
         // The entry has failed: on the guest's state, or on an MSR; or it was none.
-        Invalid: 0x8000_0021 | 0x8000_0022 | REFUSED => ExitOther; exits::on_refusal, Exit::whole;
+        Invalid: 0x8000_0021 | 0x8000_0022 | REFUSED => ExitOther; refusal::on_refusal, Exit::whole;
     }
     otherwise {
         Unexpected; ExitOther; event::on_unexpected, Exit::code; // An exit that was not requested

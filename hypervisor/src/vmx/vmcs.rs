@@ -59,6 +59,8 @@ pub struct Vmcs {
     /// What the entry delivers if it is a software interrupt or exception: its length.
     pub entry_length: u32,
     pub(super) requested: InterruptRequest,
+    /// The entry has delivered the interrupt that is offered.
+    pub(super) is_taken: bool,
     /// See [`set_threshold`](Self::set_threshold).
     pub(super) threshold: u8,
     /// The one that the VMCS has.
@@ -125,6 +127,7 @@ impl Vmcs {
             event: 0,
             entry_length: 0,
             requested: quiet(0),
+            is_taken: false,
             threshold: 0,
             written_threshold: 0,
             is_new: true,
@@ -254,9 +257,10 @@ impl Vmcs {
         }
     }
 
-    /// An exit has ended the stay: the event has been delivered.
+    /// An exit has ended the stay: the event has been delivered, unless there was no entry.
     #[inline(always)]
-    pub(super) const fn leave(&mut self) {
+    pub(super) const fn leave(&mut self, has_run: bool) {
+        self.is_taken = has_run && self.requested.offered.is_some();
         self.event = 0;
     }
 

@@ -15,6 +15,9 @@ use crate::x86::vcpu::registers::{RAX, RCX, RDX, Registers};
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR0_PE, CR4_PAE, EFER_LMA, EFER_LME, enter};
 
+/// Code of all addresses.
+const FLAT: u16 = 0x9b | Segment::GRANULAR;
+
 /// A kind of processor, as tests for all of them see it.
 pub(crate) trait Kind: X86 + Cpus<CpuData = CpuData> {
     /// Handles an exit, which is described as by SVM.
@@ -83,7 +86,7 @@ impl<A: Kind> Guest<'_, '_, A> {
             self.set_field(field, value);
         }
         let block = &mut *self.0.state.block;
-        let code = Segment { selector: 8, attributes: 0x29b | Segment::LONG, limit: u32::MAX, base: 0 };
+        let code = Segment { selector: 8, attributes: FLAT | Segment::LONG, limit: u32::MAX, base: 0 };
         block.set_segment(SegmentName::Cs, code);
         block.set_event(0);
         A::set_cpl(block, 0);
@@ -95,7 +98,7 @@ impl<A: Kind> Guest<'_, '_, A> {
         for (field, value) in [(Efer, 0), (Cr0, CR0_PE), (Cr4, 1 << 18)] {
             self.set_field(field, value);
         }
-        let code = Segment { selector: 8, attributes: 0x9b | attributes, limit: u32::MAX, base: 0 };
+        let code = Segment { selector: 8, attributes: FLAT | attributes, limit: u32::MAX, base: 0 };
         self.0.state.block.set_segment(SegmentName::Cs, code);
     }
 

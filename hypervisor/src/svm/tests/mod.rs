@@ -12,7 +12,7 @@ mod memory;
 mod owned;
 mod ports;
 pub(crate) mod processor;
-mod random;
+pub(crate) mod random;
 mod registers;
 mod reset;
 mod routes;

@@ -13,7 +13,7 @@ use crate::x86::vcpu::block::Segment;
 use crate::x86::{CR0_PE, EFER_LMA, RFLAGS_VM};
 
 /// A number that may be an address, a register's number or a size.
-fn number(random: &mut Random) -> u64 {
+pub(crate) fn number(random: &mut Random) -> u64 {
     let edges = [
         0,
         CODE,
@@ -45,7 +45,7 @@ fn number(random: &mut Random) -> u64 {
 }
 
 /// Instructions that have rows, and some on memory.
-const CODES: [&[u8]; 20] = [
+pub(crate) const CODES: [&[u8]; 20] = [
     &[0x0f, 0x32],
     &[0x0f, 0x30],
     &[0x0f, 0xa2],

@@ -44,6 +44,21 @@ fn an_interrupt_goes_in_at_once_or_through_a_window() {
     });
 }
 
+#[test]
+fn an_interrupt_of_an_entry_that_is_called_off_is_not_lost() {
+    with_guest(&[], |guest| {
+        enable_interrupts(guest);
+        assert!(guest.enter(|_, _| {}));
+        guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+        guest.0.vm.notify(guest.0.vcpu);
+        assert!(!guest.enter(|_, _| panic!("nobody enters with an event pending")));
+        assert_eq!(guest.0.state.lapic.highest_isr(), None);
+        assert!(guest.0.owner.take_events());
+        assert_eq!((guest.delivered(), guest.0.state.lapic.highest_isr()), (INTERRUPT, Some(VECTOR)));
+        assert_eq!(guest.delivered() & event::VALID, 0, "once");
+    });
+}
+
 /// An entry that delivers an interrupt in a shadow is refused.
 #[test]
 fn i13_a_shadow_holds_interrupts_and_nmis_off() {

@@ -13,6 +13,8 @@ mod memory;
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod ports;
 mod processor;
+mod random;
+mod refusal;
 #[path = "../../svm/tests/registers.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod registers;

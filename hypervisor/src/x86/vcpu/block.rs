@@ -72,7 +72,7 @@ impl Segment {
     /// The D/B bit, in packed attributes.
     pub const DEFAULT_32: u16 = 1 << 10;
     /// The G bit, in packed attributes.
-    const GRANULAR: u16 = 1 << 11;
+    pub const GRANULAR: u16 = 1 << 11;
 
     /// What a register has after a load of this descriptor.
     pub const fn loaded(selector: u16, descriptor: u64) -> Self {
