@@ -11,7 +11,7 @@ use crate::x86::exits::event;
 use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Dr6, Efer, Rip};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::checks::Instruction;
-use crate::x86::vcpu::event::{VALID, VECTOR_DB};
+use crate::x86::vcpu::event::{TYPE_MASK, VALID, VECTOR_DB};
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{
@@ -133,10 +133,16 @@ fn load_pointers<A: Intel64>(context: &mut Context<'_, A>) -> bool {
     true
 }
 
-/// #DB: DR6 gets its causes, which the exit has kept out of it (28.2.1).
-pub(super) fn on_debug<A: Intel64>(context: &mut Context<'_, A>, causes: u64) -> Next {
+/// #DB: DR6 gets its causes, which the exit has kept out of it (28.2.1). INT1 has been executed, and
+/// the exit is at it.
+pub(super) fn on_debug<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+    const TYPE_INT1: u64 = 5 << 8;
     let block = &mut *context.state.block;
-    block.write(Dr6, block.read(Dr6) & !DR6_BREAKPOINTS | causes & DR6_CAUSES);
+    block.write(Dr6, block.read(Dr6) & !DR6_BREAKPOINTS | exit.qualification & DR6_CAUSES);
+    if exit.exception & TYPE_MASK == TYPE_INT1 {
+        block.write(Rip, exit.next_rip);
+        block.end_shadow();
+    }
     event::on_exception(context, (VECTOR_DB, 0, 0))
 }
 

@@ -65,11 +65,6 @@ impl Exit {
         (self.exception & 0xff, (self.exception >> 32) as u32, 0)
     }
 
-    /// The causes of a #DB, as DR6 has them.
-    const fn debug(&self) -> u64 {
-        self.qualification
-    }
-
     /// Table 28-5. The address size and segment of a string are decoded from its instruction.
     #[inline(always)]
     const fn port(&self) -> PortAccess {
@@ -139,7 +134,7 @@ exits! {
         Priority: 43 => ExitControl; event::on_nothing; // The guest has lowered its task priority
         // An access to a debug register while they are not in the processor.
         DebugRegister: 29 => ExitControl; event::on_debug_register;
-        Debug: 0x101 => ExitOther; exits::on_debug, Exit::debug; // #DB
+        Debug: 0x101 => ExitOther; exits::on_debug, Exit::whole; // #DB
         Exception: 0x111 => ExitOther; event::on_exception, Exit::exception; // #AC
         // #MC, in the guest or while it was entered.
         MachineCheck: 0x112 | 0x8000_0029 => ExitOther; event::on_machine_check;

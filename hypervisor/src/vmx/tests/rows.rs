@@ -7,6 +7,7 @@ use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
 pub(super) use crate::svm::tests::rows::{CPUID, GP, IOIO, MSR, NESTED, PF, UD, VMMCALL, XSETBV, port};
 use crate::vm::Next;
+use crate::vmx::controls::{CHOSEN, How, Word};
 use crate::vmx::table::{ENTRY_FAILURE, EXCEPTION, Event, Exit, Instruction, REFUSED, Row};
 use crate::x86::vcpu::block::Field::{Cr0, Cr4, Dr6, Dr7, Pat, Rflags};
 use crate::x86::vcpu::event;
@@ -81,6 +82,55 @@ fn each_exit_is_counted_once_and_as_its_row_says() {
             });
         }
     }
+}
+
+/// The exits that a control asks for: its word and bit.
+const ASKED: [(Word, u32, &[u64]); 20] = [
+    (Word::Pin, 0, &[1]),
+    (Word::Pin, 3, &[0x102]),
+    (Word::Primary, 2, &[7]),
+    (Word::Primary, 7, &[12]),
+    (Word::Primary, 9, &[14, 58]),
+    (Word::Primary, 10, &[36]),
+    (Word::Primary, 11, &[15]),
+    (Word::Primary, 12, &[16, 51]),
+    (Word::Primary, 21, &[43]),
+    (Word::Primary, 22, &[8]),
+    (Word::Primary, 23, &[29]),
+    (Word::Primary, 25, &[30]),
+    (Word::Primary, 28, &[31, 32]),
+    (Word::Primary, 29, &[39]),
+    (Word::Primary, 30, &[40]),
+    (Word::Secondary, 1, &[48, 49]),
+    (Word::Secondary, 2, &[46, 47]),
+    (Word::Secondary, 6, &[54]),
+    (Word::Secondary, 10, &[40]),
+    (Word::Secondary, 14, &[62]),
+];
+
+/// The exits that nothing asks for (26.1.2, 26.2), and those of masked bits of CR0 and CR4.
+const UNASKED: [u64; 38] = [
+    2, 3, 4, 5, 6, 9, 10, 11, 13, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 50, 53, 55, 59, 60, 63, 64,
+    65, 67, 68, 69, 70, 76, 77, 0x8000_0021, 0x8000_0022, 0x8000_0029,
+];
+
+/// As the build checks it of SVM's: what can exit has a row, and nothing else has one.
+#[test]
+fn the_rows_are_those_of_the_controls() {
+    let mut expected = UNASKED.to_vec();
+    expected.extend([REFUSED, 0x101, 0x111, 0x112]);
+    for (word, bit, codes) in ASKED {
+        let chosen = CHOSEN.iter().find(|choice| (choice.word, choice.bit) == (word, bit));
+        if chosen.is_some_and(|choice| choice.how != How::Clear) {
+            expected.extend(codes);
+        }
+    }
+    expected.sort_unstable();
+    expected.dedup();
+    let rows = Row::ALL.iter().filter(|&&row| row != Row::Event(Event::Unexpected));
+    let mut found: Vec<u64> = rows.flat_map(|&row| codes(row)).collect();
+    found.sort_unstable();
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -276,6 +326,9 @@ fn gets_the_debug_exception(code: u64) {
         assert_eq!(guest.leave(code, 0, 1 << 13 | 1 << 2 | 1 << 12), Next::Resume);
         assert_eq!((guest.raised(), guest.advanced()), (Some(event::VECTOR_DB), 0));
         assert_eq!((guest.field(Dr6), guest.field(Dr7)), (0xffff_2ff4, 0x400), "VMX has not changed them");
+        guest.vmcs().interruption = event::VALID | 5 << 8;
+        guest.leave(code, 1, 0);
+        assert_eq!((guest.raised(), guest.advanced()), (Some(event::VECTOR_DB), 1), "behind INT1");
     });
 }
 
