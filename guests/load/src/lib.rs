@@ -8,4 +8,5 @@ extern crate std;
 pub mod command;
 pub mod line;
 pub mod pace;
+pub mod ring;
 pub mod watch;

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering, fence};
 use baremetal::arch::clock;
 use baremetal::pages::{PAGE, Page};
 use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
+use load::ring;
 
 use crate::guest::Failure;
 use crate::shared::write;
@@ -35,11 +36,13 @@ const WORKS: u8 = 4;
 /// Entries of the queue: a page of descriptors.
 const ENTRIES: u16 = 256;
 /// Descriptors of a request: its header, its data, its status.
-const PARTS: u64 = 3;
+const PARTS: u16 = 3;
 /// Flags of a descriptor: another one follows; the device writes.
 const NEXT: u64 = 1;
 const WRITES: u64 = 2;
-const REQUESTS_MAX: u64 = ENTRIES as u64 / PARTS;
+const REQUESTS_MAX: u16 = ENTRIES / PARTS;
+/// Words of a ring: the flags, the count, and the entries.
+const RING_WORDS: usize = 1 + ENTRIES as usize / 4;
 /// Milliseconds to wait for the disk.
 const PATIENCE_MS: u64 = 10_000;
 
@@ -72,9 +75,9 @@ fn find() -> Option<ConfigSpace> {
 /// Of pages without a translation the emulator reads to one at a time, and fails the next one.
 pub(crate) fn fly(address: u64, count: u64, then_reset: bool) -> Result<u64, Failure> {
     let disk = Disk::start()?;
-    let count = count.min(REQUESTS_MAX);
-    for number in 0..count {
-        let first = number * PARTS;
+    let count = count.min(REQUESTS_MAX.into()) as u16;
+    for number in 0..u64::from(count) {
+        let first = number * u64::from(PARTS);
         let describe = |part: u64, [address, len, flags]: [u64; 3]| {
             let words = [address, len | flags << 32 | (first + part + 1) << 48];
             DESCRIPTORS.write_at(((first + part) * 2) as usize, &words);
@@ -83,20 +86,17 @@ pub(crate) fn fly(address: u64, count: u64, then_reset: bool) -> Result<u64, Fai
         describe(1, [address.wrapping_add(number * PAGE), PAGE, NEXT | WRITES]);
         describe(2, [REQUEST.address() + HEADER_BYTES, 1, WRITES]);
     }
-    // Flags, their count, and the first descriptor of each.
-    let mut words = [0u64; 1 + ENTRIES as usize / 4];
-    for (place, half) in (2..).zip((0..count).map(|number| number * PARTS)) {
-        words[place / 4] |= half << (16 * (place % 4));
+    // Release: pairs with the disk, which may be reading the queue since its start.
+    for (index, word) in ring::offered::<RING_WORDS>(count, PARTS) {
+        OFFERED.words()[index].store(word, Ordering::Release);
     }
-    words[0] |= count << 16;
-    OFFERED.write(&words);
     // SeqCst: pairs with the disk, whose loads follow the notification.
     fence(Ordering::SeqCst);
     disk.store_half(disk.notify, 0);
     if then_reset {
         disk.stop()?;
     }
-    Ok(count)
+    Ok(count.into())
 }
 
 impl Disk {
