@@ -24,16 +24,18 @@ pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
 /// The kernel that `package` depends on in another release of Debian.
 pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
     kept_kernel(&format!("guest-{suite}-{package}"), &[], |new| {
-        fetch(&at_release(suite, arch, new)?, package, &[], new)
+        fetch(&at_release(suite, arch, false, new)?, package, &[], new)
     })
 }
 
-/// Apt for another release of Debian with up-to-date lists.
-pub(super) fn at_release(suite: &str, arch: Arch, new: &New) -> Result<Apt> {
+/// Apt for another release of Debian with up-to-date lists; of sources, too, if they are wanted.
+pub(super) fn at_release(suite: &str, arch: Arch, with_source: bool, new: &New) -> Result<Apt> {
     let is_debian = Path::new(KEYRING).is_file();
     ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
     let apt = Apt::foreign(arch.debian(), &new.cache.join(format!("apt-{suite}-{}", arch.debian())))?;
-    let apt = apt.with_sources(&sources(suite, Some(KEYRING)))?;
+    let binaries = sources(suite, Some(KEYRING));
+    let source = if with_source { binaries.replace("deb ", "deb-src ") } else { String::new() };
+    let apt = apt.with_sources(&(binaries + &source))?;
     if let Err(error) = apt.run("apt-get", &["update"], new.work.path()) {
         // What apt says of a release that was moved elsewhere.
         let is_gone = format!("{error:#}").contains("does not have a Release file");

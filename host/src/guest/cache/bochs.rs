@@ -1,7 +1,8 @@
 //! Bochs with a TLB that keeps what its tags may keep (`emulator/bochs`), built once from Debian's
 //! source package. Its BIOS is a package too: the one in the source finds one processor only.
 
-use super::{Apt, KEYRING, MIRROR, New, NotToBeHad, kept};
+use super::backports::at_release;
+use super::{New, NotToBeHad, kept};
 use crate::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -32,17 +33,9 @@ pub(crate) fn bochs() -> Result<Bochs> {
 }
 
 fn fetch(ours: &Path, new: &New) -> Result<()> {
-    ensure!(
-        Path::new(KEYRING).is_file(),
-        NotToBeHad(format!("Bochs comes from Debian's {SUITE}, and there is no {KEYRING}"))
-    );
-    let sources = ["deb", "deb-src"]
-        .map(|kind| format!("{kind} [signed-by={KEYRING}] {MIRROR}/debian {SUITE} main\n"))
-        .concat();
-    let apt = Apt::foreign("amd64", &new.cache.join("apt-bochs"))?.with_sources(&sources)?;
     let work = new.work.path();
     let cannot = |what: &str| NotToBeHad(format!("cannot fetch {what} of Debian's {SUITE}"));
-    apt.run("apt-get", &["update"], work).with_context(|| cannot("the package lists"))?;
+    let apt = at_release(SUITE, Arch::X86_64, true, new).with_context(|| cannot("the package lists"))?;
     eprintln!("quell: fetching Bochs (4 MB of source), and building it: 2 to 3 minutes, once");
     // A mirror may lack the package's description, which is not needed. Its archive is checked.
     let fetched = apt.run("apt-get", &["source", "--download-only", "bochs"], work);

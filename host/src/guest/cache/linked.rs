@@ -74,7 +74,7 @@ fn linked_program(
     let place = kept(&format!("{package}-{architecture}"), needed, false, |new| {
         let fetch = || -> Result<()> {
             let apt = match suite {
-                Some(suite) => at_release(suite, arch, new)?,
+                Some(suite) => at_release(suite, arch, false, new)?,
                 None => {
                     let apt = Apt::foreign(architecture, &new.cache.join(format!("apt-{architecture}")))?;
                     apt.run("apt-get", &["update"], new.work.path()).context("apt-get update failed")?;
