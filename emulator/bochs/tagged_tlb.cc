@@ -287,6 +287,12 @@ bool is_modelled(BX_CPU_C *cpu, unsigned rw) {
   return options.on && !cpu->in_smm && !(rw & 4) && !cpu->cr4.get_LASS();
 }
 
+// Without paging a guest on nested tables has entries all the same, for the addresses that it takes
+// for physical ones; with EPT those are guest-physical entries alone (SDM, "Creating and Using").
+bool has_own_entries(BX_CPU_C *cpu) {
+  return cpu->cr0.get_PG() || (cpu->in_svm_guest && cpu->vmcb->ctrls.nested_paging);
+}
+
 // Whether an entry allows an access with the control registers as they are now. If not, tables are
 // walked again, as processors do before they raise a fault.
 bool allows(BX_CPU_C *cpu, const Entry &entry, unsigned user, unsigned rw) {
@@ -349,7 +355,7 @@ void fill(BX_CPU_C *cpu, bx_TLB_entry *front, const Entry &entry, bx_address lad
 
 bool tagged_lookup(BX_CPU_C *cpu, bx_TLB_entry *front, bx_address laddr, unsigned user, unsigned rw,
                    bx_phy_address *paddr) {
-  if (!is_modelled(cpu, rw) || !cpu->cr0.get_PG()) return false;
+  if (!is_modelled(cpu, rw) || !has_own_entries(cpu)) return false;
   Tlb &own = tlb(cpu);
   const Space here = space(cpu);
   const Kind kind = rw == BX_EXECUTE ? CODE : DATA;
@@ -373,7 +379,7 @@ bool tagged_lookup(BX_CPU_C *cpu, bx_TLB_entry *front, bx_address laddr, unsigne
 
 void tagged_remember(BX_CPU_C *cpu, bx_address laddr, bx_phy_address paddr, Bit32u mask,
                      Bit32u combined, Bit32u pkey, unsigned rw) {
-  if (!is_modelled(cpu, rw) || !cpu->cr0.get_PG()) return;
+  if (!is_modelled(cpu, rw) || !has_own_entries(cpu)) return;
   Tlb &own = tlb(cpu);
   const Space here = space(cpu);
   Entry entry = { 0, PPFOf(paddr), mask, mask, combined, pkey, READ };

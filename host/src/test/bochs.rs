@@ -50,7 +50,7 @@ fn spoil_each_other(room: &Room<'_>) -> Result<()> {
     cycles::spoil_each_other(&Room { other: Some(&hypervisor), ..*room })
 }
 
-pub(super) const PLANTED: [Case; 23] = [
+pub(super) const PLANTED: [Case; 25] = [
     caught("bochs_catches_debt_forgotten", Defect::DebtForgotten, "no-kick-space"),
     caught("bochs_catches_tag_not_written", Defect::TagNotWritten, "no-kick-space"),
     caught("bochs_catches_control_not_written", Defect::ControlNotWritten, "no-kick-space"),
@@ -68,6 +68,12 @@ pub(super) const PLANTED: [Case; 23] = [
     caught("bochs_catches_pieces_kept", Defect::PiecesKept, "*").with(&["nested_page=4K"]),
     caught("bochs_catches_space_not_masked", Defect::SpaceNotMasked, "flush-of-halted-forgotten"),
     caught("bochs_catches_globals_spared", Defect::GlobalsSpared, "flush-of-halted-forgotten"),
+    caught(
+        "bochs_catches_called_off_entry_settles",
+        Defect::CalledOffEntrySettles,
+        "list-settles-earlier-flush",
+    ),
+    caught("bochs_catches_starts_over_with_all", Defect::StartsOverWithAll, "init-keeps-translations"),
     caught("bochs_catches_rest_of_list_forgotten", Defect::RestOfListForgotten, "*")
         .with(&["flush_pages=1000"]),
     check(

@@ -11,6 +11,9 @@ use crate::{Mistake, Mistakes};
 /// A list is cut short after so many pages.
 const PAGES_OF_CUT_LIST: u32 = 2;
 
+/// Pauses from the look at what an entry owes to the entry itself.
+const SPINS: u32 = 2000;
+
 /// A processor that makes the mistakes that it is told to make: one entry, or one taken flush.
 #[derive(Debug)]
 pub struct Mistaken<'p, P> {
@@ -72,6 +75,10 @@ impl<P: Processor> Processor for Mistaken<'_, P> {
     fn hold_interrupts(&mut self) {
         self.is_called_off = true;
         self.processor.hold_interrupts();
+        if self.makes(Mistake::CalledOffEntrySettles) {
+            // Time for a request that calls the entry off.
+            (0..SPINS).for_each(|_| core::hint::spin_loop());
+        }
     }
 
     fn run(&mut self) -> bool {

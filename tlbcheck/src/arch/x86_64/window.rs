@@ -123,6 +123,24 @@ pub(super) fn split_leaves(address: u64) -> [&'static AtomicU64; 2] {
     [entry_below(root(), address, 0), entry_below(&OTHER_ROOT, address, 0)]
 }
 
+/// A space like the initial one, but with `page` at an address below 2 MiB.
+pub(super) fn space_with(address: u64, page: &'static Page) -> u64 {
+    let copies = take(4, 1);
+    let pointers = table(&root().words()[0]);
+    let originals = [root(), pointers, table(&pointers.words()[0])];
+    for ((copy, next), original) in copies.iter().zip(&copies[1..]).zip(originals) {
+        for (word, entry) in copy.words().iter().zip(original.words()) {
+            word.store(entry.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        copy.words()[0].store(next.address() | RIGHTS, Ordering::Relaxed);
+    }
+    for (number, word) in (0..).zip(copies[3].words()) {
+        word.store((number * PAGE) | RIGHTS, Ordering::Relaxed);
+    }
+    copies[3].words()[index(address, 0)].store(page.address() | RIGHTS, Ordering::Release);
+    copies[0].address()
+}
+
 /// The identifier of the initial space, and of the other.
 pub(super) fn space() -> u64 {
     root().address()
@@ -153,4 +171,11 @@ pub(super) fn invlpg(address: u64) {
 pub(super) fn read(address: u64) -> u64 {
     // SAFETY: the caller's window has a page there; any contents are a valid word.
     unsafe { (address as *const u64).read_volatile() }
+}
+
+/// Calls the function at `address`, where the caller has mapped one that returns a number.
+pub(super) fn call(address: u64) -> u32 {
+    // SAFETY: the caller's window has such a function there.
+    let function: extern "C" fn() -> u32 = unsafe { core::mem::transmute(address) };
+    function()
 }

@@ -6,6 +6,7 @@ mod lists;
 mod local;
 mod mutual;
 mod prelude;
+mod restart;
 mod scopes;
 mod sets;
 mod stale;
@@ -44,7 +45,7 @@ const NATIVE: [Row; 18] = [
 ];
 
 /// Rows about what hypercalls flush, and when.
-const FLUSHES: [Row; 46] = [
+const FLUSHES: [Row; 47] = [
     row("vp-index-unstable", sets::indices),
     row("no-kick-space", || stale::pinned(Kind::Space, Via::Memory)),
     row("no-kick-list", || stale::pinned(Kind::List, Via::Memory)),
@@ -91,6 +92,7 @@ const FLUSHES: [Row; 46] = [
     row("mutual-flush-hangs", mutual::by_hypercall),
     row("halted-target-waited-for", waiting::halted),
     row("flush-of-halted-forgotten", waiting::halted_sees),
+    row("list-settles-earlier-flush", waiting::wakes_amid_lists),
 ];
 
 const INTERFACE: [Row; 18] = [
@@ -114,9 +116,10 @@ const INTERFACE: [Row; 18] = [
     row("changing-input-breaks", input::changing),
 ];
 
-/// A row that compares many calls.
-const COMPARISONS: [Row; 1] = [row("xmm-differs-from-memory", input::xmm_differs)];
+/// A row that compares many calls, and one after whose failure a processor is missing.
+const LAST: [Row; 2] =
+    [row("xmm-differs-from-memory", input::xmm_differs), row("init-keeps-translations", restart::init)];
 
 pub(in crate::arch) fn rows() -> impl Iterator<Item = &'static Row> + Clone {
-    NATIVE.iter().chain(&FLUSHES).chain(&INTERFACE).chain(&COMPARISONS)
+    NATIVE.iter().chain(&FLUSHES).chain(&INTERFACE).chain(&LAST)
 }

@@ -1,6 +1,7 @@
 //! Flushes of processors that do not respond: they wait for nothing, and are not forgotten (O15).
 
 use super::prelude::*;
+use crate::arch::x86_64::window::FILLER;
 use x86_64::instructions::hlt;
 
 /// More than the time of any call that does not wait. The fastest of many is compared with it,
@@ -21,12 +22,14 @@ fn read_halt_read(_: usize) {
     AWAKE.store(true, Ordering::Release);
 }
 
-/// Replaces a halted processor's page, calls `flush`, and wakes it; returns what it then sees.
+/// Replaces a halted processor's page, calls `flush`, and wakes it, and does `as_it_wakes`
+/// repeatedly; returns what it then sees.
 fn while_halted(
     processor: usize,
     round: u64,
     is_global: bool,
     flush: impl FnOnce() -> Verdict,
+    as_it_wakes: impl Fn() -> Verdict,
 ) -> Result<u64, Stop> {
     HALTS.store(false, Ordering::Release);
     AWAKE.store(false, Ordering::Release);
@@ -39,13 +42,17 @@ fn while_halted(
     replace(WINDOW, 2 * round + 1, is_global);
     let flushed = flush();
     let was_awake = AWAKE.load(Ordering::Acquire);
+    let mut meanwhile = Ok(());
     let woken = clock::wait_until(PATIENCE_MS, || {
         // More than one, in case the first arrives before the HLT.
         apic::send_nmi(processors::apic_id(processor));
-        clock::wait_until(5, || AWAKE.load(Ordering::Acquire))
+        clock::wait_until(5, || {
+            meanwhile = meanwhile.clone().and_then(|()| as_it_wakes());
+            AWAKE.load(Ordering::Acquire)
+        })
     });
     machine::join(processor)?;
-    flushed?;
+    flushed.and(meanwhile)?;
     ensure!(halts, "the other processor does not halt");
     ensure!(!was_awake, "a flush has woken it");
     ensure!(woken, "an NMI does not wake it");
@@ -57,7 +64,7 @@ pub(super) fn halted() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
     for round in 0..ROUNDS {
-        while_halted(processor, round, false, || {
+        let flush = || {
             let mut fastest = u64::MAX;
             each_of_all(processor, |flush| {
                 let begin = clock::now();
@@ -67,7 +74,8 @@ pub(super) fn halted() -> Verdict {
             })?;
             ensure!(fastest < clock::ticks(AT_ONCE_US), "the fastest of the calls took {fastest} cycles");
             Ok(())
-        })?;
+        };
+        while_halted(processor, round, false, flush, || Ok(()))?;
     }
     Ok(())
 }
@@ -88,7 +96,7 @@ pub(super) fn halted_sees() -> Verdict {
     let mut round = 0;
     let mut sees = |is_global, flush: &Flush<'_>| {
         round += 1;
-        let seen = while_halted(processor, round, is_global, || hypercall::flush(flush))?;
+        let seen = while_halted(processor, round, is_global, || hypercall::flush(flush), || Ok(()))?;
         ensure!(seen == 2 * round + 1, "{:?}: it sees round {seen}, not {}", flush.kind, 2 * round + 1);
         Ok(())
     };
@@ -100,4 +108,21 @@ pub(super) fn halted_sees() -> Verdict {
         let (kind, via, targets) = (Kind::Space, Via::Memory, Targets::AllFlag);
         sees(is_global, &Flush { kind, via, targets, space, flags, elements: &[] })
     })
+}
+
+/// It wakes amid requests for another page, by list: what was requested before is done as well.
+pub(super) fn wakes_amid_lists() -> Verdict {
+    machine::flushes()?;
+    let processor = machine::second()?;
+    let (via, targets, flags) = (Via::Memory, Targets::AllFlag, FlushFlags::new());
+    let space = window::space();
+    for round in 0..ROUNDS {
+        let all =
+            || hypercall::flush(&Flush { kind: Kind::Space, via, targets, space, flags, elements: &[] });
+        let elements = &[FILLER];
+        let list = || hypercall::flush(&Flush { kind: Kind::List, via, targets, space, flags, elements });
+        let seen = while_halted(processor, round, false, all, list)?;
+        ensure!(seen == 2 * round + 1, "it sees round {seen}, not {}", 2 * round + 1);
+    }
+    Ok(())
 }
