@@ -86,6 +86,12 @@ impl Version {
         self.major >= 10
     }
 
+    /// Whether code that another CPU changes while it is translated is translated anew. 7.2 keeps
+    /// what it has read before (`docs/qemu.md`).
+    pub(crate) fn notices_changed_code(self) -> bool {
+        self >= Self { major: 8, minor: 1 }
+    }
+
     pub(crate) fn plugin_interface(self) -> Result<PluginInterface> {
         match (self.major, self.minor) {
             (..6, _) | (9, 0) => {

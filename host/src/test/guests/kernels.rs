@@ -4,6 +4,7 @@ use super::expect::{expect_end, expect_status, with_console};
 use super::{Lab, made};
 use crate::guest::cache;
 use crate::guest::cpio::Archive;
+use crate::machine::emulator;
 use crate::test::kernels::{CHECKS, From, Kernel};
 use crate::test::prelude::*;
 use crate::vm::StockGuest;
@@ -28,9 +29,14 @@ impl Lab<'_> {
         (0..times).try_for_each(|_| self.second_kernel(case, true))
     }
 
-    /// A kernel does everything that [`CHECKS`] names, with data checks.
+    /// A kernel does everything that [`CHECKS`] names, with data checks. It patches its code, so an
+    /// emulator that stays with old code is replaced.
     pub(in crate::test) fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
         let arch = case.platform.arch();
+        if !emulator::version(arch)?.notices_changed_code() {
+            let long = if self.long { "--long" } else { "" };
+            return self.tool(&format!("test --qemu 10 {long} --filter {}", case.name), 0, "");
+        }
         let command = battery(if self.long { ROUNDS_LONG } else { ROUNDS });
         let mut guest = self.stock_guest(case.platform, Some(&command))?;
         guest.kernel = match kernel.from {
