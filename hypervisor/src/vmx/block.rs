@@ -7,7 +7,7 @@ use stay::tagged::start_over;
 use super::controls::{self, Word};
 use super::copies::Copied;
 use super::outside::Register;
-use super::vmcs::{BLOCKING_BY_NMI, SHADOWS, Vmcs, quiet};
+use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, Vmcs, quiet};
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;
 use crate::x86::EFER_LMA;
@@ -119,8 +119,8 @@ impl ControlBlock for Vmcs {
         }
     }
 
-    /// What an instruction raises is raised again, because the instruction is executed again: INT n,
-    /// INT1, INT3, INTO.
+    /// What an instruction raises is raised again, because the instruction is executed again:
+    /// INT n, INT1, INT3, INTO.
     #[inline(always)]
     fn cut_short(&self) -> u64 {
         if self.vectoring & event::TYPE_SOFTWARE != 0 { 0 } else { self.vectoring }
@@ -231,8 +231,11 @@ impl ControlBlock for Vmcs {
     /// Virtual NMIs: the processor knows when the handler ends, and an exit says it.
     fn begin_nmi(_: &mut VcpuState<Self>) {}
 
+    /// By NMI-window exiting. A processor may exit at once where STI alone holds the NMI off (26.2):
+    /// the other window is asked for, too, and opens behind the next instruction.
     fn await_nmi(&mut self) -> bool {
-        self.set_nmi_window(true);
+        let is_after_sti = self.interruptibility() & (BLOCKING_BY_STI | BLOCKING_BY_NMI) == BLOCKING_BY_STI;
+        self.set_nmi_window(!is_after_sti);
         true
     }
 

@@ -133,8 +133,8 @@ fn load_pointers<A: Intel64>(context: &mut Context<'_, A>) -> bool {
     true
 }
 
-/// #DB: DR6 gets its causes, which the exit has kept out of it (28.2.1). INT1 has been executed, and
-/// the exit is at it.
+/// #DB: DR6 gets its causes, which the exit has kept out of it (28.2.1). INT1 has been executed,
+/// and the exit is at it.
 pub(super) fn on_debug<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
     const TYPE_INT1: u64 = 5 << 8;
     let block = &mut *context.state.block;

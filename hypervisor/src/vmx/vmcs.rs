@@ -12,13 +12,13 @@ use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
 use super::copies::{ALL, BASE, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, place};
 use super::fields as f;
-use super::outside::Outside;
+use super::outside::{Outside, Register};
 use super::table::{ENTRY_FAILURE, EXCEPTION, REFUSED};
 use crate::pages::Pages;
 use crate::x86::vcpu::block::{InterruptRequest, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::Permissions;
-use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
+use crate::x86::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF};
 
 /// The EPT pointer's memory type for the tables, and number of levels less 1 (25.6.11).
 const WRITE_BACK: u64 = 6;
@@ -95,8 +95,10 @@ pub(super) const POINTERS: u8 = 1 << 7;
 const CR0_CACHING: u64 = 3 << 29;
 /// CR4.MCE: without it a machine check would shut the processor down.
 const CR4_MACHINE_CHECKS: u64 = 1 << 6;
-/// STI and MOV SS hold interrupts off (25.4.2, interruptibility state).
-pub(super) const SHADOWS: u32 = 3;
+/// STI, or a load of SS, holds interrupts off (25.4.2, interruptibility state).
+pub(super) const SHADOWS: u32 = BLOCKING_BY_STI | 1 << 1;
+/// STI alone.
+pub(super) const BLOCKING_BY_STI: u32 = 1 << 0;
 /// An NMI's handler holds NMIs off, with virtual NMIs.
 pub const BLOCKING_BY_NMI: u32 = 1 << 3;
 
@@ -304,12 +306,17 @@ impl Vmcs {
     }
 
     /// An entry follows: where a shadow holds debug exceptions off, a step pends if and only if the
-    /// trap flag is set, or the processor refuses the entry (27.3.1.5).
+    /// trap flag is set, or the processor refuses the entry (27.3.1.5). Breakpoints that pend are
+    /// part of a #DB that is delivered.
     #[inline(always)]
     pub(super) fn settle_step(&mut self) {
         if self.interruptibility() & SHADOWS != 0 {
             let step = if self.copy(Copied::Rflags) & RFLAGS_TF != 0 { DR6_SINGLE_STEP } else { 0 };
             self.set_pending_debug(self.pending_debug() & !DR6_SINGLE_STEP | step);
+        }
+        if self.event & 0xffff_ffff == event::exception(event::VECTOR_DB) {
+            let breakpoints = self.pending_debug() & DR6_BREAKPOINTS;
+            self.outside.write(Register::Dr6, self.outside.read(Register::Dr6) | breakpoints);
         }
     }
 
