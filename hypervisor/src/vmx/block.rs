@@ -231,8 +231,8 @@ impl ControlBlock for Vmcs {
     /// Virtual NMIs: the processor knows when the handler ends, and an exit says it.
     fn begin_nmi(_: &mut VcpuState<Self>) {}
 
-    /// By NMI-window exiting. A processor may exit at once where STI alone holds the NMI off (26.2):
-    /// the other window is asked for, too, and opens behind the next instruction.
+    /// By NMI-window exiting. A processor may exit at once where STI alone holds the NMI off
+    /// (26.2): the other window is asked for, too, and opens behind the next instruction.
     fn await_nmi(&mut self) -> bool {
         let is_after_sti = self.interruptibility() & (BLOCKING_BY_STI | BLOCKING_BY_NMI) == BLOCKING_BY_STI;
         self.set_nmi_window(!is_after_sti);
