@@ -51,6 +51,8 @@ pub enum Bug {
     /// A guest gets the tags of the destroyed one in whose place it is: its vCPUs' ASID slots, or
     /// its VMID slot. Nothing was flushed for the destroyed one, as would suffice with new tags.
     TagHandedOn,
+    /// On Intel64, a vCPU that arrives runs under the VPID that it had before.
+    FormerVpid,
     /// One CPU does not drop its entries when a generation of tags begins.
     RolloverMissesCpu,
     /// On Arm64, there is no ISB after a write to VTTBR_EL2.

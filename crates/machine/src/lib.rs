@@ -28,9 +28,11 @@
 //! * **Memory** is real memory (`hw::memory`). Freed tables and slots are poisoned. A walk, an
 //!   access or a crate that reaches them fails the run, even if the frame is in use again. What a
 //!   frame held in its last lives is remembered, so entries from then can still be used.
-//! * **Two kinds of flush.** Some of the processors with ASIDs are not AMD's: flushing a tag drops
-//!   what depends on the guest's tables, and what depends on the nested tables alone is kept until
-//!   it is flushed by another instruction.
+//! * **Two kinds of flush.** Intel64's processors tag what depends on the guest's tables with VPID
+//!   and root of the nested tables, and what depends on these alone with the root. INVVPID drops by
+//!   the one, INVEPT by the other, entry and exit nothing; without VPIDs they drop all of VPID 0.
+//!   Lesser rights are kept until an EPT violation drops them. There is a record for each pair of
+//!   tags (`hw::cpu::Key`), and the rest is as on AMD64.
 //! * **VTTBR_EL2** takes effect when the processor synchronizes. Until then it may walk by the
 //!   former value, and a TLBI may be for either VMID. A CPU that leaves a guest keeps its tables
 //!   loaded, and may walk them, until it loads others. A host's CPU may have any machine's loaded.
@@ -64,13 +66,15 @@
 //! # Limits
 //!
 //! Memory is sequentially consistent: `loom` checks the orders of atomics (`docs/coherence.md`).
-//! Guests use no global pages, PCIDs, or protection keys. There are no instruction fetches, and no
-//! data or instruction caches. The IOMMU removes each translation that overlaps the block of a
-//! command, whatever their sizes; virtual machines with devices have no dirty logs. An SMMU
-//! goes by a stream's entry and descriptor as they were at one time. Processors hold no
-//! absent entries, and walk again before they report a fault. Accessed bits of speculatively loaded
-//! entries count only if they were set at that time. A processor looks back some hundred changes,
-//! not forever. All guests have as many vCPUs, and any CPU runs any of them.
+//! Guests use no protection keys, and global pages only on some Intel64 machines, where a guest has
+//! one address space then. Intel64 has nested tables in AMD64's format, without PML, and walks of
+//! the guest's tables count as loads of nested ones, not as stores; it has no IOMMU. There are no
+//! instruction fetches, and no data or instruction caches. The IOMMU removes each translation that
+//! overlaps the block of a command, whatever their sizes; virtual machines with devices have no
+//! dirty logs. An SMMU goes by a stream's entry and descriptor as they were at one time. Processors
+//! hold no absent entries, and walk again before they report a fault. Accessed bits of
+//! speculatively loaded entries count only if they were set at that time. A processor looks back
+//! some hundred changes, not forever. All guests have as many vCPUs, and any CPU runs any of them.
 #![cfg(not(loom))]
 
 pub mod bug;

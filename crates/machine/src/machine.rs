@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use paging::{Entries, FlushRange, PhysAddr, TableMemory};
+use stay::tagged::two_flushes::{Invept, Roots};
 use stay::{Mistake, Mistakes};
 
 use crate::bug::Bug;
@@ -46,6 +47,8 @@ pub(crate) struct AbstractMachine {
     pub(crate) bug: Option<Bug>,
     /// For Arm64.
     pub(crate) stage2: Stage2,
+    /// For Intel64: those by which each CPU may hold translations.
+    pub(crate) roots: Vec<Roots>,
     bytes: Rc<Bytes>,
     failure: RefCell<Option<String>>,
     trace: Option<RefCell<VecDeque<String>>>,
@@ -73,7 +76,7 @@ impl AbstractMachine {
         let points_max = (operations as u64 + 10) * POINTS_PER_OPERATION;
         let (bytes, rng) = (memory.bytes(), Rng::new(seed ^ 0x11));
         let mut hw = Hw::new(config.arch, config.cpus, memory, rng);
-        (hw.pcid, hw.two_flushes) = (config.pcid, config.two_flushes);
+        (hw.pcid, hw.globals, hw.has_vpids) = (config.pcid, config.globals, config.vpids);
         hw.iommu = Iommu::new(all_devices(&config));
         let actors = config.cpus + config.vms;
         Self {
@@ -84,6 +87,7 @@ impl AbstractMachine {
             config,
             bug,
             stage2: Stage2::new(&config, nowhere),
+            roots: (0..config.cpus).map(|_| Roots::with_room_for(config.roots)).collect(),
             failure: RefCell::new(None),
             trace: traced.then(RefCell::default),
             handed: RefCell::new(vec![VecDeque::new(); actors]),
@@ -227,6 +231,12 @@ impl AbstractMachine {
         self.hw.borrow_mut().take_interrupt(cpu);
     }
 
+    /// INVEPT.
+    pub(crate) fn invept(&self, cpu: usize, named: Invept) {
+        self.note(|| format!("INVEPT: {named:x?}"));
+        self.hw.borrow_mut().invept(cpu, named);
+    }
+
     pub(crate) fn table_count(&self, vm: usize) -> usize {
         self.tables[vm].get()
     }
@@ -330,6 +340,10 @@ unsafe impl TableMemory for TablePool<'_> {
         let walker = self.machine.hw.borrow().walker_of(table.0);
         if let Some(cpu) = walker {
             self.machine.fail(|| format!("the root {table} is freed, and CPU {cpu} may walk from it"));
+        }
+        let holder = self.machine.hw.borrow().holder_of(table.0);
+        if let Some(cpu) = holder {
+            self.machine.fail(|| format!("the root {table} is freed, and CPU {cpu} may hold what it tags"));
         }
         let was_used = self.machine.hw.borrow_mut().memory.free_table(table.0);
         if !was_used {

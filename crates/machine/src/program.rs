@@ -152,9 +152,11 @@ pub struct Config {
     /// Pages of a list up to which they are flushed one by one.
     pub page_limit: u64,
     pub pcid: bool,
-    /// Processors flush guests' and nested translations by two instructions, as others than AMD's
-    /// do.
-    pub two_flushes: bool,
+    /// All pages of guests are global, and each guest has one address space.
+    pub globals: bool,
+    /// On Intel64: there are VPIDs, and how many roots a CPU remembers.
+    pub vpids: bool,
+    pub roots: usize,
     /// Memory that was freed last is used first, so a new guest gets that of the former one.
     pub reuses_at_once: bool,
     /// The targets of flushes are those of the place: a new guest's vCPUs take over the words of

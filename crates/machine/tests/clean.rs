@@ -20,6 +20,11 @@ fn random_programs_are_clean_on_amd64() {
 }
 
 #[test]
+fn random_programs_are_clean_on_intel64() {
+    clean(Arch::Intel64);
+}
+
+#[test]
 fn random_programs_are_clean_on_arm64() {
     clean(Arch::Arm64);
 }

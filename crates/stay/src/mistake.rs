@@ -41,6 +41,8 @@ mistakes! {
     FlushNotCarriedOut,
     /// A flush of the tag is taken, but not recorded as pending.
     DebtForgotten,
+    /// A list is taken where the vCPU has no tag yet, and nothing is owed where it has one.
+    TagElsewhereForgotten,
     /// A flush of nested translations, too, is taken as one of the guest's alone.
     NestedTakenAsGuests,
     /// A nested flush is done where it is taken, and not owed where the vCPU is entered next.

@@ -139,7 +139,8 @@ impl AsidAllocator {
     }
 
     /// The slot's ASID if this CPU may hold translations under it: the ASID to use for invalidating
-    /// single pages. `None` if no VMRUN has used it, or if the next assignment replaces it.
+    /// single pages. `None` if no VMRUN has used it, or if the next assignment replaces it: that is
+    /// no reason to owe nothing, as the vCPU may leave before it, and go back to its former CPU.
     pub fn resident(&self, slot: &AsidSlot) -> Option<u32> {
         let is_present = slot.home == self.cpu && slot.generation == self.generation && !slot.is_new;
         is_present.then_some(slot.asid)

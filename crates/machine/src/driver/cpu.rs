@@ -25,6 +25,9 @@ const TIMER_TURNS: usize = 6;
 const SECTION_LATER_ONE_IN: usize = 4;
 /// The hypervisor looks at the guest's code once in this many exits.
 const LOOK_ONE_IN: usize = 3;
+/// And once in this many times that a vCPU comes to a CPU, before it is entered: so many times.
+const EARLY_ONE_IN: usize = 5;
+const EARLY_LOOKS_MAX: usize = 12;
 
 /// Memory is mapped for devices behind an SMMU once in this many exits, and unmapped.
 const FILL_ONE_IN: usize = 8;
@@ -82,9 +85,7 @@ pub(crate) fn run_cpu<'m, F: Architecture>(machine: &'m AbstractMachine, rows: &
         turn(&mut cpu, &mut tagging, rows);
         machine.give_way();
     }
-    if F::ARCH == Arch::Arm64 {
-        machine.leave_address_space(number, &mut tagging.place);
-    }
+    machine.leave_address_space(number, &mut tagging.place);
 }
 
 /// A CPU's look at one of the vCPUs that have operations left.
@@ -119,8 +120,7 @@ fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m
     let mut vcpu = vm.vcpus[number].borrow_mut();
     let mut tags = vm.tags[number].borrow_mut();
     let mut visit = Visit { cpu, tagging, vm, number, vcpu: &mut vcpu, tags: &mut tags, owner };
-    visit.arrive();
-    let is_replaced = visit.run();
+    let is_replaced = visit.arrive() && visit.run();
     let Visit { vcpu, tags, owner, .. } = visit;
     if vm.is_dying.get() {
         vm.give_up(owner);
@@ -171,7 +171,7 @@ impl<'v, 'm, F: Architecture> Stay<'v> for Visit<'v, 'm, F> {
         let machine = self.cpu.machine;
         machine.point();
         match F::ARCH {
-            Arch::Amd64 => {
+            Arch::Amd64 | Arch::Intel64 => {
                 let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
                 let (asids, slot) = (&self.tagging.asids, &mut self.tags.asid);
                 let limit = machine.config.page_limit;
@@ -220,10 +220,19 @@ impl<F: Architecture> Visit<'_, '_, F> {
         false
     }
 
-    fn arrive(&mut self) {
+    /// Returns false if the CPU gives the vCPU up again.
+    fn arrive(&mut self) -> bool {
         let (machine, number) = (self.cpu.machine, self.cpu.number);
-        if F::ARCH == Arch::Amd64 {
-            return;
+        if F::ARCH.is_x86() {
+            if machine.below(EARLY_ONE_IN) == 0 {
+                // Flushes may be taken here, and the vCPU be entered elsewhere.
+                for _ in 0..machine.below(EARLY_LOOKS_MAX) {
+                    machine.give_way();
+                    self.look_at_code();
+                }
+                return machine.below(3) == 0;
+            }
+            return true;
         }
         if machine.below(machine.config.arm.visitor_one_in) == 0 {
             machine.be_visited(number, &mut self.tagging.place);
@@ -232,6 +241,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
         let met = self.tagging.meet(self.vm.index, self.number);
         machine.arrive(place, &mut self.tagging.place, &mut self.tags.home, met);
         self.enter_address_space();
+        true
     }
 
     /// For Arm64.
@@ -256,7 +266,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
         self.cpu.machine.point();
         let mut guest = Guest::new(self.cpu, self.vm, self.number, self.vcpu);
         let has_entered = match F::ARCH {
-            Arch::Amd64 => tagged::enter(
+            Arch::Amd64 | Arch::Intel64 => tagged::enter(
                 &mut tagged::Mistaken::new(&mut guest),
                 &mut self.owner,
                 &mut self.tagging.asids,
@@ -275,7 +285,7 @@ impl<F: Architecture> Visit<'_, '_, F> {
     }
 
     fn handle(&mut self, exit: Exit) -> Next {
-        if F::ARCH == Arch::Amd64 && self.cpu.machine.below(LOOK_ONE_IN) == 0 {
+        if F::ARCH.is_x86() && self.cpu.machine.below(LOOK_ONE_IN) == 0 {
             self.look_at_code();
         }
         if self.vm.mirror.is_some() {

@@ -8,7 +8,7 @@ use stay::{Answer, Mistake, Mistakes, Source};
 use super::cpu::Visit;
 use super::vm::{Architecture, Vcpu, Vm};
 use crate::bug::Bug;
-use crate::hw::format::{Arch, Format, Stage};
+use crate::hw::format::{Format, Stage};
 use crate::hw::walk::Step;
 use crate::layout::{PHYSICAL_BITS, VA_PAGES, table, va};
 use crate::machine::AbstractMachine;
@@ -74,7 +74,7 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
     fn emulate(&mut self, fault: NestedFault, (was_absent, updates): (bool, u64)) {
         let (vm, machine, number) = (self.vm, self.cpu.machine, self.number);
         let gpa = Gpa(fault.gpa);
-        if let (Some(page), Arch::Amd64) = (fault.page, F::ARCH) {
+        if let (Some(page), true) = (fault.page, F::ARCH.is_x86()) {
             let access = if fault.store { Access::WRITE } else { Access::empty() };
             let is_still_meant = stay::in_section(self, |vcpu, vm| {
                 let found = translate(vm, number, vcpu, page, access);

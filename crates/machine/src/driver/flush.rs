@@ -201,7 +201,8 @@ impl<F: Architecture> Guest<'_, '_, F> {
         self.vcpu.call = None;
         // Words in memory may have been replaced meanwhile; then the call differs from the intended
         // one.
-        if done.matches(&op) {
+        let spares_all = op.non_global_only && self.cpu.machine.config.globals;
+        if done.matches(&op) && !spares_all {
             let mut oracle = self.cpu.machine.oracle.borrow_mut();
             for target in
                 (0..vm.vcpus.len()).filter(|target| op.targets.is_none_or(|set| set >> target & 1 != 0))
@@ -282,20 +283,20 @@ impl<F: Architecture> Vm<'_, F> {
         let time = machine.now();
         let (mut ledger, hardware) = (Ledger::<2>::new(), Kicks(machine));
         let flushed = match F::ARCH {
-            Arch::Amd64 if machine.has(Bug::NoKick) => {
+            Arch::Amd64 | Arch::Intel64 if machine.has(Bug::NoKick) => {
                 let everybody = Targets::All;
                 let named = tagged::Named::new(&everybody, self.targets.len());
                 let _nobody_is_kicked = coherence::issue(self, &named, Scope::All, &mut ledger);
                 Ok(FlushProof::forged())
             }
-            Arch::Amd64 if machine.has(Bug::FlushOfGuests) => {
+            Arch::Amd64 | Arch::Intel64 if machine.has(Bug::FlushOfGuests) => {
                 let everybody = Targets::All;
                 let named = tagged::Named::new(&everybody, self.targets.len());
                 coherence::flush(self, &named, Scope::All, &mut ledger, &hardware)
                     .map(|_| FlushProof::forged())
                     .map_err(coherence::Unfinished::Target)
             }
-            Arch::Amd64 => {
+            Arch::Amd64 | Arch::Intel64 => {
                 coherence::flush_space(self, told, &mut ledger, &hardware).map(FlushProof::Flushed)
             }
             Arch::Arm64 => machine

@@ -8,7 +8,7 @@ use super::fault::NestedFault;
 use super::guest_tables::last_entry;
 use super::processor::Guest;
 use super::vm::{Architecture, Window};
-use crate::hw::format::{Arch, Format};
+use crate::hw::format::Format;
 use crate::hw::walk::{Fault, Translation};
 use crate::layout::{PAGE_SIZE, PAGES, VA_PAGES, WINDOWS, area, table, va};
 use crate::program::{FlushOp, GpaPage, GuestOp, Track};
@@ -127,7 +127,7 @@ impl<F: Architecture> Guest<'_, '_, F> {
             GuestOp::Halt => Step::Last(Exit::Halt),
             GuestOp::Yield => Step::Last(Exit::Yield),
             GuestOp::Preempt => Step::Last(Exit::Over),
-            GuestOp::StartOver if F::ARCH == Arch::Amd64 => Step::Last(Exit::StartOver),
+            GuestOp::StartOver if F::ARCH.is_x86() => Step::Last(Exit::StartOver),
             GuestOp::StartOver => Step::Next,
             GuestOp::Replace => Step::Last(Exit::Replace),
             GuestOp::Spin(count) => {
@@ -260,6 +260,7 @@ impl<F: Architecture> Guest<'_, '_, F> {
             // A page fault, which the guest's kernel ignores.
             Fault::Guest => Step::Next,
             Fault::Nested { gpa, in_walk, store: in_store } => {
+                self.cpu.machine.hw.borrow_mut().violate(self.cpu.number, page.map(va), gpa);
                 let (time, store) = (self.cpu.machine.now(), store && !in_walk || in_store);
                 Step::Exit(Exit::NestedFault(NestedFault { gpa, store, in_walk, page, time }))
             }

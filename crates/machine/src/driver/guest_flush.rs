@@ -17,8 +17,8 @@ impl<F: Architecture> Guest<'_, '_, F> {
         let (machine, cpu) = (self.cpu.machine, self.cpu.number);
         let mut hw = machine.hw.borrow_mut();
         match (machine.config.arch, page) {
-            (Arch::Amd64, Some(page)) => hw.invalidate_own(cpu, va(page)),
-            (Arch::Amd64, None) => hw.reload_guest_root(cpu, table::root(self.vcpu.space)),
+            (Arch::Amd64 | Arch::Intel64, Some(page)) => hw.invalidate_own(cpu, va(page)),
+            (Arch::Amd64 | Arch::Intel64, None) => hw.reload_guest_root(cpu, table::root(self.vcpu.space)),
             (Arch::Arm64, page) => {
                 // HCR_EL2.FB determines whether they are broadcasts (A21).
                 let (va, level) = (va(page.unwrap_or(0)), None);
@@ -33,6 +33,9 @@ impl<F: Architecture> Guest<'_, '_, F> {
             }
         }
         let (time, pages) = (hw.memory.now(), page.map_or(ALL_PAGES, |page| 1 << page));
+        if page.is_none() && machine.config.globals {
+            return Step::Next;
+        }
         self.promise(Some(self.vcpu.space), pages, time);
         Step::Next
     }
@@ -48,7 +51,7 @@ impl<F: Architecture> Guest<'_, '_, F> {
         self.vcpu.space = space;
         let mut hw = machine.hw.borrow_mut();
         hw.load_guest_root(cpu, table::root(space));
-        if machine.config.arch == Arch::Amd64 && !machine.config.pcid {
+        if machine.config.arch.is_x86() && !machine.config.pcid {
             // Without PCIDs nothing of either space remains.
             let time = hw.memory.now();
             self.promise(None, ALL_PAGES, time);

@@ -279,6 +279,10 @@ impl<'m, F: Architecture> Vm<'m, F> {
 
     fn split(&self, id: u16) -> Result<(), SlotError> {
         let slot = self.slot(id)?;
+        if F::ARCH.is_x86() && !self.space.has_pieces() {
+            // Only what the space knows of makes the first small pages.
+            return Ok(());
+        }
         let Some(editor) = self.space.tables().edit() else { return Err(SlotError::Busy) };
         let _ = self.finish(editor.split(slot.range(), Level::Page4K));
         Ok(())

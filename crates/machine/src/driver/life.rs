@@ -8,12 +8,14 @@
 //!    receipt: memory is returned; before that or
 //!    after it, the devices are taken away
 //! D  nobody has a reference to the guest any more
-//! E  asks each CPU to leave its address space (Arm64)   Q  loads a VTTBR_EL2 of no machine
+//! E  asks each CPU to leave its address space (Arm64),  Q  loads a VTTBR_EL2 of no machine, drops what it has by
+//!    or to let go of its root (Intel64)                    the root
 //! F  waits for Q, returns the tables, drops the tags
 //! ```
 //!
 //! After B nobody enters the guest. TLBs still hold its entries, under tags that nobody uses before
-//! they are handed out again: in a generation before which everything was dropped.
+//! they are handed out again: in a generation before which everything was dropped. The root, which
+//! is a tag on Intel64, is handed out after F.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,7 +27,6 @@ use paging::NeverWalked;
 use super::device::Behind;
 use super::vm::{Activity, Architecture, Heritage, Vm};
 use crate::bug::Bug;
-use crate::hw::format::Arch;
 use crate::machine::AbstractMachine;
 
 /// The place of a virtual machine. It is empty while one is destroyed.
@@ -109,8 +110,8 @@ impl<F: Architecture> Vm<'_, F> {
             }
             machine.give_way();
         };
-        if F::ARCH == Arch::Arm64 && !machine.has(Bug::TablesHandedOnEarly) {
-            machine.wait_until_all_have_left();
+        if !machine.has(Bug::TablesHandedOnEarly) {
+            machine.wait_until_all_have_left(vm.space.root().0);
         }
         vm.take_down()
     }

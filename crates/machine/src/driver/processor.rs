@@ -3,12 +3,16 @@
 
 use coherence::CpuId;
 use coherence::asid::TlbControl;
+use paging::Stamp;
+use stay::tagged::two_flushes::{self, Invept, Invvpid, Roots, TwoFlushes};
 use stay::{Mistake, Mistakes, broadcast, tagged};
+use std::cell::Cell;
 
 use super::cpu::Cpu;
 use super::guest::Exit;
 use super::vm::{Activity, Architecture, Vcpu, Vm};
 use crate::bug::Bug;
+use crate::hw::format::Arch;
 
 /// The processor refuses the guest's state once in this many entries.
 const REFUSED_ONE_IN: usize = 40;
@@ -18,15 +22,12 @@ const REFUSED_ONE_IN: usize = 40;
 pub(crate) struct Vmcb {
     asid: u32,
     control: TlbControl,
-    /// What the processor keeps of the nested tables alone has to go, too. Only where no tag's
-    /// flush does that.
-    owes_nested: bool,
 }
 
 impl Vmcb {
     /// The one of a vCPU that has never run.
     pub(crate) const fn new() -> Self {
-        Self { asid: 1, control: TlbControl::DoNothing, owes_nested: false }
+        Self { asid: 1, control: TlbControl::DoNothing }
     }
 }
 
@@ -68,14 +69,22 @@ impl<F: Architecture> tagged::Processor for Guest<'_, '_, F> {
         CpuId(self.cpu.number as u32)
     }
 
-    fn set_tag(&mut self, asid: u32, control: TlbControl, _: bool) {
+    fn set_tag(&mut self, asid: u32, control: TlbControl, changed: bool) {
         let control = match control {
             TlbControl::FlushAll if self.cpu.machine.misses_rollover(self.cpu.number) => {
                 TlbControl::DoNothing
             }
             control => control,
         };
-        self.vcpu.vmcb = Vmcb { asid, control, ..self.vcpu.vmcb };
+        self.vcpu.vmcb = match self.cpu.machine.config.arch {
+            Arch::Intel64 => {
+                let vpid = two_flushes::begin_entry(self, asid, control, changed);
+                let is_former = changed && self.cpu.machine.has(Bug::FormerVpid) && vpid != 0;
+                let vpid = if is_former { self.vcpu.vmcb.asid } else { vpid.into() };
+                Vmcb { asid: vpid, control: TlbControl::DoNothing }
+            }
+            _ => Vmcb { asid, control },
+        };
     }
 
     fn hold_interrupts(&mut self) {
@@ -83,17 +92,16 @@ impl<F: Architecture> tagged::Processor for Guest<'_, '_, F> {
     }
 
     fn run(&mut self) -> bool {
-        let (machine, Vmcb { asid, control, owes_nested }) = (self.cpu.machine, self.vcpu.vmcb);
+        let (machine, Vmcb { asid, control }) = (self.cpu.machine, self.vcpu.vmcb);
         if machine.below(REFUSED_ONE_IN) == 0 {
             machine.note(|| format!("vCPU {}.{} is refused", self.vm.index, self.number));
             return false;
         }
         machine.point();
-        machine.hw.borrow_mut().tlb_control(self.cpu.number, asid, control);
-        if owes_nested {
-            machine.hw.borrow_mut().flush_nested(self.cpu.number, asid);
-            self.vcpu.vmcb.owes_nested = false;
+        if asid == 0 && machine.config.vpids {
+            machine.fail(|| "an entry with VPID 0".into());
         }
+        machine.hw.borrow_mut().tlb_control(self.cpu.number, asid, control);
         self.run_with(asid);
         true
     }
@@ -105,16 +113,55 @@ impl<F: Architecture> tagged::Processor for Guest<'_, '_, F> {
 
     fn invalidate_page(&mut self, address: u64, asid: u32) {
         let machine = self.cpu.machine;
+        if machine.config.arch == Arch::Intel64 {
+            return two_flushes::invalidate_page(self, address, asid);
+        }
         let walk = !machine.has(Bug::WalkCacheKept);
         machine.hw.borrow_mut().invlpga(self.cpu.number, asid, address, walk);
     }
 
     fn owe_nested_flush(&mut self) {
-        self.vcpu.vmcb.owes_nested |= self.cpu.machine.config.two_flushes;
+        if self.cpu.machine.config.arch == Arch::Intel64 {
+            two_flushes::owe_nested(self);
+        }
     }
 
     fn mode(&self) -> tagged::Mode {
-        tagged::Mode { pcid: self.cpu.machine.config.pcid, pae: true, pieces: self.vm.space.has_pieces() }
+        let config = &self.cpu.machine.config;
+        // INVVPID drops translations of all PCIDs.
+        let pcid = config.pcid && config.arch == Arch::Amd64;
+        tagged::Mode { pcid, pae: true, pieces: self.vm.space.has_pieces() }
+    }
+}
+
+impl<F: Architecture> TwoFlushes for Guest<'_, '_, F> {
+    fn has_vpids(&self) -> bool {
+        self.cpu.machine.config.vpids
+    }
+
+    fn invvpid(&self, named: Invvpid) {
+        let (machine, cpu) = (self.cpu.machine, self.cpu.number);
+        machine.note(|| format!("INVVPID: {named:x?}"));
+        if let Invvpid::Vpid(0) | Invvpid::ButGlobals(0) | Invvpid::Address { vpid: 0, .. } = named {
+            machine.fail(|| "INVVPID of VPID 0".into());
+        }
+        machine.hw.borrow_mut().invvpid(cpu, named);
+    }
+
+    fn invept(&self, named: Invept) {
+        self.cpu.machine.invept(self.cpu.number, named);
+    }
+
+    fn nested_debt(&self) -> &Cell<bool> {
+        &self.vcpu.nested_debt
+    }
+
+    fn roots(&self) -> &Roots {
+        &self.cpu.machine.roots[self.cpu.number]
+    }
+
+    fn stamp(&self) -> Stamp {
+        self.vm.space.stamp()
     }
 }
 

@@ -57,13 +57,13 @@ impl Port for Registers<'_> {
     fn sync(&self, position: u64) -> Command {
         self.machine.hook();
         match self.machine.config.arch {
-            Arch::Amd64 => completion_wait(REPORT, position).expect("a valid address"),
+            Arch::Amd64 | Arch::Intel64 => completion_wait(REPORT, position).expect("a valid address"),
             Arch::Arm64 => sync_poll(),
         }
     }
 
     fn reported(&self) -> Option<u64> {
-        let is_told = self.machine.config.arch == Arch::Amd64;
+        let is_told = self.machine.config.arch.is_x86();
         is_told.then(|| self.machine.hw.borrow().iommu.reported)
     }
 
@@ -129,7 +129,7 @@ impl<'m> Ring<'m> {
     ) -> Result<dma::Begun, Stuck> {
         self.machine().note(|| format!("tells the IOMMU: {:?}, {invalidation:?}", domain.id));
         match self.machine().config.arch {
-            Arch::Amd64 => dma::amd_vi::begin(&self.queue, domain, invalidation),
+            Arch::Amd64 | Arch::Intel64 => dma::amd_vi::begin(&self.queue, domain, invalidation),
             Arch::Arm64 => {
                 let has_ranges = self.machine().config.arm.range;
                 let setup = Setup { granule: Granule::Size4K, has_ranges, commands_max: COMMANDS_MAX };
@@ -156,7 +156,7 @@ impl<'m> Ring<'m> {
         entry: DeviceEntry,
     ) -> Result<(), Stuck> {
         match self.machine().config.arch {
-            Arch::Amd64 => {
+            Arch::Amd64 | Arch::Intel64 => {
                 self.write_entries(places, Some(entry));
                 dma::amd_vi::attach(&self.queue, devices)
             }
@@ -174,7 +174,7 @@ impl<'m> Ring<'m> {
         places: core::ops::Range<usize>,
     ) -> Result<(), Stuck> {
         match self.machine().config.arch {
-            Arch::Amd64 => {
+            Arch::Amd64 | Arch::Intel64 => {
                 self.write_entries(places, None);
                 dma::amd_vi::detach(&self.queue, domain)
             }
@@ -201,7 +201,7 @@ impl<'m> Ring<'m> {
         }
         let Command(words) = self.entries[head].load();
         let decoded = match machine.config.arch {
-            Arch::Amd64 => amd_vi::decode(words),
+            Arch::Amd64 | Arch::Intel64 => amd_vi::decode(words),
             Arch::Arm64 => smmu::decode(words),
         };
         let Some(order) = decoded else {

@@ -90,6 +90,8 @@ pub(crate) struct Vcpu {
     pub(crate) call: Option<PendingCall>,
     pub(crate) space: usize,
     pub(crate) vmcb: Vmcb,
+    /// For Intel64.
+    pub(crate) nested_debt: Cell<bool>,
     pub(crate) mmio: MmioCache<MMIO_PAGES>,
     /// Walks to its code, by root.
     pub(crate) walks: Walks<u64>,
@@ -157,6 +159,7 @@ impl Vcpu {
             call: None,
             space: 0,
             vmcb: Vmcb::new(),
+            nested_debt: Cell::new(false),
             mmio: MmioCache::new(),
             walks: Walks::default(),
         }

@@ -22,8 +22,10 @@ impl Config {
             large_only: rng.one_in(3),
             first_vp: rng.pick(&[0, 62, 63]),
             page_limit: rng.pick(&[16, 64, 1024]),
-            two_flushes: false,
-            pcid: arch == Arch::Amd64 && rng.one_in(4),
+            globals: false,
+            vpids: true,
+            roots: 1,
+            pcid: arch.is_x86() && rng.one_in(4),
             arm: Arm::PLAIN,
             dma: Dma::NONE,
         }

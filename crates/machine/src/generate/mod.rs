@@ -82,14 +82,22 @@ impl Program {
     pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
         let mut dma = Rng::new(seed ^ 0xd3_a10b);
-        let is_about_devices = dma.one_in(DEVICES_ONE_IN) && topic.is_none();
+        // No IOMMU of Intel's is modelled.
+        let is_about_devices = arch != Arch::Intel64 && dma.one_in(DEVICES_ONE_IN) && topic.is_none();
         let topic = if is_about_devices { Some(Topic::Devices) } else { topic };
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let mut reuse = Rng::new(seed ^ 0xf4_a3e5);
         (taste.config.reuses_at_once, taste.config.reuses_targets) = (reuse.one_in(2), reuse.one_in(2));
-        taste.config.two_flushes = arch == Arch::Amd64 && reuse.one_in(3);
-        taste.config.dma = Dma::random(&taste, &mut dma);
+        if arch == Arch::Intel64 {
+            // INVVPID of one VPID.
+            taste.config.flush_by_asid = true;
+            taste.config.vpids = !reuse.one_in(5);
+            taste.config.roots = reuse.pick(&[1, 2, 8]);
+            taste.config.globals = !taste.config.pcid && reuse.one_in(4);
+        } else {
+            taste.config.dma = Dma::random(&taste, &mut dma);
+        }
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
         // The host must not still be at its first operation when the guests are finished.
@@ -124,9 +132,9 @@ impl Taste {
             Topic::Guests => {
                 // Single pages are flushed one by one only where no large page is cached in pieces.
                 config.large_only = !rng.one_in(4);
-                config.pcid = arch == Arch::Amd64 && rng.one_in(2);
+                config.pcid = arch.is_x86() && rng.one_in(2);
             }
-            Topic::Halts => config.pcid = arch == Arch::Amd64 && rng.one_in(2),
+            Topic::Halts => config.pcid = arch.is_x86() && rng.one_in(2),
             Topic::Lives => {
                 // With changes in few steps, guests come and go more often.
                 config.step = config.step.max(64);
@@ -137,6 +145,12 @@ impl Taste {
             Topic::Devices => {
                 config.vms = rng.pick(&[1, 1, 2]);
                 config.vcpus = 2;
+            }
+            Topic::Moves => {
+                config.vms = 1;
+                config.vcpus = rng.pick(&[1, 2]);
+                // Changes keep up with the guest.
+                config.step = config.step.max(512);
             }
             Topic::Anything | Topic::Slots | Topic::Tables => {}
         }
@@ -254,6 +268,7 @@ impl Taste {
             GuestKind::LinkMiddle => GuestOp::LinkMiddle { space, number: rng.below(2) },
             GuestKind::FlushOwn => GuestOp::FlushOwn(self.va_page(rng)),
             GuestKind::Reload => GuestOp::Reload,
+            GuestKind::Switch if self.config.globals => GuestOp::Reload,
             GuestKind::Switch => GuestOp::Switch(rng.below(SPACES)),
             GuestKind::Flush => GuestOp::Flush(self.flush_op(rng)),
             GuestKind::Halt => GuestOp::Halt,

@@ -26,6 +26,8 @@ pub enum Topic {
     Lives,
     /// Devices with DMA under changes of all kinds.
     Devices,
+    /// Few vCPUs that go from CPU to CPU, under changes.
+    Moves,
 }
 
 impl Topic {
@@ -41,6 +43,7 @@ impl Topic {
             5 | 6 | 13 | 14 if arch == Arch::Arm64 => Self::Tables,
             5 => Self::Guests,
             6 => Self::Generations,
+            13 if arch == Arch::Intel64 => Self::Moves,
             13 | 14 => Self::Halts,
             15 | 16 => Self::Lives,
             _ => Self::Anything,
@@ -59,6 +62,7 @@ impl Topic {
             Self::Halts => &HALTS,
             Self::Lives => &LIVES,
             Self::Devices => &DEVICES,
+            Self::Moves => &MOVES,
         }
     }
 }
@@ -231,6 +235,10 @@ const DEVICES: Theme = Theme {
         (HostKind::Toggle, 1),
         (HostKind::Recreate, 1),
     ],
+};
+const MOVES: Theme = Theme {
+    guest: &[(Load, 12), (Store, 4), (Direct, 16), (Map, 6), (Flush, 8), (Preempt, 16), (Spin, 1)],
+    host: &[(HostKind::Add, 4), (HostKind::Remove, 4), (HostKind::Replace, 8), (HostKind::Zap, 2)],
 };
 const GUESTS: Theme = Theme {
     guest: &[

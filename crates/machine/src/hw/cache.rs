@@ -19,7 +19,7 @@ pub(crate) enum Item {
     /// TLB: guest virtual to physical, from a guest's leaf and a nested leaf of these sizes. It
     /// translates the smaller of the two: the TLB holds a large page of the guest over small nested
     /// ones in pieces (A17).
-    Combined { va: u64, guest: Level, nested: Level },
+    Combined { va: u64, guest: Level, nested: Level, global: bool },
     /// Walk cache: the physical address of the table to which the guest's entry of this level
     /// points.
     GuestWalk { va: u64, level: Level },
@@ -35,6 +35,8 @@ pub(crate) enum Invalidation {
     All,
     /// Entries that depend on the guest's tables.
     Guest,
+    /// The same without translations of global pages.
+    GuestButGlobals,
     /// Entries that depend on the guest's tables and translate an address.
     GuestPage {
         va: u64,
@@ -65,7 +67,9 @@ impl Invalidation {
         match (*self, item) {
             (Self::All, _) => true,
             (Self::Guest, Item::Combined { .. } | Item::GuestWalk { .. }) => true,
-            (Self::GuestPage { va: at, level, pieces, .. }, Item::Combined { va, guest, nested }) => {
+            (Self::GuestButGlobals, Item::Combined { global, .. }) => !global,
+            (Self::GuestButGlobals, Item::GuestWalk { .. }) => true,
+            (Self::GuestPage { va: at, level, pieces, .. }, Item::Combined { va, guest, nested, .. }) => {
                 let extent = if pieces { guest } else { guest.min(nested) };
                 level.is_none_or(|level| level == guest) && is_same_page(at, va, extent)
             }
@@ -188,6 +192,11 @@ impl Context {
         self.invalidations.iter().rev().take(2).map(|(time, ..)| *time)
     }
 
+    /// Whether something may be held.
+    pub(crate) fn may_hold(&self) -> bool {
+        self.stays.iter().any(|stay| stay.exit > self.flushed)
+    }
+
     /// Whether the tag is in use at `time`, with these nested tables.
     pub(crate) fn is_at(&self, time: u64, nested_root: u64) -> bool {
         self.roots_at(time).is_some_and(|(root, _)| root == nested_root)
@@ -210,9 +219,9 @@ mod tests {
     use super::*;
 
     const VA: u64 = 0x4020_3000;
-    const SMALL: Item = Item::Combined { va: VA, guest: Level::Page4K, nested: Level::Page2M };
-    const LARGE: Item = Item::Combined { va: VA, guest: Level::Page2M, nested: Level::Page2M };
-    const PIECE: Item = Item::Combined { va: VA, guest: Level::Page2M, nested: Level::Page4K };
+    const SMALL: Item = Item::Combined { va: VA, guest: Level::Page4K, nested: Level::Page2M, global: false };
+    const LARGE: Item = Item::Combined { va: VA, guest: Level::Page2M, nested: Level::Page2M, global: true };
+    const PIECE: Item = Item::Combined { va: VA, guest: Level::Page2M, nested: Level::Page4K, global: false };
     const GUEST_WALK: Item = Item::GuestWalk { va: VA, level: Level::Page2M };
     const NESTED: Item = Item::NestedLeaf { gpa: VA, level: Level::Page4K };
     const NESTED_WALK: Item = Item::NestedWalk { gpa: VA, level: Level::Page2M };
@@ -228,6 +237,7 @@ mod tests {
         let nested = |start, level, walk| Invalidation::Nested { start, len: 0x1000, level, walk };
         assert_eq!(removed(Invalidation::All), ITEMS);
         assert_eq!(removed(Invalidation::Guest), [SMALL, LARGE, PIECE, GUEST_WALK]);
+        assert_eq!(removed(Invalidation::GuestButGlobals), [SMALL, PIECE, GUEST_WALK]);
         assert_eq!(removed(page(VA, None, true, true)), [SMALL, LARGE, PIECE, GUEST_WALK]);
         assert_eq!(removed(page(VA, None, false, false)), [SMALL, LARGE, PIECE]);
         assert_eq!(removed(page(VA + 0x1000, None, true, true)), [LARGE, PIECE, GUEST_WALK]);

@@ -13,8 +13,30 @@ use crate::rng::Rng;
 /// How many times one access may go back in time.
 const BUDGET: u32 = 4;
 
-/// Address space tag: an ASID on AMD64, a VMID on Arm64.
+/// Address space tag: an ASID on AMD64, a VPID on Intel64, a VMID on Arm64.
 pub(crate) type Tag = u32;
+
+/// What entries are tagged with. On AMD64 and Arm64 that is a tag, whatever they depend on.
+///
+/// On Intel64 those that depend on the guest's tables have a tag and the root of the nested ones
+/// (VPID and EP4TA), and those that depend on nested tables alone have the root alone. Each kind
+/// has a record of its own, so an instruction that names a tag, or a root, drops all in the records
+/// that have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub tag: Option<Tag>,
+    pub root: Option<u64>,
+}
+
+impl Key {
+    /// For entries of both kinds: by the guest's tables, and by nested tables alone.
+    fn both(arch: Arch, tag: Tag, root: u64) -> [Self; 2] {
+        match arch {
+            Arch::Amd64 | Arch::Arm64 => [Self { tag: Some(tag), root: None }; 2],
+            Arch::Intel64 => [Some(tag), None].map(|tag| Self { tag, root: Some(root) }),
+        }
+    }
+}
 
 /// Roots of the tables that a CPU uses for its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,9 +49,9 @@ pub(crate) struct Roots {
 
 #[derive(Debug, Default)]
 struct Cpu {
-    contexts: Vec<(Tag, Context)>,
-    /// The tag that is in use, and whether the guest runs.
-    tag: Option<Tag>,
+    contexts: Vec<(Key, Context)>,
+    /// What is in use, and whether the guest runs.
+    in_use: Option<[Key; 2]>,
     in_guest: bool,
     interrupt: bool,
     /// Requested invalidations that no barrier has completed yet.
@@ -56,9 +78,10 @@ pub(crate) struct Hw {
     arch: Arch,
     /// Guests use PCIDs, one for each root: loading a root drops nothing.
     pub pcid: bool,
-    /// A flush of a tag drops what depends on the guest's tables. What depends on the nested tables
-    /// alone has an instruction of its own.
-    pub two_flushes: bool,
+    /// All pages of guests are global: loading a root drops no translation.
+    pub globals: bool,
+    /// On Intel64, guests have tags. If not, they have 0, under which entry and exit drop all.
+    pub has_vpids: bool,
     cpus: Vec<Cpu>,
     pub iommu: Iommu,
     /// Room for walkers.
@@ -75,7 +98,8 @@ impl Hw {
             steps: Vec::new(),
             arch,
             pcid: false,
-            two_flushes: false,
+            globals: false,
+            has_vpids: true,
             cpus,
             iommu: Iommu::default(),
             words: Vec::new(),
@@ -95,36 +119,34 @@ impl Hw {
         Format { arch: self.arch, stage }
     }
 
-    fn context_mut(&mut self, cpu: usize, tag: Tag) -> &mut Context {
+    pub(super) fn context_mut(&mut self, cpu: usize, key: Key) -> &mut Context {
         let contexts = &mut self.cpus[cpu].contexts;
-        let index = contexts.iter().position(|(other, _)| *other == tag).unwrap_or_else(|| {
-            contexts.push((tag, Context::default()));
+        let index = contexts.iter().position(|(other, _)| *other == key).unwrap_or_else(|| {
+            contexts.push((key, Context::default()));
             contexts.len() - 1
         });
         &mut contexts[index].1
     }
 
-    /// Removes the entries under `tag` on `cpu`.
-    pub(super) fn invalidate(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
-        let time = self.memory.tick();
-        self.context_mut(cpu, tag).invalidate(time, what);
+    /// The record of what depends on the guest's tables, under what is in use.
+    pub(super) fn guest_context(&mut self, cpu: usize) -> Option<&mut Context> {
+        let [key, _] = self.cpus[cpu].in_use?;
+        Some(self.context_mut(cpu, key))
     }
 
-    /// Removes the entries under any tag on `cpu`.
-    pub(super) fn invalidate_all(&mut self, cpu: usize) {
-        let time = self.memory.tick();
-        for (_, context) in &mut self.cpus[cpu].contexts {
-            context.invalidate(time, Invalidation::All);
-        }
+    /// The records of what `cpu` holds under the keys that are named.
+    pub(super) fn contexts_of(
+        &mut self,
+        cpu: usize,
+        is_named: impl Fn(Key) -> bool,
+    ) -> impl Iterator<Item = &mut Context> {
+        let contexts = self.cpus[cpu].contexts.iter_mut();
+        contexts.filter(move |(key, _)| is_named(*key)).map(|(_, context)| context)
     }
 
-    /// Removes the entries under `tag` on `cpu` that were loaded under one of the guest's roots,
-    /// without knowing which one: so it is not known which entries are removed.
-    pub(super) fn invalidate_any_root(&mut self, cpu: usize, tag: Tag, what: Invalidation) {
-        let time = self.memory.tick();
-        let roots = self.context_mut(cpu, tag).roots();
-        let root = roots.get(self.rng.below(roots.len().max(1))).copied();
-        self.context_mut(cpu, tag).invalidate_of(time, what, root);
+    /// The keys in use: of what depends on the guest's tables, and of nested tables alone.
+    pub(super) fn in_use(&self, cpu: usize) -> Option<[Key; 2]> {
+        self.cpus[cpu].in_use
     }
 
     pub(super) fn pending_mut(&mut self, cpu: usize) -> &mut Vec<Pending> {
@@ -134,19 +156,25 @@ impl Hw {
     /// Makes this the only tag in use: a write to VTTBR_EL2. From now on the processor may walk for
     /// it.
     pub(crate) fn load(&mut self, cpu: usize, tag: Tag, roots: Roots) {
-        self.put_away_tag(cpu);
+        self.put_away(cpu);
+        let keys = Key::both(self.arch, tag, roots.nested);
         let time = self.memory.tick();
-        self.context_mut(cpu, tag).enter(time, roots.nested, roots.guest);
-        self.cpus[cpu].tag = Some(tag);
+        self.context_mut(cpu, keys[0]).enter(time, roots.nested, roots.guest);
+        if keys[1] != keys[0] {
+            self.context_mut(cpu, keys[1]).enter(time, roots.nested, roots.guest);
+        }
+        self.cpus[cpu].in_use = Some(keys);
     }
 
     /// The guest starts to run on `cpu`: VMRUN, or ERET with the loaded tag.
     pub(crate) fn enter(&mut self, cpu: usize, tag: Tag, roots: Roots) {
-        let is_loaded = self.arch == Arch::Arm64 && self.cpus[cpu].tag == Some(tag);
+        let keys = Key::both(self.arch, tag, roots.nested);
+        let is_loaded = self.arch == Arch::Arm64 && self.cpus[cpu].in_use == Some(keys);
         let time = self.memory.tick();
-        if is_loaded && self.context_mut(cpu, tag).is_at(time, roots.nested) {
-            self.context_mut(cpu, tag).set_root(time, roots.guest);
+        if is_loaded && self.context_mut(cpu, keys[0]).is_at(time, roots.nested) {
+            self.context_mut(cpu, keys[0]).set_root(time, roots.guest);
         } else {
+            self.drop_untagged(cpu);
             self.load(cpu, tag, roots);
         }
         self.cpus[cpu].in_guest = true;
@@ -156,15 +184,23 @@ impl Hw {
     /// continue to walk for it.
     pub(crate) fn leave(&mut self, cpu: usize) {
         self.cpus[cpu].in_guest = false;
-        if self.arch == Arch::Amd64 {
-            self.put_away_tag(cpu);
+        if self.arch.is_x86() {
+            self.put_away(cpu);
+            self.drop_untagged(cpu);
         }
     }
 
-    fn put_away_tag(&mut self, cpu: usize) {
-        if let Some(tag) = self.cpus[cpu].tag.take() {
+    /// What entry and exit drop on Intel64 if guests have no tags.
+    fn drop_untagged(&mut self, cpu: usize) {
+        if !self.has_vpids {
+            self.invalidate(cpu, 0, Invalidation::All);
+        }
+    }
+
+    fn put_away(&mut self, cpu: usize) {
+        for key in self.cpus[cpu].in_use.take().into_iter().flatten() {
             let time = self.memory.tick();
-            self.context_mut(cpu, tag).exit(time);
+            self.context_mut(cpu, key).exit(time);
         }
     }
 
@@ -172,9 +208,17 @@ impl Hw {
     pub(crate) fn walker_of(&self, nested_root: u64) -> Option<usize> {
         let now = self.memory.now();
         self.cpus.iter().position(|cpu| {
-            let in_use = cpu.contexts.iter().find(|(tag, _)| Some(*tag) == cpu.tag);
+            let is_in_use = |key| cpu.in_use.is_some_and(|in_use| in_use[0] == key);
+            let in_use = cpu.contexts.iter().find(|(key, _)| is_in_use(*key));
             in_use.is_some_and(|(_, context)| context.is_at(now, nested_root))
         })
+    }
+
+    /// A CPU that may hold what is tagged with this root alone.
+    pub(crate) fn holder_of(&self, nested_root: u64) -> Option<usize> {
+        let key = Key { tag: None, root: Some(nested_root) };
+        let holds = |cpu: &Cpu| cpu.contexts.iter().any(|(other, held)| *other == key && held.may_hold());
+        self.cpus.iter().position(holds)
     }
 
     /// Sends an interrupt, which stays pending until it is taken.
@@ -190,39 +234,6 @@ impl Hw {
         self.cpus[cpu].interrupt = false;
     }
 
-    /// The guest on `cpu` loads a root. On AMD64, without PCIDs, that drops the entries of its
-    /// tables; on Arm64, and with PCIDs, the root has its own address space identifier.
-    pub(crate) fn load_guest_root(&mut self, cpu: usize, root: u64) {
-        let Some(tag) = self.cpus[cpu].tag else { return };
-        if self.arch == Arch::Amd64 && !self.pcid {
-            self.invalidate(cpu, tag, Invalidation::Guest);
-        }
-        let time = self.memory.tick();
-        self.context_mut(cpu, tag).set_root(time, root);
-    }
-
-    /// The guest on `cpu` reloads its root, which drops the entries of these tables: MOV to CR3
-    /// without bit 63.
-    pub(crate) fn reload_guest_root(&mut self, cpu: usize, root: u64) {
-        let Some(tag) = self.cpus[cpu].tag else { return };
-        let of = self.pcid.then_some(root);
-        let time = self.memory.tick();
-        self.context_mut(cpu, tag).invalidate_of(time, Invalidation::Guest, of);
-    }
-
-    /// The guest on `cpu` drops its own translations of an address: INVLPG, or TLBI VAE1 on one
-    /// CPU. The processor knows that it may hold a page of the guest in pieces.
-    pub(crate) fn invalidate_own(&mut self, cpu: usize, va: u64) {
-        if let Some(tag) = self.cpus[cpu].tag {
-            let what = Invalidation::GuestPage { va, level: None, pieces: true, walk: true };
-            let time = self.memory.tick();
-            let context = self.context_mut(cpu, tag);
-            let of = context.roots_at(time).map(|(_, root)| root);
-            let of = if self.pcid { of } else { None };
-            self.context_mut(cpu, tag).invalidate_of(time, what, of);
-        }
-    }
-
     /// Runs `search` with a walker for the guest on `cpu`.
     pub(super) fn walk<T>(
         &mut self,
@@ -232,13 +243,16 @@ impl Hw {
     ) -> Option<T> {
         let formats = [self.format(Stage::Guest), self.format(Stage::Nested)];
         let by_space = self.arch == Arch::Arm64 || self.pcid;
-        let Self { memory, rng, steps, cpus, words, turns, .. } = self;
-        let tag = cpus[cpu].tag?;
-        let (_, context) = cpus[cpu].contexts.iter().find(|(other, _)| *other == tag)?;
+        let Self { memory, rng, steps, cpus, words, turns, globals, .. } = self;
+        let keys = cpus[cpu].in_use?;
+        let of = |key| cpus[cpu].contexts.iter().find(|(other, _)| *other == key).map(|(_, context)| context);
+        let (context, nested) = (of(keys[0])?, of(keys[1])?);
         let sets_bits = true;
         Some(search(&mut Walker {
             memory,
             context,
+            nested,
+            globals: *globals,
             formats,
             by_space,
             sets_bits,
@@ -262,6 +276,9 @@ impl Hw {
         let is_store = store.is_some();
         let suits = |found: &Translation| !is_store || found.write && found.dirty && found.nested.write;
         let mut translation = self.walk(cpu, BUDGET, |walker| walker.translate(va)).ok_or(Fault::Guest)??;
+        if is_store && translation.write && self.is_refused(translation.nested) {
+            return Err(Fault::Nested { gpa: translation.gpa, in_walk: false, store: true });
+        }
         if !suits(&translation) || self.has_unused_steps() {
             // Whatever the processor holds, a fault and the setting of a bit result from a walk.
             self.steps.clear();
@@ -296,6 +313,9 @@ impl Hw {
         self.memory.tick();
         self.steps.clear();
         let held = self.walk(cpu, BUDGET, |walker| walker.translate_nested(gpa)).ok_or(Fault::Guest)??;
+        if self.is_refused(held) {
+            return Err(Fault::Nested { gpa, in_walk: false, store: true });
+        }
         self.check_break(cpu, gpa, held)?;
         let nested = if held.write && held.dirty { held } else { self.nested_for_store(cpu, gpa, false)? };
         self.set_nested_bits();
@@ -317,6 +337,13 @@ impl Hw {
         self.check(held.place)?;
         self.check_break(cpu, gpa, held)?;
         Ok(held)
+    }
+
+    /// Whether a store is refused by a translation that is held, although it might be allowed now:
+    /// on Intel64 the processor may hold lesser rights until the violation drops them.
+    fn is_refused(&mut self, held: Nested) -> bool {
+        let is_held = self.arch == Arch::Intel64 && held.time < self.memory.now();
+        is_held && !held.write && self.rng.one_in(2)
     }
 
     /// Whether the processor holds one translation of an address and would load a different one: on

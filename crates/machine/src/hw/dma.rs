@@ -80,7 +80,7 @@ impl Hw {
 
     /// The IOMMU records no stores in the tables.
     fn is_writable(&self, nested: Nested) -> bool {
-        nested.write && (nested.dirty || self.arch() == Arch::Amd64)
+        nested.write && (nested.dirty || self.arch().is_x86())
     }
 
     fn device_walk(
@@ -102,6 +102,8 @@ impl Hw {
         let walker = Walker {
             memory,
             context,
+            nested: context,
+            globals: false,
             formats,
             by_space: false,
             sets_bits: false,
@@ -135,20 +137,14 @@ impl DeviceWalker<'_> {
             return walker.nested_walk_by(now, gpa, root);
         }
         walker.look_back(|walker| drop(walker.nested_walk(now, gpa, false)));
-        let domain = walker.context;
         if let Some(tlb) = *tlb {
             // Until then the IOMMU gave another answer.
-            walker.turns.extend(domain.last_invalidations());
-            walker.context = tlb;
-            let held = walker.earlier(now, |walker, loaded| {
-                walker.context = domain;
-                let found = walker.nested(loaded, gpa, false);
-                walker.context = tlb;
-                let found = found?;
+            walker.turns.extend(walker.nested.last_invalidations());
+            let held = walker.earlier(tlb, now, |walker, loaded| {
+                let found = walker.nested(loaded, gpa, false)?;
                 Ok((found, Item::NestedLeaf { gpa, level: found.level }))
-            });
-            walker.context = domain;
-            if let Some(held) = held? {
+            })?;
+            if let Some(held) = held {
                 return Ok(held);
             }
         }

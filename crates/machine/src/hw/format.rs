@@ -13,8 +13,17 @@ pub enum Arch {
     /// AMD64 with SVM and nested paging: address space tags per CPU, invalidation on the own CPU
     /// only.
     Amd64,
+    /// The same with VMX: two instructions that invalidate, under two tags. The format of nested
+    /// tables is AMD64's: what is cached does not depend on it.
+    Intel64,
     /// Arm64 with two stages, 4 KiB granule: VMIDs, invalidation by broadcast.
     Arm64,
+}
+
+impl Arch {
+    pub(crate) const fn is_x86(self) -> bool {
+        matches!(self, Self::Amd64 | Self::Intel64)
+    }
 }
 
 /// One of the two sets of tables that an access uses.
@@ -90,7 +99,7 @@ impl Format {
     /// The meaning of `entry` of a table of `level`.
     pub(crate) fn decode(self, entry: u64, level: Level) -> Entry {
         match self.arch {
-            Arch::Amd64 => self.decode_amd(entry, level),
+            Arch::Amd64 | Arch::Intel64 => self.decode_amd(entry, level),
             Arch::Arm64 => self.decode_arm(entry, level),
         }
     }
@@ -144,7 +153,7 @@ impl Format {
     /// Bits that the processor ignores.
     const fn ignored(self) -> u64 {
         match self.arch {
-            Arch::Amd64 => AMD_IGNORED,
+            Arch::Amd64 | Arch::Intel64 => AMD_IGNORED,
             Arch::Arm64 => ARM_IGNORED,
         }
     }
@@ -153,7 +162,7 @@ impl Format {
     pub(crate) const fn used(self, entry: u64, store: bool) -> u64 {
         match (self.arch, self.stage) {
             (_, Stage::Device) => entry,
-            (Arch::Amd64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
+            (Arch::Amd64 | Arch::Intel64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
             (Arch::Arm64, Stage::Guest) => {
                 (entry | ARM_ACCESSED) & if store && entry & ARM_DBM != 0 { !ARM_READ_ONLY } else { !0 }
             }
@@ -177,7 +186,7 @@ impl Format {
     /// A leaf as a guest writes it: `level`-sized, at `page`, used before if `used`.
     pub(crate) const fn guest_leaf(arch: Arch, page: u64, level: Level, write: bool, used: bool) -> u64 {
         match arch {
-            Arch::Amd64 => {
+            Arch::Amd64 | Arch::Intel64 => {
                 page | AMD_PRESENT
                     | AMD_USER
                     | if write { AMD_WRITE } else { 0 }
@@ -196,7 +205,7 @@ impl Format {
     /// An entry of a guest that points to a table.
     pub(crate) const fn guest_table(arch: Arch, next: u64) -> u64 {
         match arch {
-            Arch::Amd64 => next | AMD_PRESENT | AMD_WRITE | AMD_USER | AMD_ACCESSED,
+            Arch::Amd64 | Arch::Intel64 => next | AMD_PRESENT | AMD_WRITE | AMD_USER | AMD_ACCESSED,
             Arch::Arm64 => next | ARM_VALID | ARM_TABLE,
         }
     }

@@ -26,8 +26,8 @@ struct World {
 /// A nested leaf, or a pointer to a table, that allows everything and is dirty.
 fn nested_entry(arch: Arch, pa: u64, is_table: bool) -> u64 {
     match (arch, is_table) {
-        (Arch::Amd64, false) => pa | 0x67,
-        (Arch::Amd64, true) => pa | 0x27,
+        (Arch::Amd64 | Arch::Intel64, false) => pa | 0x67,
+        (Arch::Amd64 | Arch::Intel64, true) => pa | 0x27,
         (Arch::Arm64, false) => pa | 0x4c3,
         (Arch::Arm64, true) => pa | 3,
     }
@@ -278,4 +278,78 @@ fn o11_a_barrier_for_the_own_processor_leaves_the_others_as_they_are() {
     world.hw.tlbi(0, TAG + 1, Tlbi::AllLocal);
     world.hw.dsb_local(0);
     assert_eq!((world.reachable(0), world.reachable(1).len()), (vec![0xa000], 3));
+}
+
+/// On Intel64: what can be loaded on CPU 0 after `act`, where the guest's page went from 7 to 8,
+/// and page 8 from one frame to another.
+fn after(tag: u32, act: impl FnOnce(&mut Hw, u64)) -> Vec<u64> {
+    let mut world = World::new(Arch::Intel64, 7);
+    let root = world.nested[0];
+    world.enter(0);
+    world.map(0x8000);
+    world.hw.leave(0);
+    let moved = nested_entry(Arch::Intel64, world.region + 9 * FRAME_SIZE, false);
+    world.put(world.nested[3] + 8 * 8, moved);
+    act(&mut world.hw, root);
+    world.hw.enter(0, tag, Roots { nested: root, guest: 0 });
+    world.reachable(0)
+}
+
+#[test]
+fn invvpid_drops_combined_entries_and_invept_all_by_its_root() {
+    use stay::tagged::two_flushes::{Invept, Invvpid};
+    const VPID: u16 = TAG as u16;
+    let all = [GPA, 0x8000, 0x9000];
+    assert_eq!(after(TAG, |_, _| ()), all, "exit and entry drop nothing");
+    // What nested tables alone have led to is not the VPID's.
+    assert_eq!(after(TAG + 1, |_, _| ()), [0x8000, 0x9000]);
+    assert_eq!(after(TAG, |hw, _| hw.invvpid(0, Invvpid::Vpid(VPID))), [0x8000, 0x9000]);
+    assert_eq!(after(TAG, |hw, _| hw.invvpid(0, Invvpid::ButGlobals(VPID))), [0x8000, 0x9000]);
+    assert_eq!(after(TAG, |hw, _| hw.invvpid(0, Invvpid::All)), [0x8000, 0x9000]);
+    let address = Invvpid::Address { vpid: VPID, address: VA };
+    assert_eq!(after(TAG, |hw, _| hw.invvpid(0, address)), [0x8000, 0x9000]);
+    assert_eq!(after(TAG, |hw, _| hw.invvpid(0, Invvpid::Vpid(VPID + 1))), all);
+    assert_eq!(after(TAG, |hw, _| hw.invvpid(1, Invvpid::All)), all, "another CPU");
+    assert_eq!(after(TAG, |hw, root| hw.invept(0, Invept::Root(root))), [0x9000]);
+    assert_eq!(after(TAG, |hw, _| hw.invept(0, Invept::All)), [0x9000]);
+    assert_eq!(after(TAG, |hw, root| hw.invept(0, Invept::Root(root + FRAME_SIZE))), all);
+}
+
+#[test]
+fn without_vpids_entry_and_exit_leave_what_nested_tables_alone_have_led_to() {
+    let untagged = |hw: &mut Hw, _| {
+        hw.has_vpids = false;
+        hw.invvpid(0, stay::tagged::two_flushes::Invvpid::Vpid(TAG as u16));
+    };
+    assert_eq!(after(0, untagged), [0x8000, 0x9000]);
+}
+
+#[test]
+fn an_ept_violation_drops_what_the_access_would_use() {
+    let all = [GPA, 0x8000, 0x9000];
+    let violated = |va: Option<u64>, gpa: u64| {
+        let mut world = World::new(Arch::Intel64, 9);
+        world.enter(0);
+        world.map(0x8000);
+        let moved = nested_entry(Arch::Intel64, world.region + 9 * FRAME_SIZE, false);
+        world.put(world.nested[3] + 8 * 8, moved);
+        world.hw.violate(0, va, gpa);
+        world.reachable(0)
+    };
+    assert_eq!(violated(None, GPA), all, "combined ones are by a linear address");
+    assert_eq!(violated(Some(VA), 0x8000), [0x9000]);
+    assert_eq!(violated(Some(VA), GPA), [0x8000, 0x9000]);
+    assert_eq!(violated(Some(VA + FRAME_SIZE), 0x8000), all);
+}
+
+#[test]
+fn global_pages_outlive_a_load_of_the_root_and_not_invlpg() {
+    let mut world = World::new(Arch::Intel64, 10);
+    world.hw.globals = true;
+    world.enter(0);
+    world.map(0x8000);
+    world.hw.reload_guest_root(0, 0);
+    assert_eq!(world.reachable(0), [GPA, 0x8000]);
+    world.hw.invalidate_own(0, VA);
+    assert_eq!(world.reachable(0), [0x8000]);
 }

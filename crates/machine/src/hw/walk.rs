@@ -100,8 +100,12 @@ struct GuestTable {
 /// One search for a translation.
 pub(crate) struct Walker<'a> {
     pub memory: &'a Memory,
-    /// The entries that the CPU may hold.
+    /// The entries that the CPU may hold of the guest's tables.
     pub context: &'a Context,
+    /// Those of nested tables alone. On most processors it is the same.
+    pub nested: &'a Context,
+    /// The guest's pages are global.
+    pub globals: bool,
     pub formats: [Format; 2],
     /// Entries of the guest's tables are tagged with the guest's own address space.
     pub by_space: bool,
@@ -123,11 +127,11 @@ impl Walker<'_> {
     pub(crate) fn translate(&mut self, va: u64) -> Result<Translation, Fault> {
         let now = self.memory.now();
         self.look_back(|walker| drop(walker.guest_walk(now, va)));
-        let held = self.earlier(now, |walker, loaded| {
+        let held = self.earlier(self.context, now, |walker, loaded| {
             walker.demand_same_space(loaded, now)?;
             let found = walker.guest_walk(loaded, va)?;
-            let item = Item::Combined { va, guest: found.level, nested: found.nested.level };
-            Ok((found, item))
+            let (guest, nested, global) = (found.level, found.nested.level, walker.globals);
+            Ok((found, Item::Combined { va, guest, nested, global }))
         })?;
         match held {
             Some(translation) => Ok(translation),
@@ -170,11 +174,12 @@ impl Walker<'_> {
         if self.by_space && root(loaded) != root(time) { Err(Fault::Unknown) } else { Ok(()) }
     }
 
-    /// Possibly the result of `load` as of some time before `time`, if it survived until then. A
+    /// Possibly the result of `load` as of some time before `time`, if it survived in `context`. A
     /// result that was impossible at that time does not end the search; one that must never be
     /// possible does.
     pub(super) fn earlier<T>(
         &mut self,
+        context: &Context,
         time: u64,
         load: impl FnOnce(&mut Self, u64) -> Result<(T, Item), Fault>,
     ) -> Result<Option<T>, Fault> {
@@ -191,13 +196,13 @@ impl Walker<'_> {
             let span = if self.rng.one_in(2) { moments.len() } else { moments.len().min(8) };
             moments[moments.len() - 1 - self.rng.below(span)]
         };
-        let Some(loaded) = self.context.loadable(moment - 1).filter(|&loaded| loaded < time) else {
+        let Some(loaded) = context.loadable(moment - 1).filter(|&loaded| loaded < time) else {
             return Ok(None);
         };
         self.budget -= 1;
         let mark = self.steps.len();
         match load(self, loaded) {
-            Ok((found, item)) if self.context.survives(item, loaded, time) => return Ok(Some(found)),
+            Ok((found, item)) if context.survives(item, loaded, time) => return Ok(Some(found)),
             Err(Fault::Forbidden(what)) => return Err(Fault::Forbidden(what)),
             _ => self.steps.truncate(mark),
         }
@@ -208,7 +213,7 @@ impl Walker<'_> {
     fn guest_walk(&mut self, time: u64, va: u64) -> Result<Translation, Fault> {
         let (_, guest_root) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
         let cut = self.rng.pick(&[Level::Page512G, Level::Page1G, Level::Page2M]);
-        let cached = self.earlier(time, |walker, loaded| {
+        let cached = self.earlier(self.context, time, |walker, loaded| {
             walker.demand_same_space(loaded, time)?;
             let (_, root) = walker.context.roots_at(loaded).ok_or(Fault::Unknown)?;
             let start = GuestTable { gpa: root, level: ROOT, cached: None };
@@ -262,7 +267,7 @@ impl Walker<'_> {
 
     /// A nested translation that may be used at `time`, from the nested TLB or by a walk.
     pub(crate) fn nested(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
-        let held = self.earlier(time, |walker, loaded| {
+        let held = self.earlier(self.nested, time, |walker, loaded| {
             let found = walker.nested_walk(loaded, gpa, in_walk)?;
             Ok((found, Item::NestedLeaf { gpa, level: found.level }))
         })?;
@@ -275,7 +280,7 @@ impl Walker<'_> {
     /// A nested translation as of `time`, by walk caches or from the root.
     pub(crate) fn nested_walk(&mut self, time: u64, gpa: u64, in_walk: bool) -> Result<Nested, Fault> {
         let cut = self.rng.pick(&[Level::Page512G, Level::Page1G, Level::Page2M]);
-        let cached = self.earlier(time, |walker, loaded| {
+        let cached = self.earlier(self.nested, time, |walker, loaded| {
             let root = walker.nested_root(loaded)?;
             match walker.nested_walk_from(loaded, gpa, in_walk, (root, ROOT), Some(cut))? {
                 Reached::Table(place) => Ok((place, Item::NestedWalk { gpa, level: cut })),
@@ -302,8 +307,8 @@ impl Walker<'_> {
     }
 
     fn nested_root(&self, time: u64) -> Result<FramePlace, Fault> {
-        let (pa, _) = self.context.roots_at(time).ok_or(Fault::Unknown)?;
-        self.place(pa, time)
+        let roots = self.context.roots_at(time).or_else(|| self.nested.roots_at(time));
+        self.place(roots.ok_or(Fault::Unknown)?.0, time)
     }
 
     fn nested_walk_from(

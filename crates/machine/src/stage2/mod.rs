@@ -16,6 +16,7 @@ pub(crate) use tlb::Tlb;
 
 use crate::bug::Bug;
 use crate::hw::cpu::{Roots, Tag};
+use crate::hw::format::Arch;
 use crate::machine::AbstractMachine;
 use crate::program::Config;
 
@@ -201,16 +202,28 @@ impl AbstractMachine {
 
     pub(crate) fn leave_address_space(&self, cpu: usize, place: &mut CpuStage2) {
         let Stage2 { nowhere, setup, must_leave, .. } = &self.stage2;
+        match self.config.arch {
+            Arch::Amd64 => return,
+            Arch::Intel64 => {
+                self.roots[cpu].let_go(self, |named| self.invept(cpu, named));
+                must_leave[cpu].set(false);
+                return;
+            }
+            Arch::Arm64 => {}
+        }
         let roots = Roots { nested: *nowhere, guest: 0 };
         broadcast::leave_address_space(&self.tlb(cpu, Some(roots)), place, setup, *nowhere);
         self.note(|| "leaves its address space".into());
         must_leave[cpu].set(false);
     }
 
-    /// All CPUs leave their address spaces, and are waited for.
-    pub(crate) fn wait_until_all_have_left(&self) {
+    /// All CPUs leave their address spaces, or let go of the root of one, and are waited for.
+    pub(crate) fn wait_until_all_have_left(&self, root: u64) {
         let Stage2 { vttbr, nowhere, must_leave, .. } = &self.stage2;
-        let has_left = |cpu: usize| vttbr[cpu].get() == Vttbr::new(*nowhere, 0).bits();
+        let has_left = |cpu: usize| match self.config.arch {
+            Arch::Arm64 => vttbr[cpu].get() == Vttbr::new(*nowhere, 0).bits(),
+            _ => !self.roots[cpu].holds(root),
+        };
         for cpu in (0..self.config.cpus).filter(|&cpu| !has_left(cpu)) {
             must_leave[cpu].set(true);
             self.kick(cpu);

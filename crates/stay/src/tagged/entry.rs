@@ -114,7 +114,12 @@ pub fn take_flush<P: Processor>(
         Scope::All => Taken::Everything,
         Scope::Ranges(ranges) => {
             let pages = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(range.pages));
-            match obey(pages, asids.resident(slot), slot.owes_flush(), processor.mode(), page_limit) {
+            let asid = asids.resident(slot);
+            if asid.is_none() && !processor.makes(Mistake::TagElsewhereForgotten) {
+                // It may leave without an entry, and go back to where it has a tag.
+                slot.owe_flush();
+            }
+            match obey(pages, asid, slot.owes_flush(), processor.mode(), page_limit) {
                 Work::Nothing => Taken::Nothing,
                 Work::Whole(why) => Taken::Whole(why),
                 Work::Pages { asid } => {
