@@ -17,10 +17,11 @@ use x86_64::{console, cpu};
 
 use hostlink::exit::ExitCode;
 
-use crate::image::{self, Host, Local, PerCpu};
-use crate::vm::arch::{Board, Clock, Cpus};
+use crate::image::{self, Kind, Local, On, PerCpu};
+use crate::vm;
+use crate::vm::arch::{Arch, Board, Clock, Cpus};
 
-impl Clock for Local {
+impl<V: 'static> Clock for On<V> {
     #[inline(always)]
     fn now() -> u64 {
         clock::now()
@@ -35,17 +36,17 @@ impl Clock for Local {
 // SAFETY: each CPU's block is found by a register of the CPU's own, which its entry sets before any
 // code reads it. A `CpuData` is touched by the CPU that it belongs to, and by the boot CPU before
 // that CPU has started.
-unsafe impl Cpus for Local {
+unsafe impl<V: 'static> Cpus for On<V> {
     type CpuData = cpu::CpuData;
 
     #[inline(always)]
-    fn this_cpu() -> &'static PerCpu {
-        PerCpu::current()
+    fn this_cpu() -> &'static vm::PerCpu<Self> {
+        vm::PerCpu::<Self>::current()
     }
 
     #[inline(always)]
-    fn cpu(index: u32) -> Option<&'static PerCpu> {
-        PerCpu::get(index)
+    fn cpu(index: u32) -> Option<&'static vm::PerCpu<Self>> {
+        vm::PerCpu::<Self>::get(index)
     }
 
     fn take_interrupts() {
@@ -57,8 +58,8 @@ unsafe impl Cpus for Local {
     }
 
     #[inline(always)]
-    fn kick(cpu: &PerCpu) {
-        cpu::kick(cpu);
+    fn kick(cpu: &vm::PerCpu<Self>) {
+        cpu::kick(cpu.plain());
     }
 
     #[inline(always)]
@@ -72,10 +73,13 @@ unsafe impl Cpus for Local {
 }
 
 /// AMD64's data caches are coherent regardless of the guest: no cleaning is needed there.
-impl Board for Local {
+impl<V: Kind> Board for On<V> {
     #[inline(always)]
-    fn host() -> Option<&'static Host> {
-        image::host()
+    fn host() -> Option<&'static vm::Host<Self>>
+    where
+        Self: Arch,
+    {
+        V::host()?.get()
     }
 
     #[cfg(target_arch = "aarch64")]

@@ -18,8 +18,9 @@ use baremetal::pages::PAGE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::{Bare, Local, PerCpu, heap};
+use super::{Bare, Local, On, PerCpu, heap};
 use crate::free_memory::FreeMemory;
+use crate::vm;
 use crate::vm::percpu::{self, MAX_CPUS};
 
 pub(crate) const BLOCK_SIZE: u64 = 128 << 10;
@@ -36,7 +37,7 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 const _: () = assert!(size_of::<PerCpu>() as u64 <= BLOCK_SIZE - DATA_OFFSET);
 
-impl PerCpu {
+impl<V: 'static> vm::PerCpu<On<V>> {
     pub(crate) fn current() -> &'static Self {
         let stack = Local::stack_pointer();
         debug_assert!(Self::on_block_stack(stack));
@@ -78,6 +79,13 @@ impl PerCpu {
         percpu::online()
     }
 
+    /// The same, where it does not matter what virtualizes the processor.
+    #[inline(always)]
+    pub(crate) fn plain(&self) -> &PerCpu {
+        // SAFETY: all kinds have the same data, in the same order.
+        unsafe { &*core::ptr::from_ref(self).cast() }
+    }
+
     pub(crate) fn block(&self) -> u64 {
         core::ptr::from_ref(self).addr() as u64 - DATA_OFFSET
     }
@@ -104,8 +112,8 @@ pub(crate) fn stack_left() -> u64 {
     PerCpu::online().map(left).min().unwrap_or(0)
 }
 
-fn data_of(block: u64) -> *mut PerCpu {
-    (block + DATA_OFFSET) as *mut PerCpu
+fn data_of<V: 'static>(block: u64) -> *mut vm::PerCpu<On<V>> {
+    (block + DATA_OFFSET) as *mut vm::PerCpu<On<V>>
 }
 
 /// Takes memory below `reach` for the blocks of all CPUs and lays them out; the boot CPU's is

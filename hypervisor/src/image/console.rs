@@ -5,12 +5,13 @@ use core::sync::atomic::Ordering;
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::Counter;
 use log::{Level, LevelFilter, Log, Metadata, Record};
-use spin::Mutex;
+use spin::{Mutex, Once};
 
 use super::{Bare, Local, PerCpu};
 use crate::quota::{Answer, Quota};
-use crate::vm::arch::Clock;
-use crate::vm::{Charged, GUEST, increase};
+use crate::sched::VcpuIndex;
+use crate::vm::arch::{Arch, Clock};
+use crate::vm::{Charged, GUEST, Host, increase};
 
 /// In the long run one of the lines that a guest can cause is written per this period.
 const GUEST_LINE_PERIOD_US: u64 = 500_000;
@@ -69,10 +70,10 @@ impl Log for Logger {
 
 /// Who has caused a line with this target; `None` if it has no quota.
 fn charged(target: &str) -> Option<Charged> {
-    match super::host() {
+    match CHARGES.get() {
         Some(host) => {
             let here = PerCpu::current().current_vcpu.load(Ordering::Relaxed).checked_sub(1);
-            host.charged(target, here)
+            host.charge(target, here)
         }
         None => target.starts_with(GUEST).then_some(Charged::NOBODY),
     }
@@ -80,9 +81,34 @@ fn charged(target: &str) -> Option<Charged> {
 
 #[cold]
 fn count_left_out(charged: Charged) {
-    if let (Some(host), Some(row)) = (super::host(), charged.row) {
-        increase(&host.counters_of(row)[Counter::LogLinesLeftOut as usize], 1);
+    if let (Some(host), Some(row)) = (CHARGES.get(), charged.row) {
+        host.count_left_out(row);
     }
+}
+
+/// What knows whose lines those of the log are.
+trait Charges: Sync {
+    /// See [`Host::charged`].
+    fn charge(&self, target: &str, here: Option<VcpuIndex>) -> Option<Charged>;
+    /// A line of this vCPU was left out.
+    fn count_left_out(&self, row: VcpuIndex);
+}
+
+impl<A: Arch> Charges for Host<A> {
+    fn charge(&self, target: &str, here: Option<VcpuIndex>) -> Option<Charged> {
+        self.charged(target, here)
+    }
+
+    fn count_left_out(&self, row: VcpuIndex) {
+        increase(&self.counters_of(row)[Counter::LogLinesLeftOut as usize], 1);
+    }
+}
+
+static CHARGES: Once<&'static dyn Charges> = Once::new();
+
+/// There are guests: lines that they cause are charged to them.
+pub(crate) fn charge_by<A: Arch>(host: &'static Host<A>) {
+    CHARGES.call_once(|| host);
 }
 
 /// Starts the log. Its port must be ready.

@@ -15,21 +15,49 @@ use hostlink::exit::ExitCode;
 use spin::Once;
 
 use crate::free_memory::FreeMemory;
-use crate::vm::arch::Board;
+use crate::vm::arch::{Arch, Board};
 use crate::vm::files::Bundle;
 use crate::vm::{self, run};
 
-/// The core's types, for the architecture of this image.
-pub(crate) type Host = vm::Host<Local>;
+/// A CPU's data, where it does not matter what virtualizes the processor.
 pub(crate) type PerCpu = vm::PerCpu<Local>;
 
 /// The target's processor.
 pub(crate) struct Processor;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) type Local = crate::arm64::offer::OnArm64<Processor>;
+pub(crate) use crate::arm64::offer::OnArm64 as On;
 #[cfg(target_arch = "x86_64")]
-pub(crate) type Local = crate::x86::offer::OnX86<crate::svm::vendor::OnSvm<Processor>>;
+pub(crate) use crate::x86::offer::OnX86 as On;
+
+/// The target's architecture; on x86-64, without what virtualizes the processor.
+pub(crate) type Local = On<Processor>;
+
+/// A kind of processor. One of them runs the image's guests.
+pub(crate) trait Kind: Sized + 'static {
+    /// What the guests share, once it exists; `None` for the [neutral](Local) one.
+    #[inline(always)]
+    fn host() -> Option<&'static Once<vm::Host<On<Self>>>>
+    where
+        On<Self>: Arch,
+    {
+        None
+    }
+}
+
+/// Makes these the kinds of processors of the image.
+macro_rules! kinds {
+    ($($kind:ty),+) => {
+        $(impl crate::image::Kind for $kind {
+            #[inline(always)]
+            fn host() -> Option<&'static spin::Once<crate::vm::Host<crate::image::On<Self>>>> {
+                static HOST: spin::Once<crate::vm::Host<crate::image::On<$kind>>> = spin::Once::new();
+                Some(&HOST)
+            }
+        })+
+    };
+}
+pub(crate) use kinds;
 
 /// What the image needs of the processor and the board besides the core's traits.
 pub(crate) trait Bare: Board {
@@ -57,13 +85,6 @@ pub(crate) trait Bare: Board {
 /// Through this the host tool finds the counters.
 #[unsafe(no_mangle)]
 pub(crate) static QUELL_BEACON: Beacon = Beacon::new();
-
-static HOST: Once<Host> = Once::new();
-
-#[inline(always)]
-pub(crate) fn host() -> Option<&'static Host> {
-    HOST.get()
-}
 
 /// Ends the run because a requirement of the hypervisor is not met.
 pub(crate) fn refuse(code: ExitCode, reason: &dyn Display) -> ! {
@@ -95,13 +116,16 @@ pub(crate) unsafe fn read_module(module: Option<Range<u64>>, kind: &str) -> Bund
 /// Creates the guests that the bundle describes, and runs them on this CPU, which is the boot CPU,
 /// and the others. `listen` is called when the guests exist, before any vCPU runs: requests may
 /// come, and what is typed on the machine's console. It is told whether that is the only guest's.
-pub(crate) fn run_guests(
+pub(crate) fn run_guests<K: Kind>(
     bundle: Bundle,
     free: &mut FreeMemory,
     unix: Option<u64>,
     listen: impl FnOnce(bool),
-) -> ! {
-    let host = create_host(bundle, free, unix);
+) -> !
+where
+    On<K>: Arch,
+{
+    let host = create_host::<K>(bundle, free, unix);
     listen(host.bundle.console_is_the_machines());
     run::start(host);
     run::cpu_loop(host)
@@ -110,9 +134,13 @@ pub(crate) fn run_guests(
 /// Creates what the guests share, and the guests. What this needs on the stack, some 20 KiB, is
 /// free again when it returns: the CPU creates guests later on the same stack.
 #[inline(never)]
-fn create_host(bundle: Bundle, free: &mut FreeMemory, unix: Option<u64>) -> &'static Host {
-    let host = Host::new(bundle, free, unix).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
-    let host = HOST.call_once(|| host);
+fn create_host<K: Kind>(bundle: Bundle, free: &mut FreeMemory, unix: Option<u64>) -> &'static vm::Host<On<K>>
+where
+    On<K>: Arch,
+{
+    let host = vm::Host::new(bundle, free, unix).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
+    let host = K::host().expect("the kind runs guests").call_once(|| host);
+    console::charge_by(host);
     host.create_guests().unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
     host.publish_counters(&QUELL_BEACON);
     host

@@ -12,6 +12,9 @@ use crate::sched::Turns;
 pub const MAX_CPUS: usize = 256;
 
 /// The data of one CPU. Only that CPU touches the cells; each atomic says which other CPUs use it.
+///
+/// Its layout depends on [`CpuData`](Cpus::CpuData) alone.
+#[repr(C)]
 pub struct PerCpu<A: Cpus> {
     /// Number of this CPU: 0 for the boot CPU, dense.
     pub index: u32,

@@ -1,5 +1,5 @@
-//! What a processor's VMX can do, as its capability MSRs say (appendix A), and the controls that are
-//! chosen from that (25.6 to 25.8).
+//! What a processor's VMX can do, as its capability MSRs say (appendix A), and the controls that
+//! are chosen from that (25.6 to 25.8).
 
 use core::fmt;
 
@@ -32,6 +32,8 @@ pub struct Capabilities {
 /// Why VMX here is of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
+    /// The firmware has disabled it.
+    Firmware,
     /// A control is missing.
     Control(&'static str),
     /// A control that would cost too much cannot be switched off.
@@ -43,6 +45,7 @@ pub enum Lacking {
 impl fmt::Display for Lacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Firmware => f.write_str("VMX is disabled by the firmware: enable it in the set-up"),
             Self::Control(name) => write!(f, "this CPU has VMX without {name}"),
             Self::Fixed(name) => write!(f, "VMX of this CPU cannot do without {name}"),
             Self::Nested(name) => write!(f, "EPT of this CPU has no {name}"),
@@ -113,6 +116,11 @@ impl Capabilities {
         self.cr4[0]
     }
 
+    /// `IA32_VMX_EPT_VPID_CAP`.
+    pub const fn ept_vpid(&self) -> u64 {
+        self.ept_vpid
+    }
+
     /// Whether all of these [bits](ept) are set.
     pub const fn has(&self, bits: u64) -> bool {
         self.ept_vpid & bits == bits
@@ -150,6 +158,7 @@ impl Capabilities {
         let required = [
             (ept::WALK_4, "walks of 4 levels"),
             (ept::WRITE_BACK, "tables in write-back memory"),
+            (ept::ACCESSED_DIRTY, "accessed and dirty bits"),
             (ept::PAGES_2M, "pages of 2 MiB"),
             (ept::INVEPT | ept::INVEPT_ONE, "INVEPT of one guest"),
         ];

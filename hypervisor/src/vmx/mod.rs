@@ -13,6 +13,7 @@ pub mod intercepts;
 pub mod outside;
 pub mod processor;
 mod refusal;
+pub mod run;
 pub mod switch;
 pub mod table;
 pub mod vmcs;

@@ -6,6 +6,7 @@
 //! the MSRs that a VMCS does not have stay in the processor while the vCPU is on the CPU.
 
 use core::sync::atomic::Ordering;
+use paging::{Ept, PhysAddr};
 
 use super::active::Active;
 use super::capabilities::Capabilities;
@@ -19,10 +20,6 @@ use crate::x86::vcpu::block::{InterruptRequest, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::Permissions;
 use crate::x86::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF};
-
-/// The EPT pointer's memory type for the tables, and number of levels less 1 (25.6.11).
-const WRITE_BACK: u64 = 6;
-const LEVELS_4: u64 = 3 << 3;
 
 /// A segment cannot be used (25.4.1).
 const UNUSABLE: u32 = 1 << 16;
@@ -159,7 +156,9 @@ impl Vmcs {
         self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
         (self.controls, self.vmread) = (controls, vmread);
         self.maps = [permissions.io, permissions.msr];
-        self.set_copy(Copied::EptPointer, permissions.nested_root | WRITE_BACK | LEVELS_4);
+        // `choose` has refused a processor that cannot walk them.
+        let pointer = Ept::pointer(PhysAddr(permissions.nested_root), capabilities.ept_vpid());
+        self.set_copy(Copied::EptPointer, pointer.unwrap_or(0));
         self.region.words()[0].store(capabilities.revision().into(), Ordering::Relaxed);
     }
 

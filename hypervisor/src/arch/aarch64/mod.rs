@@ -18,3 +18,5 @@ mod guest;
 mod memory;
 mod offer;
 mod sysreg;
+
+crate::image::kinds!(crate::image::Processor);

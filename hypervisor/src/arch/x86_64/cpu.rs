@@ -6,17 +6,19 @@ use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use hostlink::exit::{self, ExitCode};
 use x86_64::instructions::interrupts;
+use x86_64::registers::control::{Efer, EferFlags};
 
 use super::{apic, console};
 use crate::arch::{Local, PerCpu};
 use crate::image::Bare;
 use crate::x86::vectors;
 
-pub(crate) struct CpuData {
+#[allow(unreachable_pub, reason = "the traits that name it are public")]
+pub struct CpuData {
     /// GDT, TSS; used by the processor.
     pub(crate) tables: UnsafeCell<Tables>,
-    /// Physical address of the page with the host state that VMRUN saves.
-    pub(crate) host_save: Cell<u64>,
+    /// Physical address of the page with the host state that VMRUN saves, or of VMXON's.
+    pub(crate) own_page: Cell<u64>,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(crate) host_vmcb: Cell<u64>,
     /// The auditor's record of this CPU.
@@ -29,7 +31,7 @@ impl Default for CpuData {
     fn default() -> Self {
         Self {
             tables: UnsafeCell::new(Tables::new()),
-            host_save: Cell::new(0),
+            own_page: Cell::new(0),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
             books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::default()),
@@ -111,8 +113,10 @@ impl Bare for Local {
     /// The NMIs that stop other CPUs can be delivered.
     fn quiesce() {
         interrupts::disable();
-        // SAFETY: the panic may have occurred between CLGI and STGI, where NMIs would be held.
-        unsafe { asm!("stgi", options(nomem, nostack)) };
+        if Efer::read().contains(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE) {
+            // SAFETY: the panic may have occurred between CLGI and STGI, where NMIs would be held.
+            unsafe { asm!("stgi", options(nomem, nostack)) };
+        }
     }
 
     fn stop_other(cpu: &PerCpu) {

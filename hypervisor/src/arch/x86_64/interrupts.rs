@@ -5,36 +5,55 @@
 //! own CPU holds, and may take any lock.
 
 use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
+use core::arch::naked_asm;
 use core::fmt::Write;
+use core::sync::atomic::{AtomicPtr, Ordering};
 use x86_64::registers::control::Cr2;
 
 use super::{apic, cpu, pci};
-use crate::arch::{Local, PerCpu};
+use crate::arch::{On, PerCpu};
 use crate::image::console::LogPort;
-use crate::image::panic;
+use crate::image::{Processor, panic};
+use crate::svm::vendor::OnSvm;
 use crate::vm;
 use crate::vm::GUEST;
+use crate::vm::arch::Arch;
 use crate::x86::vectors;
 
 baremetal::interrupt_stubs!(volatile => dispatch);
 
-extern "C" fn dispatch(frame: &Frame<0>) {
+type Dispatch = extern "C" fn(&Frame<0>);
+
+/// The handler, for the kind of processor that runs the guests. Before it is known, any.
+static DISPATCH: AtomicPtr<()> = AtomicPtr::new(dispatch_for::<On<OnSvm<Processor>>> as Dispatch as *mut ());
+
+/// Interrupts are for the guests of `A` from here on.
+pub(super) fn serve<A: Arch>() {
+    DISPATCH.store(dispatch_for::<A> as Dispatch as *mut (), Ordering::Relaxed);
+}
+
+#[unsafe(naked)]
+extern "C" fn dispatch(_: &Frame<0>) {
+    naked_asm!("jmp qword ptr [rip + {}]", sym DISPATCH)
+}
+
+extern "C" fn dispatch_for<A: Arch>(frame: &Frame<0>) {
     match frame.vector() {
         vector @ 0..=31 => on_exception(vector, frame),
         vectors::TIMER => {
-            vm::interrupts::on_timer::<Local>();
+            vm::interrupts::on_timer::<A>();
             apic::end_of_interrupt();
         }
         vectors::KICK => {
-            vm::interrupts::on_kick::<Local>();
+            vm::interrupts::on_kick::<A>();
             apic::end_of_interrupt();
         }
         vectors::SERIAL => {
-            vm::interrupts::on_serial_interrupt::<Local>();
+            vm::interrupts::on_serial_interrupt::<A>();
             apic::end_of_interrupt();
         }
         vectors::CONTROL => {
-            vm::interrupts::on_control_interrupt::<Local>();
+            vm::interrupts::on_control_interrupt::<A>();
             apic::end_of_interrupt();
         }
         vectors::IOMMU => {

@@ -1,30 +1,24 @@
 //! This architecture's implementation of the core's traits.
 
-use core::arch::asm;
 use core::arch::x86_64::__cpuid_count;
-use core::num::NonZeroU32;
 use core::ptr::NonNull;
 use stay::Cost;
 use tlfs::XMM_WORDS;
 use x86_64::registers::debug::{DebugAddressRegister, Dr0, Dr1, Dr2, Dr3};
 use x86_64::registers::model_specific::Msr;
 
-use super::svm::{entry, features, invalidate};
-use super::{console, fpu};
-use crate::arch::{Local, PerCpu};
+use super::{console, cost, features, fpu};
+use crate::arch::On;
 use crate::devices::pc::platform::SerialPort;
+use crate::image::Kind;
 use crate::iommu::messages::MachineDevices;
-use crate::svm::features::Features;
-use crate::svm::processor::Svm;
-use crate::svm::vmcb::Vmcb;
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Processor;
-use crate::x86::vcpu::registers::Registers;
 
 const MSR_TSC_AUX: u32 = 0xc000_0103;
 const MSR_PATCH_LEVEL: u32 = 0x8b;
 
-impl Processor for Local {
+impl<V: Kind> Processor for On<V> {
     fn devices() -> Option<&'static MachineDevices> {
         super::pci::devices()
     }
@@ -114,7 +108,7 @@ impl Processor for Local {
     }
 
     fn measure_flushes() -> Cost {
-        Cost::measure(&invalidate::Word::new())
+        cost::measure()
     }
 
     fn transmit(port: SerialPort, byte: u8) {
@@ -123,51 +117,5 @@ impl Processor for Local {
 
     fn receive() -> Option<u8> {
         console::receive()
-    }
-}
-
-impl Svm for Local {
-    #[inline(always)]
-    fn features() -> Features {
-        features::get()
-    }
-
-    fn pretend() {
-        features::pretend();
-    }
-
-    fn tags() -> NonZeroU32 {
-        features::tags()
-    }
-
-    /// RFLAGS.IF is set while GIF is 0: a kick that arrives then ends guest mode at once.
-    #[inline(always)]
-    fn hold_interrupts() {
-        // SAFETY: SVM is on; IF = 1 with GIF = 0 takes no interrupt.
-        unsafe { asm!("clgi", "sti", options(nomem, nostack)) };
-    }
-
-    #[inline(always)]
-    fn release_interrupts() {
-        // SAFETY: handlers need nothing but the stack; no lock is held here.
-        unsafe { asm!("stgi", "nop", "cli", options(nostack)) };
-    }
-
-    #[inline(always)]
-    unsafe fn run(cpu: &PerCpu, vmcb: &mut Vmcb, registers: &mut Registers) {
-        let guest = core::ptr::from_mut(vmcb).expose_provenance() as u64;
-        // SAFETY: the caller vouches for the guest's block and registers; the host's is this CPU's
-        // own.
-        unsafe { entry::run_guest(guest, &raw mut *registers, cpu.arch.host_vmcb.get()) };
-    }
-
-    #[inline(always)]
-    fn invalidate_page(address: u64, asid: u32) {
-        invalidate::invalidate_page(address, asid);
-    }
-
-    #[cfg(feature = "audit")]
-    fn books(cpu: &PerCpu) -> &core::cell::RefCell<crate::svm::audit::CpuBooks> {
-        &cpu.arch.books
     }
 }

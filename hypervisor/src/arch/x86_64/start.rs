@@ -10,15 +10,16 @@ use core::ops::Range;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 
-use super::svm::features;
-use super::{apic, clock, console, pci, tables, translation};
-use crate::arch::{Local, PerCpu};
+use super::{apic, clock, console, features, interrupts, pci, svm, tables, translation, vmx};
+use crate::arch::{Local, On, PerCpu};
 use crate::free_memory::FreeMemory;
-use crate::image::{self, blocks, heap};
+use crate::image::{self, Kind, Processor, blocks, heap};
 use crate::pages::Pages;
-use crate::vm::arch::Clock;
+use crate::svm::vendor::OnSvm;
+use crate::vm::arch::{Arch, Clock};
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::{files, run};
+use crate::vmx::processor::OnVmx;
 use crate::x86::vcpu::instruction;
 use crate::x86::{cpuid, vectors};
 
@@ -43,7 +44,16 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     if info.has_more_ram {
         log::warn!("the memory map has more entries than are used");
     }
-    features::probe().unwrap_or_else(|why| unsupported(&why));
+    if svm::features::is_there() {
+        svm::features::probe().unwrap_or_else(|why| unsupported(&why));
+    } else if vmx::features::is_there() {
+        vmx::features::probe().unwrap_or_else(|why| unsupported(&why));
+    } else {
+        unsupported(
+            &"this CPU has neither SVM nor VMX: Quell needs an AMD or Intel processor, or QEMU with -cpu EPYC,+svm,+npt",
+        );
+    }
+    features::probe();
     // SAFETY: the boot tables are active, and the RSDP is the boot protocol's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| unsupported(&why));
     baremetal::x86_64::interrupts::silence();
@@ -132,6 +142,18 @@ fn boot_cpu_first(firmware: &firmware::FirmwareTables) -> ArrayVec<u64, { MAX_CP
 
 /// The boot CPU on its final stack.
 extern "C" fn bsp_on_block() -> ! {
+    if svm::features::is_there() {
+        start_with::<OnSvm<Processor>>()
+    } else {
+        start_with::<OnVmx<Processor>>()
+    }
+}
+
+/// Starts everything, on a boot CPU of this kind.
+fn start_with<K: Starts>() -> !
+where
+    On<K>: Arch,
+{
     let later = LATER.get().expect("memory is prepared");
     let cpu = PerCpu::current();
     // SAFETY: the tables are built and map all memory in use.
@@ -140,9 +162,10 @@ extern "C" fn bsp_on_block() -> ! {
     unsafe { tables::load(cpu) };
     apic::enable();
     apic::set_timer_divider();
+    interrupts::serve::<On<K>>();
     clock::calibrate(later.pm_timer, cpuid::host_has_tsc_deadline::<Local>())
         .unwrap_or_else(|why| unsupported(&why));
-    enable_cpu(cpu);
+    enable_cpu::<K>(cpu);
     let _nobody_gives_up_this_one = cpu.presence.come_online();
     // SAFETY: the module was reserved, so it is as the boot loader left it.
     let bundle = unsafe { image::read_module(later.module.clone(), "the boot module") };
@@ -156,7 +179,7 @@ extern "C" fn bsp_on_block() -> ! {
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,
     );
-    image::run_guests(bundle, &mut later.free.lock(), clock::date(), |has_console| {
+    image::run_guests::<K>(bundle, &mut later.free.lock(), clock::date(), |has_console| {
         if let Some(base) = later.io_apic {
             let Some(to) = vectors::destination(cpu.id) else {
                 return log::error!("there is no input: the boot CPU has APIC id {}", cpu.id);
@@ -171,15 +194,39 @@ extern "C" fn bsp_on_block() -> ! {
     })
 }
 
-/// Per-CPU initialisation after the CPU's tables are loaded.
-fn enable_cpu(cpu: &'static PerCpu) {
-    cpu.arch.host_save.set(Pages::new(1).forever());
-    cpu.arch.host_vmcb.set(Pages::new(1).forever());
-    // SAFETY: the pages were just allocated.
-    unsafe {
-        features::enable(cpu.arch.host_save.get());
-        core::arch::asm!("vmsave rax", in("rax") cpu.arch.host_vmcb.get(), options(nostack, preserves_flags));
+/// A kind of processor that can be enabled.
+trait Starts: Kind {
+    /// Enables it on the calling CPU.
+    ///
+    /// # Safety
+    ///
+    /// The CPU's [own page](super::cpu::CpuData::own_page) is used for nothing else.
+    unsafe fn enable(cpu: &PerCpu);
+}
+
+impl Starts for OnSvm<Processor> {
+    unsafe fn enable(cpu: &PerCpu) {
+        cpu.arch.host_vmcb.set(Pages::new(1).forever());
+        // SAFETY: the caller vouches for the one page, and the other was just allocated.
+        unsafe {
+            svm::features::enable(cpu.arch.own_page.get());
+            core::arch::asm!("vmsave rax", in("rax") cpu.arch.host_vmcb.get(), options(nostack, preserves_flags));
+        }
     }
+}
+
+impl Starts for OnVmx<Processor> {
+    unsafe fn enable(cpu: &PerCpu) {
+        // SAFETY: the caller vouches for the page.
+        unsafe { vmx::features::enable(cpu.arch.own_page.get()) };
+    }
+}
+
+/// Per-CPU initialisation after the CPU's tables are loaded.
+fn enable_cpu<K: Starts>(cpu: &'static PerCpu) {
+    cpu.arch.own_page.set(Pages::new(1).forever());
+    // SAFETY: the page was just allocated.
+    unsafe { K::enable(cpu) };
     super::fpu::enable();
     clock::init_cpu();
 }
@@ -238,7 +285,15 @@ pub(crate) extern "C" fn ap_main(_stack_top: u64) -> ! {
     unsafe { tables::load(cpu) };
     apic::enable();
     apic::set_timer_divider();
-    enable_cpu(cpu);
+    if svm::features::is_there() { join::<OnSvm<Processor>>(cpu) } else { join::<OnVmx<Processor>>(cpu) }
+}
+
+/// Joins the other CPUs, which are of this kind.
+fn join<K: Starts>(cpu: &'static PerCpu) -> !
+where
+    On<K>: Arch,
+{
+    enable_cpu::<K>(cpu);
     run::come_online(cpu);
-    run::cpu_loop(run::wait_for_start::<Local>())
+    run::cpu_loop(run::wait_for_start::<On<K>>())
 }

@@ -13,7 +13,7 @@ use kept::{
 
 use super::hyperv::cpuid::CpuidResult;
 use super::vcpu::fpu;
-use crate::x86::processor::X86;
+use crate::x86::processor::{Processor, Vendor};
 
 const EMPTY: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
 
@@ -60,7 +60,7 @@ impl View {
 
 /// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are
 /// [`crate::x86::hyperv`]'s.
-pub fn answer<A: X86>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
+pub fn answer<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
     match leaf {
         0 => {
             let host = A::cpuid(0, 0);
@@ -98,7 +98,7 @@ pub fn answer<A: X86>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
     }
 }
 
-fn identity<A: X86>(view: View) -> CpuidResult {
+fn identity<A: Processor>(view: View) -> CpuidResult {
     let host = A::cpuid(1, 0);
     let osxsave = if view.osxsave { LEAF_1_ECX_OSXSAVE } else { 0 };
     let apic = if view.apic { EDX_APIC } else { 0 };
@@ -113,7 +113,7 @@ fn identity<A: X86>(view: View) -> CpuidResult {
     }
 }
 
-fn features<A: X86>() -> CpuidResult {
+fn features<A: Processor>() -> CpuidResult {
     let host = if A::cpuid(0, 0).eax >= 7 { A::cpuid(7, 0) } else { EMPTY };
     CpuidResult {
         eax: 0,
@@ -124,7 +124,7 @@ fn features<A: X86>() -> CpuidResult {
 }
 
 /// A cache of Intel's: each core has its own of the first two levels, and all share the others.
-fn caches<A: X86>(subleaf: u32, view: View) -> CpuidResult {
+fn caches<A: Vendor>(subleaf: u32, view: View) -> CpuidResult {
     const TYPE: u32 = 0x1f;
     let host = A::cpuid(4, subleaf);
     if host.eax & TYPE == 0 {
@@ -145,7 +145,7 @@ fn topology(subleaf: u32, view: View) -> CpuidResult {
     CpuidResult { eax: shift, ebx: count, ecx: subleaf & 0xff | kind << 8, edx: view.apic_id }
 }
 
-fn extended_state<A: X86>(subleaf: u32) -> CpuidResult {
+fn extended_state<A: Processor>(subleaf: u32) -> CpuidResult {
     let shown = A::components() & fpu::SHOWN;
     if shown == 0 {
         return EMPTY;
@@ -162,12 +162,12 @@ fn extended_state<A: X86>(subleaf: u32) -> CpuidResult {
 
 /// Size of an image of all `components`: the legacy part, the header, and the others where the
 /// processor says that they are (APM volume 2, section 11.5).
-fn image_size<A: X86>(components: u64) -> u32 {
+fn image_size<A: Processor>(components: u64) -> u32 {
     let others = (2..64).filter(|bit| components >> bit & 1 != 0).map(|bit| A::cpuid(0xd, bit));
     others.map(|part| part.eax.saturating_add(part.ebx)).fold(0x240, u32::max)
 }
 
-fn capacities<A: X86>(view: View) -> CpuidResult {
+fn capacities<A: Vendor>(view: View) -> CpuidResult {
     let host = A::cpuid(0x8000_0008, 0);
     CpuidResult {
         eax: host.eax & 0xffff,
@@ -179,7 +179,7 @@ fn capacities<A: X86>(view: View) -> CpuidResult {
 
 /// The bits that a guest may set in CR4: those of the features that it is shown, and of machine
 /// checks and counters (APM volume 2, section 3.1.3).
-pub fn guest_cr4_mask<A: X86>() -> u64 {
+pub fn guest_cr4_mask<A: Processor>() -> u64 {
     const MCE: u64 = 1 << 6;
     const PCE: u64 = 1 << 8;
     let (one, seven) = (A::cpuid(1, 0), features::<A>());
@@ -190,30 +190,30 @@ pub fn guest_cr4_mask<A: X86>() -> u64 {
 
 /// The bits that a guest may set in EFER: those of the features that it is shown (APM volume 2,
 /// section 3.1.7).
-pub fn guest_efer_mask<A: X86>() -> u64 {
+pub fn guest_efer_mask<A: Processor>() -> u64 {
     enabled(EXTENDED_1_EDX, A::cpuid(0x8000_0001, 0).edx).1
 }
 
 /// Whether a guest is shown the instructions that set the bases of FS and GS.
-pub fn shows_fsgsbase<A: X86>() -> bool {
+pub fn shows_fsgsbase<A: Processor>() -> bool {
     features::<A>().ebx & 1 != 0
 }
 
 /// Width of physical addresses in bits.
-pub fn physical_address_bits<A: X86>() -> u32 {
+pub fn physical_address_bits<A: Processor>() -> u32 {
     A::cpuid(0x8000_0008, 0).eax & 0xff
 }
 
 /// Whether the TSC counts at a constant rate in all processor states. QEMU's emulation does not say
 /// so in its CPUID, but it takes the TSC from the host's clock, or counts instructions: the rate is
 /// constant.
-pub fn host_has_invariant_tsc<A: X86>() -> bool {
+pub fn host_has_invariant_tsc<A: Processor>() -> bool {
     const INVARIANT: u32 = 1 << 8;
     A::cpuid(0x8000_0007, 0).edx & INVARIANT != 0 || host_is_tcg::<A>()
 }
 
 /// Whether this machine is QEMU's emulation: the signature in the hypervisor leaves.
-fn host_is_tcg<A: X86>() -> bool {
+fn host_is_tcg<A: Processor>() -> bool {
     let is_virtual = A::cpuid(1, 0).ecx & 1 << 31 != 0;
     let leaf = A::cpuid(0x4000_0000, 0);
     let part = u32::from_le_bytes(*b"TCGT");
@@ -224,27 +224,27 @@ fn host_is_tcg<A: X86>() -> bool {
 }
 
 /// Whether the machine has an x2APIC.
-pub fn host_has_x2apic<A: X86>() -> bool {
+pub fn host_has_x2apic<A: Processor>() -> bool {
     A::cpuid(1, 0).ecx & 1 << 21 != 0
 }
 
 /// Whether the machine's APIC timer has TSC deadline mode.
-pub fn host_has_tsc_deadline<A: X86>() -> bool {
+pub fn host_has_tsc_deadline<A: Processor>() -> bool {
     A::cpuid(1, 0).ecx & 1 << 24 != 0
 }
 
 /// Whether page tables may hold 1 GiB pages.
-pub fn host_has_1g_pages<A: X86>() -> bool {
+pub fn host_has_1g_pages<A: Processor>() -> bool {
     A::cpuid(0x8000_0001, 0).edx & 1 << 26 != 0
 }
 
 /// Whether the processor has RDTSCP, and so TSC_AUX.
-pub fn host_has_rdtscp<A: X86>() -> bool {
+pub fn host_has_rdtscp<A: Processor>() -> bool {
     A::cpuid(0x8000_0001, 0).edx & 1 << 27 != 0
 }
 
 /// APIC id of the calling CPU.
-pub fn host_apic_id<A: X86>() -> u32 {
+pub fn host_apic_id<A: Processor>() -> u32 {
     if host_has_x2apic::<A>() && A::cpuid(0, 0).eax >= 0xb {
         A::cpuid(0xb, 0).edx
     } else {

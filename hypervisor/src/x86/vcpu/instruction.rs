@@ -141,8 +141,8 @@ fn fetch_within_page<A: X86>(
     let gpa = translate::<A>(block, memory, linear_rip(block, offset as u64), Access::FETCH)?;
     let mut buffer = [0; INSTRUCTION_MAX];
     let part = &mut buffer[..count.min(INSTRUCTION_MAX - offset)];
-    // All ones, where there is no memory, is not an instruction. A processor need not have said that
-    // it was fetched.
+    // All ones, where there is no memory, is not an instruction. A processor need not have said
+    // that it was fetched.
     memory.read(gpa, part).map_err(|_: AccessError| FetchError::Undefined)?;
     bytes.extend(part.iter().copied());
     Ok(())

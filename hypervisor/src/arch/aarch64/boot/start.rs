@@ -167,7 +167,7 @@ extern "C" fn bsp_on_block() -> ! {
     if let Some(found) = &later.found {
         found.start(cpu);
     }
-    image::run_guests(bundle, &mut later.free.lock(), later.date, |has_console| {
+    image::run_guests::<image::Processor>(bundle, &mut later.free.lock(), later.date, |has_console| {
         interrupts::route_ports(cpu, later.console, later.control);
         console::enable_receive_interrupts(has_console);
     })

@@ -15,7 +15,7 @@ use crate::arch::aarch64::sysreg::{read, write};
 use crate::arm64::audit::auditor::Auditor;
 use crate::arm64::controls::data_line;
 use crate::arm64::guest::Tag;
-use crate::image;
+use crate::vm::arch::Board;
 use crate::vm::files::{Defects, makes};
 
 pub(crate) struct Tlb;
@@ -162,7 +162,7 @@ pub(crate) fn order_stores() {
 
 /// The walker has made an entry invalid, and is about to write another one there.
 pub(crate) fn break_before_make(tag: &Tag, range: &FlushRange) {
-    if let Some(host) = image::host() {
+    if let Some(host) = Local::host() {
         broadcast::break_before_make(&Tlb, &host.common.address_space(tag), range);
     }
 }

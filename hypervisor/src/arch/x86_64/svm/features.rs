@@ -2,13 +2,11 @@
 
 use core::arch::x86_64::__cpuid;
 use core::num::NonZeroU32;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 use x86_64::registers::control::{Efer, EferFlags};
 use x86_64::registers::model_specific::Msr;
 
-use crate::arch::Local;
 use crate::svm::features::{Features, guest_asids, has_svm};
-use crate::x86::cpuid;
 
 const MSR_VM_CR: u32 = 0xc001_0114;
 const VM_CR_SVM_DISABLED: u64 = 1 << 4;
@@ -16,12 +14,6 @@ const MSR_HOST_SAVE: u32 = 0xc001_0117;
 
 static FEATURES: AtomicU32 = AtomicU32::new(0);
 static ASIDS: AtomicU32 = AtomicU32::new(0);
-static TSC_AUX: AtomicBool = AtomicBool::new(false);
-/// Bits of CPUID leaf 1's ECX that this machine has but implements incorrectly.
-static WRONG: AtomicU32 = AtomicU32::new(0);
-
-/// CPUID leaf 1, ECX: CMPXCHG16B.
-const CX16: u32 = 1 << 13;
 
 /// The boot CPU's features; the others are assumed to have the same.
 #[inline(always)]
@@ -36,25 +28,17 @@ pub(crate) fn pretend() {
     FEATURES.fetch_or(Features::PRETENDED.0, Ordering::Relaxed);
 }
 
-pub(crate) fn has_tsc_aux() -> bool {
-    TSC_AUX.load(Ordering::Relaxed)
-}
-
-/// Bits of CPUID leaf 1's ECX that guests are not shown because the machine implements the feature
-/// incorrectly.
-pub(crate) fn wrong() -> u32 {
-    WRONG.load(Ordering::Relaxed)
-}
-
 pub(crate) fn tags() -> NonZeroU32 {
     guest_asids(ASIDS.load(Ordering::Relaxed)).expect("`probe` found some")
 }
 
-/// Checks that the machine has the features that we need. Call on the boot CPU.
+/// Whether the processor has SVM.
+pub(crate) fn is_there() -> bool {
+    has_svm(__cpuid(0x8000_0000).eax, __cpuid(0x8000_0001).ecx)
+}
+
+/// Checks that SVM has the features that we need. Call on the boot CPU of a machine that has it.
 pub(crate) fn probe() -> Result<(), &'static str> {
-    if !has_svm(__cpuid(0x8000_0000).eax, __cpuid(0x8000_0001).ecx) {
-        return Err("this CPU has no SVM: Quell needs an AMD processor, or QEMU with -cpu EPYC,+svm,+npt");
-    }
     // SAFETY: a CPU with SVM has the MSR.
     if unsafe { Msr::new(MSR_VM_CR).read() } & VM_CR_SVM_DISABLED != 0 {
         return Err("SVM is disabled by the firmware: enable it in the set-up");
@@ -68,11 +52,6 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     }
     FEATURES.store(leaf.edx, Ordering::Relaxed);
     ASIDS.store(leaf.ebx, Ordering::Relaxed);
-    TSC_AUX.store(cpuid::host_has_rdtscp::<Local>(), Ordering::Relaxed);
-    if __cpuid(1).ecx & CX16 != 0 && !crate::arch::x86_64::cx16::leaves_flags() {
-        log::info!("CMPXCHG16B damages the flags on this machine: guests are not shown it");
-        WRONG.store(CX16, Ordering::Relaxed);
-    }
     Ok(())
 }
 

@@ -5,3 +5,4 @@
 pub(super) mod entry;
 pub(super) mod features;
 pub(super) mod invalidate;
+mod offer;

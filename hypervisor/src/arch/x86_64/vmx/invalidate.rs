@@ -1,0 +1,56 @@
+//! INVVPID and INVEPT.
+
+use core::arch::asm;
+
+use super::features;
+use crate::arch::x86_64::cost::Drops;
+use crate::vmx::capabilities::ept;
+use crate::vmx::processor::Invvpid;
+
+/// INVVPID. What the processor cannot name alone goes with more.
+pub(super) fn guests(named: Invvpid) {
+    let (capabilities, _) = features::chosen();
+    let offers = |kind| capabilities.has(ept::INVVPID | kind);
+    let (kind, vpid, address) = match named {
+        Invvpid::Address(vpid, address) if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
+        Invvpid::Address(vpid, _) | Invvpid::Vpid(vpid) if offers(ept::INVVPID_ONE) => (1, vpid, 0),
+        _ => (2, 0, 0),
+    };
+    invvpid(kind, vpid, address);
+}
+
+#[inline(always)]
+fn invvpid(kind: u64, vpid: u16, address: u64) {
+    let descriptor = [u64::from(vpid), address];
+    // SAFETY: VMX is on; the instruction drops cached translations, which is always allowed.
+    unsafe {
+        asm!("invvpid {}, [{}]", "jbe {failed}", in(reg) kind, in(reg) &raw const descriptor,
+            failed = label { failed("INVVPID", kind, &descriptor) });
+    }
+}
+
+/// INVEPT of one guest.
+pub(super) fn nested(pointer: u64) {
+    let (kind, descriptor) = (1u64, [pointer, 0]);
+    // SAFETY: as above.
+    unsafe {
+        asm!("invept {}, [{}]", "jbe {failed}", in(reg) kind, in(reg) &raw const descriptor,
+            failed = label { failed("INVEPT", kind, &descriptor) });
+    }
+}
+
+/// What should have been dropped is still there: to go on would be to let a guest use it.
+#[cold]
+fn failed(name: &str, kind: u64, descriptor: &[u64; 2]) -> ! {
+    panic!("{name} of type {kind} has failed: {descriptor:x?}")
+}
+
+/// A page under a tag that no guest uses yet.
+pub(crate) struct Page;
+
+impl Drops for Page {
+    #[inline(always)]
+    fn drop_page() {
+        invvpid(0, 1, 0x1000);
+    }
+}

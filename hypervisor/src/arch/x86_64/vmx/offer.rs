@@ -1,0 +1,194 @@
+//! This architecture's implementation of VMX's operations.
+
+use coherence::CpuId;
+use core::arch::asm;
+use core::num::NonZeroU32;
+use core::sync::atomic::Ordering;
+use x86_64::instructions::tables::{sgdt, sidt};
+use x86_64::registers::control::{Cr0, Cr2, Cr3, Cr4, Efer};
+use x86_64::registers::debug::Dr6;
+use x86_64::registers::model_specific::Msr;
+use x86_64::registers::segmentation::{CS, SS, Segment};
+
+use super::{entry, features, invalidate};
+use crate::image::{On, Processor};
+use crate::vm::PerCpu;
+use crate::vmx::capabilities::Capabilities;
+use crate::vmx::controls::Controls;
+use crate::vmx::fields::Named;
+use crate::vmx::outside::Register;
+use crate::vmx::processor::{Invvpid, OnVmx, Vmx};
+use crate::vmx::run::{self, Failed, Instructions};
+use crate::vmx::switch::HostState;
+use crate::vmx::vmcs::Vmcs;
+use crate::x86::vcpu::registers::Registers;
+
+const MSR_PAT: u32 = 0x277;
+
+/// The MSR of a register; of the others there is none.
+const fn msr(register: Register) -> Option<u32> {
+    Some(match register {
+        Register::Cr2 | Register::Dr6 => return None,
+        Register::Star => 0xc000_0081,
+        Register::Lstar => 0xc000_0082,
+        Register::Cstar => 0xc000_0083,
+        Register::Sfmask => 0xc000_0084,
+        Register::KernelGs => 0xc000_0102,
+    })
+}
+
+impl Instructions for Processor {
+    #[inline(always)]
+    fn vmread(field: u32) -> u64 {
+        let value;
+        // SAFETY: VMX is on, and the field is one of ours; reading it changes nothing.
+        unsafe {
+            asm!("vmread {}, {}", out(reg) value, in(reg) u64::from(field), options(nomem, nostack));
+        }
+        value
+    }
+
+    #[inline(always)]
+    fn vmwrite(field: u32, value: u64) {
+        // SAFETY: VMX is on; what the VMCS has takes effect at an entry, which is another's to
+        // vouch for.
+        unsafe {
+            asm!("vmwrite {}, {}", "jbe {failed}", in(reg) u64::from(field), in(reg) value,
+                failed = label { failed("VMWRITE", &Named(field)) }, options(nomem, nostack));
+        }
+    }
+
+    fn vmclear(region: u64) {
+        // SAFETY: the page is that of a VMCS.
+        unsafe {
+            asm!("vmclear [{}]", "jbe {failed}", in(reg) &raw const region,
+                failed = label { failed("VMCLEAR", &region) });
+        }
+    }
+
+    fn vmptrld(region: u64) {
+        // SAFETY: as above.
+        unsafe {
+            asm!("vmptrld [{}]", "jbe {failed}", in(reg) &raw const region,
+                failed = label { failed("VMPTRLD", &region) });
+        }
+    }
+
+    fn host_state() -> HostState {
+        let task: u16;
+        // SAFETY: reads a register.
+        unsafe { asm!("str {:x}", out(reg) task, options(nomem, nostack, preserves_flags)) };
+        // SAFETY: every processor with VMX has this register; reading it changes nothing.
+        let pat = unsafe { Msr::new(MSR_PAT).read() };
+        let gdt = sgdt().base.as_u64();
+        HostState {
+            cr0: Cr0::read_raw(),
+            cr3: Cr3::read_raw().0.start_address().as_u64(),
+            cr4: Cr4::read_raw(),
+            code: CS::get_reg().0,
+            data: SS::get_reg().0,
+            task: (task, task_base(gdt, task)),
+            gdt,
+            idt: sidt().base.as_u64(),
+            pat,
+            efer: Efer::read_raw(),
+            rip: entry::exit(),
+        }
+    }
+
+    #[inline(always)]
+    fn read_outside(register: Register) -> u64 {
+        match msr(register) {
+            // SAFETY: every processor of 64 bits has these registers, and reading changes nothing.
+            Some(number) => unsafe { Msr::new(number).read() },
+            None if register == Register::Cr2 => Cr2::read_raw(),
+            None => Dr6::read_raw(),
+        }
+    }
+
+    fn write_outside(register: Register, value: u64) {
+        // SAFETY: the hypervisor uses none of them. The guest's values were checked when it wrote
+        // them.
+        unsafe {
+            match msr(register) {
+                Some(number) => Msr::new(number).write(value),
+                None if register == Register::Cr2 => {
+                    asm!("mov cr2, {}", in(reg) value, options(nomem, nostack, preserves_flags));
+                }
+                None => asm!("mov dr6, {}", in(reg) value, options(nomem, nostack, preserves_flags)),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn enter(registers: &mut Registers, is_launched: bool) -> Result<(), Failed> {
+        // SAFETY: the caller vouches for VMCS and registers.
+        match unsafe { entry::run_guest(registers, is_launched.into()) } {
+            0 => Ok(()),
+            1 => Err(Failed::Invalid),
+            _ => Err(Failed::Valid),
+        }
+    }
+
+    fn take_nmi() {
+        // SAFETY: the handler returns by IRET, which ends the blocking of NMIs by the exit.
+        unsafe { asm!("int 2") };
+    }
+}
+
+/// The base that the descriptor of the task register has, which is of 16 bytes.
+fn task_base(gdt: u64, task: u16) -> u64 {
+    let descriptor = (gdt + u64::from(task & !7)) as *const [u64; 2];
+    // SAFETY: the GDT has the descriptor that the register was loaded from.
+    let [low, high] = unsafe { descriptor.read_unaligned() };
+    low >> 16 & 0xff_ffff | low >> 32 & 0xff00_0000 | high << 32
+}
+
+#[cold]
+fn failed(name: &str, operand: &dyn core::fmt::Display) -> ! {
+    panic!("{name} of {operand} has failed")
+}
+
+impl Vmx for On<OnVmx<Processor>> {
+    fn vpids() -> NonZeroU32 {
+        NonZeroU32::new(0xffff).expect("a number")
+    }
+
+    fn chosen() -> (&'static Capabilities, Controls) {
+        features::chosen()
+    }
+
+    fn vmread(field: u32) -> u64 {
+        Processor::vmread(field)
+    }
+
+    fn leave(vmcs: &mut Vmcs) {
+        run::leave::<Processor>(vmcs);
+    }
+
+    /// RFLAGS.IF is 0 anyway, and an interrupt exits whatever it is.
+    #[inline(always)]
+    fn hold_interrupts() {}
+
+    #[inline(always)]
+    fn release_interrupts() {
+        // SAFETY: handlers need nothing but the stack; no lock is held here.
+        unsafe { asm!("sti", "nop", "cli", options(nostack)) };
+    }
+
+    #[inline(always)]
+    unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
+        // SAFETY: the caller vouches for VMCS and registers; interrupts are off.
+        let has_run = unsafe { run::run::<Processor>(CpuId(cpu.index), vmcs, registers) };
+        cpu.last_exit.store(vmcs.reason.into(), Ordering::Relaxed);
+        has_run
+    }
+
+    fn invalidate(named: Invvpid) {
+        invalidate::guests(named);
+    }
+
+    fn invalidate_nested(root: u64) {
+        invalidate::nested(root);
+    }
+}
