@@ -1,6 +1,6 @@
 //! Running one program.
 
-use paging::{Amd64Nested, Arm64Stage2};
+use paging::{Amd64Nested, Arm64Stage2, Ept};
 
 use crate::bug::Bug;
 use crate::driver::{
@@ -25,7 +25,8 @@ pub(crate) struct Run {
 /// same way; `traced` records events.
 pub(crate) fn run(program: &Program, bug: Option<Bug>, traced: bool) -> Run {
     match program.config.arch {
-        Arch::Amd64 | Arch::Intel64 => run_with::<Amd64Nested>(program, bug, traced),
+        Arch::Amd64 => run_with::<Amd64Nested>(program, bug, traced),
+        Arch::Intel64 => run_with::<Ept>(program, bug, traced),
         Arch::Arm64 => run_with::<Arm64Stage2<4>>(program, bug, traced),
     }
 }

@@ -8,7 +8,7 @@ use coherence::vmid::Home;
 use coherence::{Members, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
 use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
-use paging::{Amd64Nested, Arm64Stage2, Format as TableFormat, Level, Stamp};
+use paging::{Amd64Nested, Arm64Stage2, Ept, Format as TableFormat, Level, Stamp};
 use stay::tagged::{TranslationControls, Walks};
 use stay::{MMIO_PAGES, Mistake, Mistakes};
 
@@ -61,6 +61,10 @@ pub(crate) trait Architecture: TableFormat {
 
 impl Architecture for Amd64Nested {
     const ARCH: Arch = Arch::Amd64;
+}
+
+impl Architecture for Ept {
+    const ARCH: Arch = Arch::Intel64;
 }
 
 impl Architecture for Arm64Stage2<4> {

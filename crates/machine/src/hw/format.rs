@@ -2,8 +2,9 @@
 //!
 //! Written from the manuals, not from the crates under test, so that a crate's encoding is compared
 //! with a processor's interpretation: AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42),
-//! 5.3, 5.4 and 15.25; Arm Architecture Reference Manual (DDI 0487), D8.3 "Translation table
-//! descriptor formats" and D8.5.5 "Hardware management of the dirty state".
+//! 5.3, 5.4 and 15.25; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3C, 29.3
+//! "The Extended Page Table Mechanism (EPT)"; Arm Architecture Reference Manual (DDI 0487), D8.3
+//! "Translation table descriptor formats" and D8.5.5 "Hardware management of the dirty state".
 
 use paging::Level;
 
@@ -13,8 +14,7 @@ pub enum Arch {
     /// AMD64 with SVM and nested paging: address space tags per CPU, invalidation on the own CPU
     /// only.
     Amd64,
-    /// The same with VMX: two instructions that invalidate, under two tags. The format of nested
-    /// tables is AMD64's: what is cached does not depend on it.
+    /// The same with VMX and EPT: two instructions that invalidate, under two tags.
     Intel64,
     /// Arm64 with two stages, 4 KiB granule: VMIDs, invalidation by broadcast.
     Arm64,
@@ -70,6 +70,17 @@ const AMD_ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// Bits 58:52 and 11:9.
 const AMD_IGNORED: u64 = 0x7f << 52 | 0x7 << 9;
 
+const EPT_READ: u64 = 1 << 0;
+const EPT_WRITE: u64 = 1 << 1;
+/// Memory type of a leaf. All of it is reserved in a pointer to a table.
+const EPT_MEMORY: u64 = 7 << 3;
+const EPT_RESERVED: u64 = 0xf << 3;
+const EPT_LARGE: u64 = 1 << 7;
+const EPT_ACCESSED: u64 = 1 << 8;
+const EPT_DIRTY: u64 = 1 << 9;
+/// Bits 56:52, and 11.
+const EPT_IGNORED: u64 = 0x1f << 52 | 1 << 11;
+
 /// Bits 58:55.
 const ARM_IGNORED: u64 = 0xf << 55;
 const ARM_VALID: u64 = 1 << 0;
@@ -98,9 +109,33 @@ pub(crate) struct Format {
 impl Format {
     /// The meaning of `entry` of a table of `level`.
     pub(crate) fn decode(self, entry: u64, level: Level) -> Entry {
-        match self.arch {
-            Arch::Amd64 | Arch::Intel64 => self.decode_amd(entry, level),
-            Arch::Arm64 => self.decode_arm(entry, level),
+        match (self.arch, self.stage) {
+            (Arch::Intel64, Stage::Nested) => Self::decode_ept(entry, level),
+            (Arch::Amd64 | Arch::Intel64, _) => self.decode_amd(entry, level),
+            (Arch::Arm64, _) => self.decode_arm(entry, level),
+        }
+    }
+
+    /// A misconfigured entry ends the access like one that is absent, and is never held.
+    fn decode_ept(entry: u64, level: Level) -> Entry {
+        let is_leaf = level == Level::Page4K || entry & EPT_LARGE != 0;
+        let is_misconfigured = match entry & EPT_MEMORY {
+            0x00 | 0x08 | 0x20 | 0x28 | 0x30 if is_leaf => false,
+            _ => is_leaf || entry & EPT_RESERVED != 0,
+        };
+        // Fetches and loads are not told apart: what may be executed may be read here.
+        if entry & EPT_READ == 0 || is_misconfigured {
+            return Entry::Absent;
+        }
+        let accessed = entry & EPT_ACCESSED != 0;
+        if !is_leaf {
+            return Entry::Table { next: entry & AMD_ADDRESS, accessed };
+        }
+        Entry::Leaf {
+            page: entry & AMD_ADDRESS & !level.offset_mask(),
+            write: entry & EPT_WRITE != 0,
+            accessed,
+            dirty: entry & EPT_DIRTY != 0,
         }
     }
 
@@ -152,9 +187,10 @@ impl Format {
 
     /// Bits that the processor ignores.
     const fn ignored(self) -> u64 {
-        match self.arch {
-            Arch::Amd64 | Arch::Intel64 => AMD_IGNORED,
-            Arch::Arm64 => ARM_IGNORED,
+        match (self.arch, self.stage) {
+            (Arch::Intel64, Stage::Nested) => EPT_IGNORED,
+            (Arch::Amd64 | Arch::Intel64, _) => AMD_IGNORED,
+            (Arch::Arm64, _) => ARM_IGNORED,
         }
     }
 
@@ -162,6 +198,7 @@ impl Format {
     pub(crate) const fn used(self, entry: u64, store: bool) -> u64 {
         match (self.arch, self.stage) {
             (_, Stage::Device) => entry,
+            (Arch::Intel64, Stage::Nested) => entry | EPT_ACCESSED | if store { EPT_DIRTY } else { 0 },
             (Arch::Amd64 | Arch::Intel64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
             (Arch::Arm64, Stage::Guest) => {
                 (entry | ARM_ACCESSED) & if store && entry & ARM_DBM != 0 { !ARM_READ_ONLY } else { !0 }
@@ -216,6 +253,7 @@ mod tests {
     use super::*;
 
     const NPT: Format = Format { arch: Arch::Amd64, stage: Stage::Nested };
+    const EPT: Format = Format { arch: Arch::Intel64, stage: Stage::Nested };
     const S2: Format = Format { arch: Arch::Arm64, stage: Stage::Nested };
 
     #[test]
@@ -226,6 +264,14 @@ mod tests {
         assert_eq!(NPT.decode(0x5023, Level::Page4K), Entry::Absent, "not a user's");
         assert_eq!(NPT.decode(0x60_00a7, Level::Page2M), leaf(0x60_0000, true, true, false));
         assert_eq!(NPT.decode(0x7027, Level::Page2M), Entry::Table { next: 0x7000, accessed: true });
+        assert_eq!(EPT.decode(0x5333, Level::Page4K), leaf(0x5000, true, true, true));
+        assert_eq!(EPT.decode(0x60_01b5, Level::Page2M), leaf(0x60_0000, false, true, false));
+        assert_eq!(EPT.decode(0x7107, Level::Page2M), Entry::Table { next: 0x7000, accessed: true });
+        for (misconfigured, level) in
+            [(0x5332, Level::Page4K), (0x5313, Level::Page4K), (0x7137, Level::Page2M)]
+        {
+            assert_eq!(EPT.decode(misconfigured, level), Entry::Absent, "{misconfigured:x}");
+        }
         assert_eq!(S2.decode(0x54c3, Level::Page4K), leaf(0x5000, true, true, true));
         assert_eq!(S2.decode(0x5443, Level::Page4K), leaf(0x5000, false, true, true));
         assert_eq!(S2.decode(ARM_DBM | 0x5443, Level::Page4K), leaf(0x5000, true, true, false));
@@ -236,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_the_processor_sets_is_no_replacement_and_a_cleared_dirty_bit_is() {
-        for (format, clean) in [(NPT, 0x5027), (S2, ARM_DBM | 0x5443)] {
+        for (format, clean) in [(NPT, 0x5027), (EPT, 0x5133), (S2, ARM_DBM | 0x5443)] {
             let dirty = format.used(clean, true);
             assert!(!format.is_replaced(clean, dirty, Level::Page4K), "set by the processor");
             assert!(format.is_replaced(dirty, clean, Level::Page4K), "cleared by software");

@@ -26,8 +26,10 @@ struct World {
 /// A nested leaf, or a pointer to a table, that allows everything and is dirty.
 fn nested_entry(arch: Arch, pa: u64, is_table: bool) -> u64 {
     match (arch, is_table) {
-        (Arch::Amd64 | Arch::Intel64, false) => pa | 0x67,
-        (Arch::Amd64 | Arch::Intel64, true) => pa | 0x27,
+        (Arch::Amd64, false) => pa | 0x67,
+        (Arch::Amd64, true) => pa | 0x27,
+        (Arch::Intel64, false) => pa | 0x337,
+        (Arch::Intel64, true) => pa | 0x107,
         (Arch::Arm64, false) => pa | 0x4c3,
         (Arch::Arm64, true) => pa | 3,
     }

@@ -8,7 +8,7 @@
 use paging::Level;
 
 use super::cache::{Context, Item};
-use super::format::{Entry, Format, ROOT};
+use super::format::{Arch, Entry, Format, ROOT};
 use super::lives::Presence;
 use super::memory::Memory;
 use crate::rng::Rng;
@@ -219,7 +219,7 @@ impl Walker<'_> {
             let start = GuestTable { gpa: root, level: ROOT, cached: None };
             let mut table =
                 walker.guest_walk_from(loaded, va, start, Some(cut))?.err().ok_or(Fault::Unknown)?;
-            table.cached = Some(walker.nested(loaded, table.gpa, true)?);
+            table.cached = Some(walker.nested_for_entry(loaded, table.gpa)?);
             Ok((table, Item::GuestWalk { va, level: cut }))
         })?;
         let root = GuestTable { gpa: guest_root, level: ROOT, cached: None };
@@ -242,7 +242,7 @@ impl Walker<'_> {
             let offset = level.index(va) as u64 * 8;
             let place = match table.cached {
                 Some(cached) => FramePlace { pa: cached.place.pa + offset, ..cached.place },
-                None => self.nested(time, table.gpa + offset, true)?.place,
+                None => self.nested_for_entry(time, table.gpa + offset)?.place,
             };
             let at = (place, Some(table.gpa + offset));
             let entry = self.read(format, va, level, at, time)?;
@@ -263,6 +263,14 @@ impl Walker<'_> {
                 }
             }
         }
+    }
+
+    /// The same for an entry of the guest's tables. On Intel64, with accessed and dirty bits in EPT,
+    /// a load of it counts as a store (29.3.5).
+    fn nested_for_entry(&mut self, time: u64, gpa: u64) -> Result<Nested, Fault> {
+        let found = self.nested(time, gpa, true)?;
+        let is_refused = self.formats[1].arch == Arch::Intel64 && !found.write;
+        if is_refused { Err(Fault::Nested { gpa, in_walk: true, store: true }) } else { Ok(found) }
     }
 
     /// A nested translation that may be used at `time`, from the nested TLB or by a walk.
