@@ -2,9 +2,9 @@
 //!
 //! Written from the manuals, not from the crates under test, so that a crate's encoding is compared
 //! with a processor's interpretation: AMD64 Architecture Programmer's Manual, volume 2 (rev. 3.42),
-//! 5.3, 5.4 and 15.25; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3C, 29.3
-//! "The Extended Page Table Mechanism (EPT)"; Arm Architecture Reference Manual (DDI 0487), D8.3
-//! "Translation table descriptor formats" and D8.5.5 "Hardware management of the dirty state".
+//! 5.3, 5.4 and 15.25; Intel 64 and IA-32 Architectures Software Developer's Manual, volume 3C,
+//! 29.3 "The Extended Page Table Mechanism (EPT)"; Arm Architecture Reference Manual (DDI 0487),
+//! D8.3 "Translation table descriptor formats" and D8.5.5 "Hardware management of the dirty state".
 
 use paging::Level;
 

@@ -265,8 +265,8 @@ impl Walker<'_> {
         }
     }
 
-    /// The same for an entry of the guest's tables. On Intel64, with accessed and dirty bits in EPT,
-    /// a load of it counts as a store (29.3.5).
+    /// The same for an entry of the guest's tables. On Intel64, with accessed and dirty bits in
+    /// EPT, a load of it counts as a store (29.3.5).
     fn nested_for_entry(&mut self, time: u64, gpa: u64) -> Result<Nested, Fault> {
         let found = self.nested(time, gpa, true)?;
         let is_refused = self.formats[1].arch == Arch::Intel64 && !found.write;
