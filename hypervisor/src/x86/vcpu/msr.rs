@@ -44,7 +44,6 @@ const DE_CFG: u32 = 0xc001_1029;
 /// Intel's; locked, and without VMX.
 const FEATURE_CONTROL: u32 = 0x3a;
 const FEATURE_CONTROL_LOCKED: u64 = 1;
-const PLATFORM_ID: u32 = 0x17;
 const MISC_ENABLE: u32 = 0x1a0;
 /// MISC_ENABLE: fast strings; neither branch traces nor event-based samples.
 const MISC_FIXED: u64 = 1 | 1 << 11 | 1 << 12;
@@ -116,7 +115,6 @@ impl<B: ControlBlock> VcpuState<B> {
             EFER => self.block.read(Efer) & !B::EFER_OWN,
             FEATURE_CONTROL if A::IS_INTEL => FEATURE_CONTROL_LOCKED,
             MISC_ENABLE if A::IS_INTEL => MISC_FIXED,
-            PLATFORM_ID if A::IS_INTEL => 0,
             _ if A::IS_INTEL => return Err(GeneralProtection),
             HWCR => HWCR_TSC_FREQ_SEL,
             DE_CFG => DE_CFG_LFENCE,
