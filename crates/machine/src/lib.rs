@@ -67,14 +67,14 @@
 //!
 //! Memory is sequentially consistent: `loom` checks the orders of atomics (`docs/coherence.md`).
 //! Guests use no protection keys, and global pages only on some Intel64 machines, where a guest has
-//! one address space then. Intel64 has nested tables in AMD64's format, without PML, and walks of
-//! the guest's tables count as loads of nested ones, not as stores; it has no IOMMU. There are no
-//! instruction fetches, and no data or instruction caches. The IOMMU removes each translation that
-//! overlaps the block of a command, whatever their sizes; virtual machines with devices have no
-//! dirty logs. An SMMU goes by a stream's entry and descriptor as they were at one time. Processors
-//! hold no absent entries, and walk again before they report a fault. Accessed bits of
-//! speculatively loaded entries count only if they were set at that time. A processor looks back
-//! some hundred changes, not forever. All guests have as many vCPUs, and any CPU runs any of them.
+//! one address space then. Intel64 has no PML and no IOMMU; walks of the guest's tables need the
+//! right to store there, and set no dirty bits by that. There are no instruction fetches, and no
+//! data or instruction caches. The IOMMU removes each translation that overlaps the block of a
+//! command, whatever their sizes; virtual machines with devices have no dirty logs. An SMMU goes by
+//! a stream's entry and descriptor as they were at one time. Processors hold no absent entries, and
+//! walk again before they report a fault. Accessed bits of speculatively loaded entries count only
+//! if they were set at that time. A processor looks back some hundred changes, not forever. All
+//! guests have as many vCPUs, and any CPU runs any of them.
 #![cfg(not(loom))]
 
 pub mod bug;

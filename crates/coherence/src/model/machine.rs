@@ -29,6 +29,8 @@ pub(super) struct ModelState {
     /// The nested table's entry for the old page's frame, where there is one: without it, that is
     /// [`OLD`] forever.
     nested_table: Option<AtomicU64>,
+    /// The nested table's stamp: how many changes owe a flush.
+    pub(super) stamp: AtomicU64,
     /// Accesses to each page's old frame. An access is a read-modify-write, so it is never
     /// overlooked; the count is read by a relaxed load, which is stale unless the protocol ordered
     /// it (G2).
@@ -47,6 +49,7 @@ impl ModelState {
             targets: (0..cpus).map(|_| Target::new()).collect(),
             page_table: core::array::from_fn(|_| AtomicU64::new(OLD)),
             nested_table: None,
+            stamp: AtomicU64::new(0),
             old_frame: core::array::from_fn(|_| AtomicU64::new(0)),
             interrupt: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             initiators: 1,
@@ -151,6 +154,8 @@ pub(super) struct Cpu<'m> {
     tlb: [Option<u64>; PAGES],
     /// The entry of the nested table, on its own: a flush of the guest's translations leaves it.
     nested_tlb: Option<u64>,
+    /// The stamp up to which nothing of it is stale.
+    dropped: u64,
     armed: Vec<Armed>,
     /// The address space that the guest is in, and the one that it switches to when it next runs.
     space: u64,
@@ -167,7 +172,8 @@ struct Armed {
 
 impl<'m> Cpu<'m> {
     pub(super) fn new(machine: &'m ModelState, id: usize) -> Self {
-        Self { machine, id, tlb: [None; PAGES], nested_tlb: None, armed: Vec::new(), space: 0, next_space: 0 }
+        let (tlb, armed) = ([None; PAGES], Vec::new());
+        Self { machine, id, tlb, nested_tlb: None, dropped: 0, armed, space: 0, next_space: 0 }
     }
 
     /// Takes a pending flush and records it.
@@ -230,6 +236,16 @@ impl<'m> Cpu<'m> {
     /// The guest switches to this address space first thing in its next stay.
     pub(super) fn switch_to(&mut self, space: u64) {
         self.next_space = space;
+    }
+
+    /// A vCPU arrives, with another tag, where nested entries have a tag of their own: it drops
+    /// what is stale of them.
+    pub(super) fn meet<P: Protocol>(&mut self) {
+        self.tlb = [None; PAGES];
+        let stamp = P::stamp(self.machine);
+        if stamp != self.dropped {
+            (self.nested_tlb, self.dropped) = (None, stamp);
+        }
     }
 
     /// The vCPU is removed, and its record with it. The CPU's TLB stays as it is.

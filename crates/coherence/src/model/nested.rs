@@ -15,10 +15,13 @@ use loom::sync::Arc;
 /// Replaces the frame behind the nested table's entry while `vcpu` runs on another thread. The
 /// guest flushes its own translations before, and those of the nested table are flushed after it.
 fn replaced_beside<P: Protocol>(vcpu: fn(&ModelState)) {
-    let machine = Arc::new(ModelState::new(1).with_nested_table());
+    let machine = Arc::new(ModelState::new(2).with_nested_table());
     let vcpu = on_a_thread(&machine, move |machine| vcpu(machine));
     P::flush(&machine, 1, Scope::All);
-    let freed = machine.replace_nested(|| P::flush_nested(&machine));
+    let freed = machine.replace_nested(|| {
+        P::set_stamp(&machine);
+        P::flush_nested(&machine);
+    });
     machine.finish();
     vcpu.join().unwrap();
     machine.check(freed);
@@ -48,10 +51,23 @@ fn replaced<P: Protocol>() {
     });
 }
 
+/// A vCPU that comes back to a CPU with what that has kept, having done its flushes elsewhere.
+fn returning<P: Protocol>() {
+    replaced_beside::<P>(|machine| {
+        let [mut here, mut there] = [0, 1].map(|cpu| Cpu::new(machine, cpu));
+        let mut owner = machine.targets[0].owner().expect("free");
+        here.run::<P>(&mut owner, Stay::Briefly, &[0]);
+        there.run::<P>(&mut owner, Stay::Briefly, &[]);
+        here.meet::<P>();
+        here.run::<P>(&mut owner, Stay::Briefly, &[0]);
+    });
+}
+
 explored! {
     p19_nested_translations_of_who_passes_are_flushed: Some(3) => passing::<Real>;
     p19_nested_translations_of_who_stays_are_flushed: Some(3) => staying::<Real>;
     p19_no_nested_flush_is_lost_when_another_vcpu_comes_in_its_place: Some(2) => replaced::<Real>;
+    an_arrival_drops_nested_translations_that_went_stale_meanwhile: Some(2) => returning::<Real>;
 }
 
 mutants! {
@@ -90,6 +106,23 @@ mutants! {
             let mut work = owner.take_flush()?;
             work.is_nested = word & word::NESTED != 0;
             Some(work)
+        }
+    }
+
+    /// Who arrives takes nothing for stale.
+    ArrivalTrusts fails arrival_without_a_look_at_the_stamp within 2: returning::<ArrivalTrusts>, "used after", {
+        fn stamp(_: &ModelState) -> u64 {
+            0
+        }
+    }
+
+    /// The stamp is set after the flush was requested.
+    StampLate fails stamp_set_after_the_request within 2: returning::<StampLate>, "used after", {
+        fn set_stamp(_: &ModelState) {}
+
+        fn flush_nested(machine: &ModelState) {
+            Real::flush_nested(machine);
+            Real::set_stamp(machine);
         }
     }
 

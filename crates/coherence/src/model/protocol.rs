@@ -1,6 +1,7 @@
 //! The operations of the protocol one by one, so that a mutant can break one of them.
 
 use super::machine::ModelState;
+use crate::sync::Ordering;
 use crate::{
     CpuId, FlushOutcome, FlushWork, InGuest, Ledger, Notify, Owner, Pending, Scope, Space, Target, TargetSet,
     Translation,
@@ -64,6 +65,16 @@ pub(super) trait Protocol: 'static {
             crate::tlbi::Invalidated::assumed,
         );
         assert!(receipt.is_ok(), "the model never gives up");
+    }
+
+    /// The nested table has been changed, and no flush of it been requested.
+    fn set_stamp(machine: &ModelState) {
+        machine.stamp.store(1, Ordering::Release);
+    }
+
+    /// What an arrival goes by.
+    fn stamp(machine: &ModelState) -> u64 {
+        machine.stamp.load(Ordering::Acquire)
     }
 
     /// A flush of target 0 after a change of the nested table.
