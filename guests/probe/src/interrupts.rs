@@ -168,10 +168,10 @@ pub(crate) fn prepare() {
 }
 
 fn note_interrupted_call(frame: &Frame) {
-    const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
     // SAFETY: executed code is mapped, and further text follows it.
     let code = unsafe { (frame.rip() as *const [u8; 3]).read_unaligned() };
-    if code == VMMCALL && Control::from_bits(frame.rcx()).rep_start() != 0 {
+    let is_call = matches!(code, [0x0f, 0x01, 0xd9 | 0xc1]);
+    if is_call && Control::from_bits(frame.rcx()).rep_start() != 0 {
         INTERRUPTED_CALLS.fetch_add(1, Ordering::AcqRel);
     }
 }

@@ -28,6 +28,7 @@ use report::{PROGRAM, Verdict, failure};
 baremetal::program!(PROGRAM, main);
 
 fn main(info: &'static BootInfo) -> Verdict {
+    hypercall::prepare();
     interrupts::prepare();
     paging::open_window();
     processors::prepare();

@@ -4,6 +4,7 @@ use core::arch::asm;
 
 use super::prelude::*;
 use crate::guarded::{attempt, attempt_in_ring3};
+use crate::hypercall::is_intels;
 
 /// CR0.NW without CD: a processor refuses it with #GP; with QEMU, VMRUN refuses the state.
 pub(super) fn no_write_through() {
@@ -20,6 +21,10 @@ pub(super) fn no_write_through() {
     let _ = core::arch::x86_64::__cpuid(0);
 }
 
+fn foreign_call() -> Result<(), Fault> {
+    if is_intels() { attempt!(".byte 0x0f, 0x01, 0xd9") } else { attempt!(".byte 0x0f, 0x01, 0xc1") }
+}
+
 /// Instructions that CPUID does not show are #UD.
 pub(super) fn not_shown() -> Verdict {
     let results = [
@@ -32,7 +37,7 @@ pub(super) fn not_shown() -> Verdict {
         ("SKINIT", attempt!(".byte 0x0f, 0x01, 0xde")),
         ("MONITOR", attempt!(".byte 0x0f, 0x01, 0xc8")),
         ("MWAIT", attempt!(".byte 0x0f, 0x01, 0xc9")),
-        ("VMCALL", attempt!(".byte 0x0f, 0x01, 0xc1")),
+        ("the other vendor's hypercall", foreign_call()),
         ("RSM", attempt!(".byte 0x0f, 0xaa")),
     ];
     for (name, result) in results {
@@ -145,8 +150,8 @@ pub(super) fn cmpxchg16b() -> Verdict {
 /// Instructions that only ring 0 may execute.
 pub(super) fn ring3() -> Verdict {
     hypercall::enable()?;
-    let call = attempt_in_ring3!("vmmcall");
-    ensure!(call == Err(Fault::UNDEFINED), "VMMCALL in ring 3: {call:?}");
+    let call = if is_intels() { attempt_in_ring3!("vmcall") } else { attempt_in_ring3!("vmmcall") };
+    ensure!(call == Err(Fault::UNDEFINED), "a hypercall in ring 3: {call:?}");
     let results = [
         ("RDMSR", attempt_in_ring3!("rdmsr")),
         ("WRMSR", attempt_in_ring3!("wrmsr")),

@@ -259,8 +259,12 @@ fn task(code: *const u8, stack_top: *const u8, cr3: u64) -> Tss {
 }
 
 /// Tasks are switched as on a processor, the second NMI is delivered when the first one's task has
-/// ended by IRET, and no flag that is not the guest's stays in its state.
+/// ended by IRET, and no flag that is not the guest's stays in its state. VMX leaves a task switch
+/// to the hypervisor, for which it is the end of the guest.
 pub(super) fn task_switch() -> Verdict {
+    if crate::hypercall::is_intels() {
+        return Ok(());
+    }
     let (cr3, _) = x86_64::registers::control::Cr3::read();
     let cr3 = cr3.start_address().as_u64();
     // SAFETY: only this processor runs, and only `tasks_run` uses the area besides this function.
