@@ -50,7 +50,7 @@ fn spoil_each_other(room: &Room<'_>) -> Result<()> {
     cycles::spoil_each_other(&Room { other: Some(&hypervisor), ..*room })
 }
 
-pub(super) const PLANTED: [Case; 25] = [
+pub(super) const PLANTED: [Case; 28] = [
     caught("bochs_catches_debt_forgotten", Defect::DebtForgotten, "no-kick-space"),
     caught("bochs_catches_tag_not_written", Defect::TagNotWritten, "no-kick-space"),
     caught("bochs_catches_control_not_written", Defect::ControlNotWritten, "no-kick-space"),
@@ -86,13 +86,18 @@ pub(super) const PLANTED: [Case; 25] = [
         },
     )
     .about(PLANTED_ABOUT),
+    caught("bochs_catches_debt_forgotten_on_vmx", Defect::DebtForgotten, "no-kick-space").on(SKYLAKE),
+    caught("bochs_catches_page_not_invalidated_on_vmx", Defect::PageNotInvalidated, "no-kick-list")
+        .on(SKYLAKE),
+    caught("bochs_catches_wrong_tag_invalidated_on_vmx", Defect::WrongTagInvalidated, "no-kick-list")
+        .on(SKYLAKE),
     handed_on("bochs_catches_tag_kept", &["defect=tag-kept"]),
     handed_on("bochs_catches_rollover_kept", &["defect=rollover-kept"]),
     handed_on("bochs_catches_rollover_by_tag", &["defect=rollover-by-tag"]),
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 17] = [
+pub(super) const ROWS: [Case; 21] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -113,6 +118,18 @@ pub(super) const ROWS: [Case; 17] = [
     check("bochs_tlbcheck_bare", on(2, On::Bare))
         .on(SKYLAKE)
         .about("nor with a processor that has PCIDs and INVPCID"),
+    check("bochs_tlbcheck_on_vmx", on(2, On::Quell))
+        .on(SKYLAKE)
+        .about("nor where VMX runs the guests, with PCIDs"),
+    check("bochs_tlbcheck_on_vmx_with_many_vcpus", Check { vcpus: 66, ..on(4, On::Quell) })
+        .on(SKYLAKE)
+        .about("nor with vCPUs that come from one CPU to another"),
+    probe("bochs_probe_all_on_vmx", "all", ProbeEnd::AllPassed)
+        .about("all errors of guests end as specified where VMX runs them")
+        .on(SKYLAKE),
+    stock("bochs_thrash_by_hypercall_on_vmx", (4, 2), THRASH, Expect::TlbIpis(false))
+        .about("vCPUs that move between CPUs with VMX flush each other by hypercalls")
+        .on(SKYLAKE),
     probe("bochs_probe_all", "all", ProbeEnd::AllPassed)
         .about("all errors of guests end as specified")
         .on(RYZEN),

@@ -129,3 +129,133 @@ pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
         I::vmclear(vmcs.region());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmx::copies::Copied;
+    use crate::vmx::fields as f;
+    use crate::x86::vcpu::block::{ControlBlock, Field};
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    /// What a processor has of one VMCS.
+    #[derive(Default)]
+    struct Mock {
+        current: Option<u64>,
+        fields: BTreeMap<u32, u64>,
+        writes: Vec<u32>,
+        entries: Vec<bool>,
+        reason: u64,
+    }
+
+    thread_local! {
+        static MOCK: RefCell<Mock> = RefCell::default();
+    }
+
+    fn mock<R>(act: impl FnOnce(&mut Mock) -> R) -> R {
+        MOCK.with_borrow_mut(act)
+    }
+
+    impl Instructions for Mock {
+        fn vmread(field: u32) -> u64 {
+            mock(|mock| {
+                assert!(mock.current.is_some(), "VMREAD without a VMCS");
+                if field == f::EXIT_REASON.raw() {
+                    mock.reason
+                } else {
+                    mock.fields.get(&field).copied().unwrap_or(0)
+                }
+            })
+        }
+
+        fn vmwrite(field: u32, value: u64) {
+            mock(|mock| {
+                assert!(mock.current.is_some() && field >> 10 & 3 != 1, "{}", f::Named(field));
+                mock.writes.push(field);
+                mock.fields.insert(field, value);
+            });
+        }
+
+        fn vmclear(region: u64) {
+            mock(|mock| mock.current = mock.current.filter(|&current| current != region));
+        }
+
+        fn vmptrld(region: u64) {
+            mock(|mock| assert_eq!(mock.current.replace(region), None, "another one was not cleared"));
+        }
+
+        fn host_state() -> HostState {
+            HostState::default()
+        }
+
+        fn read_outside(register: Register) -> u64 {
+            register as u64 + 100
+        }
+
+        fn write_outside(_: Register, _: u64) {}
+
+        unsafe fn enter(_: &mut Registers, is_launched: bool) -> Result<(), Failed> {
+            mock(|mock| {
+                mock.entries.push(is_launched);
+                mock.fields.insert(f::GUEST_RIP.raw(), 0x5000);
+                mock.fields.insert(f::GUEST_FS_BASE.raw(), 0x7000);
+                if mock.reason == u64::MAX { Err(Failed::Valid) } else { Ok(()) }
+            })
+        }
+
+        fn take_nmi() {}
+    }
+
+    fn enter(vmcs: &mut Vmcs, cpu: u32) -> bool {
+        mock(|mock| mock.writes.clear());
+        // SAFETY: nothing runs.
+        unsafe { run::<Mock>(CpuId(cpu), vmcs, &mut Registers::default()) }
+    }
+
+    fn after_exits() -> Vmcs {
+        MOCK.set(Mock { reason: 1, ..Mock::default() });
+        let mut vmcs = Vmcs::new();
+        vmcs.vmread = Mock::vmread;
+        assert!(enter(&mut vmcs, 0) && enter(&mut vmcs, 0));
+        vmcs
+    }
+
+    #[test]
+    fn i6_launched_where_it_arrives_and_resumed_after_that() {
+        let mut vmcs = after_exits();
+        leave::<Mock>(&mut vmcs);
+        assert_eq!(mock(|mock| mock.current), None, "cleared before another CPU can have it");
+        assert!(enter(&mut vmcs, 1));
+        assert_eq!(mock(|mock| mock.entries.clone()), [false, true, false]);
+    }
+
+    #[test]
+    fn only_what_has_changed_is_written() {
+        let mut vmcs = after_exits();
+        assert_eq!(mock(|mock| mock.writes.clone()), []);
+        vmcs.write(Field::Rip, 0x6000);
+        assert!(enter(&mut vmcs, 0));
+        assert_eq!(mock(|mock| mock.writes.clone()), [f::GUEST_RIP.raw()]);
+    }
+
+    #[test]
+    fn what_an_exit_has_changed_is_read_when_it_is_asked_for_or_at_the_end() {
+        let mut vmcs = after_exits();
+        let base = |vmcs: &Vmcs| vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs).base;
+        assert_eq!((vmcs.copy(Copied::Rip), base(&vmcs)), (0x5000, 0x7000));
+        leave::<Mock>(&mut vmcs);
+        assert_eq!((base(&vmcs), vmcs.outside.read(Register::Lstar)), (0x7000, Register::Lstar as u64 + 100));
+        leave::<Mock>(&mut vmcs);
+    }
+
+    #[test]
+    fn an_instruction_that_fails_is_a_refusal() {
+        let mut vmcs = after_exits();
+        mock(|mock| mock.reason = u64::MAX);
+        assert!(!enter(&mut vmcs, 0));
+        assert_eq!(vmcs.code(), crate::vmx::table::REFUSED);
+        assert!(InstructionError(7).to_string().ends_with("invalid control fields"));
+    }
+}

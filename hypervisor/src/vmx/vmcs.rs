@@ -34,7 +34,7 @@ pub struct Vmcs {
     pub(super) dirty: u64,
     /// The copies that are older.
     pub(super) stale: u64,
-    vmread: fn(u32) -> u64,
+    pub(super) vmread: fn(u32) -> u64,
     pub(super) controls: Controls,
     /// Words of controls that the VMCS does not have yet, and [`POINTERS`].
     pub(super) dirty_words: u8,
@@ -156,6 +156,10 @@ impl Vmcs {
         self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
         (self.controls, self.vmread) = (controls, vmread);
         self.maps = [permissions.io, permissions.msr];
+        if !self.controls.has(Word::Secondary, controls::VPID) {
+            // There is no such field.
+            self.dirty &= !(1 << Copied::Vpid as u8);
+        }
         // `choose` has refused a processor that cannot walk them.
         let pointer = Ept::pointer(PhysAddr(permissions.nested_root), capabilities.ept_vpid());
         self.set_copy(Copied::EptPointer, pointer.unwrap_or(0));
@@ -253,7 +257,7 @@ impl Vmcs {
 
     #[inline(always)]
     pub(super) const fn set_vpid(&mut self, vpid: u16) {
-        if self.vpid() != vpid {
+        if self.vpid() != vpid && self.controls.has(Word::Secondary, controls::VPID) {
             self.set_copy(Copied::Vpid, vpid as u64);
         }
     }

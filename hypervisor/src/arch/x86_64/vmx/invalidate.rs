@@ -5,11 +5,17 @@ use core::arch::asm;
 use super::features;
 use crate::arch::x86_64::cost::Drops;
 use crate::vmx::capabilities::ept;
+use crate::vmx::controls::{VPID, Word};
 use crate::vmx::processor::Invvpid;
 
-/// INVVPID. What the processor cannot name alone goes with more.
+/// INVVPID. What the processor cannot name alone goes with more. Without VPIDs each entry and each
+/// exit drops everything.
+#[inline(always)] // See `Page`.
 pub(super) fn guests(named: Invvpid) {
-    let (capabilities, _) = features::chosen();
+    let (capabilities, controls) = features::chosen();
+    if !controls.has(Word::Secondary, VPID) {
+        return;
+    }
     let offers = |kind| capabilities.has(ept::INVVPID | kind);
     let (kind, vpid, address) = match named {
         Invvpid::Address(vpid, address) if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
@@ -51,6 +57,6 @@ pub(crate) struct Page;
 impl Drops for Page {
     #[inline(always)]
     fn drop_page() {
-        invvpid(0, 1, 0x1000);
+        guests(Invvpid::Address(1, 0x1000));
     }
 }
