@@ -17,7 +17,7 @@ pub(crate) const SECOND: u32 = 1;
 static JOBS: [AtomicUsize; PROCESSORS] = [const { AtomicUsize::new(0) }; PROCESSORS];
 
 /// Time limit for any action of another processor: much longer than needed on the busiest machine.
-const PATIENCE_MS: u64 = 60_000;
+pub(crate) const PATIENCE_MS: u64 = 60_000;
 
 /// Enables the first processor's APIC; processors are numbered by their APIC ids.
 pub(crate) fn prepare() {

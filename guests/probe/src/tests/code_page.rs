@@ -11,7 +11,6 @@ use super::prelude::*;
 use crate::hypercall::{call_place, move_page};
 
 const MOVES: u32 = 100;
-const PATIENCE_MS: u64 = 2000;
 
 /// `SMSW EAX; RET`, which returns CR0, then a pattern: the contents of each place when the
 /// hypercall page is not there. The hypercall page begins with `VMMCALL; RET`.

@@ -11,9 +11,6 @@ use crate::interrupts::{fault_in_nmi, nmi_depth_max, resend_nmis};
 const VECTOR_DB: u8 = 1;
 const VECTOR_GP: u8 = 13;
 
-/// Time limit for all events to arrive.
-const PATIENCE_MS: u64 = 2000;
-
 /// NMIs reach this processor and others, and one that arrives in the handler waits for its IRET.
 pub(super) fn nmi() -> Verdict {
     let expect = |what: &str, wanted: u32| {

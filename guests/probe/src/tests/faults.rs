@@ -84,7 +84,6 @@ pub(super) fn refused() -> Verdict {
 /// become one: a processor that runs a job has executed the handler's IRET.
 pub(super) fn second_nmi() -> Verdict {
     const PAIRS: u32 = 200;
-    const PATIENCE_MS: u64 = 2000;
     for pair in 0..PAIRS {
         processors::run(SECOND, || ())?;
         let before = nmi_count();

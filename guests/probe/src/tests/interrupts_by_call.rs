@@ -2,7 +2,6 @@
 
 use super::prelude::*;
 
-const PATIENCE_MS: u64 = 2000;
 const ROUNDS: u32 = 100;
 
 type Send = fn(u64, u64) -> Result<HvResult, Fault>;

@@ -11,8 +11,6 @@ const GATE: u8 = 1;
 const OUTPUT: u8 = 1 << 5;
 /// Ticks by which two clocks that are read one after the other may differ, both rounded.
 const SLACK: u64 = 3;
-/// Much longer than the counter takes.
-const PATIENCE_MS: u64 = 60_000;
 
 fn read(port: u16) -> u8 {
     // SAFETY: it only changes which byte is read next, as the test expects.

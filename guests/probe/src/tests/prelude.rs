@@ -5,7 +5,7 @@ pub(super) use crate::guarded::{Fault, guarded, load, rdmsr, write_cr4, wrmsr};
 pub(super) use crate::hypercall::{call, call_fast, call_with, enable};
 pub(super) use crate::interrupts::{VECTOR_TEST, count, nmi_count};
 pub(super) use crate::paging::{PAGE, Page, RIGHTS, WINDOW};
-pub(super) use crate::processors::SECOND;
+pub(super) use crate::processors::{PATIENCE_MS, SECOND};
 pub(super) use crate::report::{Failure, Verdict, ensure, failure};
 pub(super) use crate::tests::forms::Form;
 pub(super) use crate::tests::hypercalls::second_vp;

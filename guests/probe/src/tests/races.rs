@@ -9,8 +9,6 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 /// the previous call: the other processor may not run for thousands of calls.
 const RACED: u32 = 1500;
 const CHANGED: u32 = 100;
-/// Maximum time of a kind: it is reached only if the other processor has stopped for good.
-const PATIENCE_MS: u64 = 20_000;
 
 static CHANGES: AtomicU32 = AtomicU32::new(0);
 

@@ -12,7 +12,6 @@ use crate::processors::PROCESSORS;
 static CHANGES: AtomicU64 = AtomicU64::new(500);
 /// One of this many changes, to each place in turn, is followed by a wait for all to check.
 const CHANGES_PER_WAIT: u64 = 7;
-const PATIENCE_MS: u64 = 10_000;
 const CHANGES_PER_SPOT: u64 = 4;
 
 /// The ROM's place, in the low bits; above them the number of the change.

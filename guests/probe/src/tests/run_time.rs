@@ -4,8 +4,6 @@ use super::prelude::*;
 
 /// Turns of the second processor that are watched.
 const TURNS: u32 = 20;
-/// Time limit for them: much longer than needed on the busiest machine.
-const PATIENCE_MS: u64 = 60_000;
 /// What is read at one time is read within this time, in units of 100 ns.
 const AT_ONCE: u64 = 10_000;
 const ATTEMPTS: u32 = 1000;

@@ -6,7 +6,6 @@ use crate::interrupts::work_in_nmi;
 use crate::paging::{LARGE_PAGE, LARGE_WINDOW};
 
 const ROUNDS: u64 = 50;
-const PATIENCE_MS: u64 = 2000;
 
 fn flush(form: Form, mask: u64, address: u64) -> Verdict {
     let result = form.flush(mask, address);

@@ -9,9 +9,6 @@ use super::prelude::*;
 use crate::apic::LVT_PERIODIC;
 use crate::report;
 
-/// Time limit for all processors to begin.
-const PATIENCE_MS: u64 = 10_000;
-
 static HALTED: AtomicU32 = AtomicU32::new(0);
 
 /// All halt with interrupts off, timers expired and about to again: each is woken for nothing.

@@ -3,7 +3,6 @@
 use super::prelude::*;
 use x86_64::instructions::hlt;
 
-const PATIENCE_MS: u64 = 2000;
 /// More than the time of any call that does not wait. The fastest of many is compared with it,
 /// because this processor may itself have to wait for the machine's CPU.
 const AT_ONCE_US: u64 = 1000;

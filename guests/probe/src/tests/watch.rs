@@ -8,8 +8,6 @@ use baremetal::watch::Watched;
 use super::prelude::*;
 use crate::paging::GLOBAL;
 
-const PATIENCE_MS: u64 = 5000;
-
 #[derive(Clone, Copy)]
 pub(super) struct What {
     /// The first of the words, one in each 4 KiB.

@@ -3,8 +3,6 @@
 use super::prelude::*;
 use crate::interrupts::VECTOR_PAGE;
 
-const PATIENCE_MS: u64 = 2000;
-
 const USUAL: u64 = 0xfee0_0000;
 /// The address that the registers are moved to: an unused one.
 const ELSEWHERE: u64 = 0xfed4_0000;
