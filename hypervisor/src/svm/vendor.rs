@@ -4,7 +4,7 @@ use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
 use core::marker::PhantomData;
 use hostlink::architecture::Architecture;
-use paging::Amd64Nested;
+use paging::{Amd64Nested, Level};
 use stay::tagged::Processor;
 
 use super::loaded::Loaded;
@@ -13,6 +13,7 @@ use super::vmcb::Vmcb;
 use super::{intercepts, table};
 use crate::pages::Pages;
 use crate::vm::{Context, Next, PerCpu, Vm};
+use crate::x86::cpuid;
 use crate::x86::offer::OnX86;
 use crate::x86::processor::Vendor;
 use crate::x86::vcpu::state::{Permissions, VcpuState};
@@ -31,6 +32,10 @@ where
 
     type Nested = Amd64Nested;
     type Block = Vmcb;
+
+    fn largest_page() -> Level {
+        if cpuid::host_has_1g_pages::<Self>() { Level::Page1G } else { Level::Page2M }
+    }
 
     fn pretend() {
         <Self as Svm>::pretend();

@@ -237,7 +237,7 @@ fn space_of<A: Arch>(
 ) -> Result<VmMemory<A>, CreateError> {
     let largest = match config.switches.nested_page {
         NestedPage::Small => Level::Page4K,
-        NestedPage::Large => Level::Page2M,
+        NestedPage::Large => A::largest_page().min(Level::Page2M),
         NestedPage::Huge => A::largest_page(),
     };
     let space =

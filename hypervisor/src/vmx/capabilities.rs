@@ -2,6 +2,7 @@
 //! are chosen from that (25.6 to 25.8).
 
 use core::fmt;
+use paging::{Ept, Level};
 
 use super::controls::{CHOSEN, Choice, Controls, How, PAUSE_LOOP, VPID, Word};
 
@@ -10,6 +11,9 @@ const CR0_FIXED: [u32; 2] = [0x486, 0x487];
 const CR4_FIXED: [u32; 2] = [0x488, 0x489];
 const SECONDARY: u32 = 0x48b;
 const EPT_VPID: u32 = 0x48c;
+const ARCH_CAPABILITIES: u32 = 0x10a;
+/// In that one: a guest that changes the size of a page below its code does not stop the machine.
+const IF_PSCHANGE_MC_NO: u64 = 1 << 6;
 /// Pin-based, primary, exit and entry controls: all of those in [`Word`]'s order but the secondary
 /// ones.
 const PLAIN: [u32; 4] = [0x481, 0x482, 0x483, 0x484];
@@ -27,6 +31,8 @@ pub struct Capabilities {
     cr0: [u64; 2],
     cr4: [u64; 2],
     ept_vpid: u64,
+    /// `IA32_ARCH_CAPABILITIES`, or 0 where it is missing.
+    others: u64,
 }
 
 /// Why VMX here is of no use.
@@ -72,10 +78,11 @@ pub mod ept {
 
 impl Capabilities {
     /// Of a processor without VMX.
-    pub const NONE: Self = Self { basic: 0, words: [0; 5], cr0: [0; 2], cr4: [0; 2], ept_vpid: 0 };
+    pub const NONE: Self = Self { basic: 0, words: [0; 5], cr0: [0; 2], cr4: [0; 2], ept_vpid: 0, others: 0 };
 
-    /// Reads them with `read`, which reads an MSR. The processor has VMX.
-    pub fn read(mut read: impl FnMut(u32) -> u64) -> Self {
+    /// Reads them with `read`, which reads an MSR. The processor has VMX. `has_others` is whether it
+    /// has `IA32_ARCH_CAPABILITIES`, too (CPUID 7, EDX bit 29).
+    pub fn read(has_others: bool, mut read: impl FnMut(u32) -> u64) -> Self {
         let basic = read(BASIC);
         let [pin, primary, exit, entry] = if basic & HAS_TRUE != 0 { TRUE } else { PLAIN }.map(&mut read);
         // Bit 31 of the primary ones says whether there are secondary ones, and those say whether
@@ -88,6 +95,7 @@ impl Capabilities {
             cr0: CR0_FIXED.map(&mut read),
             cr4: CR4_FIXED.map(&mut read),
             ept_vpid: if has_ept_or_vpid { read(EPT_VPID) } else { 0 },
+            others: if has_others { read(ARCH_CAPABILITIES) } else { 0 },
         }
     }
 
@@ -119,6 +127,11 @@ impl Capabilities {
     /// `IA32_VMX_EPT_VPID_CAP`.
     pub const fn ept_vpid(&self) -> u64 {
         self.ept_vpid
+    }
+
+    /// The largest page of nested tables.
+    pub const fn largest_page(&self) -> Level {
+        Ept::largest(self.ept_vpid, self.others & IF_PSCHANGE_MC_NO != 0)
     }
 
     /// Whether all of these [bits](ept) are set.
@@ -170,5 +183,24 @@ impl Capabilities {
         // A tag is of use only where what is kept under it can be dropped.
         let can_drop = self.has(ept::INVVPID) && self.ept_vpid & (ept::INVVPID_ONE | ept::INVVPID_ALL) != 0;
         Ok(if can_drop { controls } else { controls.without(Word::Secondary, VPID) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i8_pages_are_small_unless_the_processor_stands_changes_of_size() {
+        let largest = |has_others, others| {
+            let read = |number| match number {
+                ARCH_CAPABILITIES => others,
+                _ => u64::MAX,
+            };
+            Capabilities::read(has_others, read).largest_page()
+        };
+        assert_eq!(largest(true, IF_PSCHANGE_MC_NO), Level::Page1G);
+        assert_eq!(largest(true, !IF_PSCHANGE_MC_NO), Level::Page4K);
+        assert_eq!(largest(false, IF_PSCHANGE_MC_NO), Level::Page4K);
     }
 }

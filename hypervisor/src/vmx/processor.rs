@@ -6,7 +6,7 @@ use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
 use hostlink::architecture::Architecture;
-use paging::Ept;
+use paging::{Ept, Level};
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
@@ -150,6 +150,10 @@ where
 
     type Nested = Ept;
     type Block = Vmcs;
+
+    fn largest_page() -> Level {
+        Self::chosen().0.largest_page()
+    }
 
     fn pretend() {}
 

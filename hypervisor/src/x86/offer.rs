@@ -91,7 +91,7 @@ where
     }
 
     fn largest_page() -> Level {
-        guest::largest_page::<Self>()
+        <Self as Vendor>::largest_page()
     }
 
     /// Always true.

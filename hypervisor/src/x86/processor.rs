@@ -5,7 +5,7 @@ use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
 use core::ptr::NonNull;
 use hostlink::architecture::Architecture;
-use paging::Format;
+use paging::{Format, Level};
 use stay::Cost;
 use tlfs::XMM_WORDS;
 
@@ -114,6 +114,9 @@ pub unsafe trait Vendor: Processor {
     type Nested: Format + 'static;
     /// The vCPUs' control blocks.
     type Block: ControlBlock;
+
+    /// The largest page of nested tables by which no guest can harm the machine.
+    fn largest_page() -> Level;
 
     /// Makes the processor report features from now on that it may not have, to be called before
     /// the first vCPU is created: an auditor watches what is then done with them.

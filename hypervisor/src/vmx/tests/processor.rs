@@ -43,8 +43,9 @@ pub(crate) enum Invalidated {
 }
 
 /// A capability MSR: everything is allowed, and NE and VMXE must be set.
-fn capability(number: u32) -> u64 {
+pub(super) fn capability(number: u32) -> u64 {
     match number {
+        0x10a => 1 << 6,
         0x480 => 1 << 55 | 1,
         0x486 => 0x8000_0021,
         0x487 | 0x489 => 0xffff_ffff,
@@ -69,7 +70,7 @@ impl Vmx for MockVmx {
     }
 
     fn chosen() -> (&'static Capabilities, Controls) {
-        static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| Capabilities::read(capability));
+        static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| Capabilities::read(true, capability));
         (&CAPABILITIES, CAPABILITIES.choose().unwrap_or_else(|lacking| panic!("{lacking}")))
     }
 

@@ -14,7 +14,6 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hostlink::config::Config;
 use memslots::Gpa;
-use paging::Level;
 use spin::Mutex;
 use stay::Cost;
 
@@ -47,11 +46,6 @@ const APIC_HZ: u64 = 1_000_000_000;
 /// Width of guest physical addresses.
 pub fn physical_address_bits<A: X86>() -> u32 {
     cpuid::physical_address_bits::<A>()
-}
-
-/// Largest page of the nested page table here.
-pub fn largest_page<A: X86>() -> Level {
-    if cpuid::host_has_1g_pages::<A>() { Level::Page1G } else { Level::Page2M }
 }
 
 /// Refuses a configuration that this image or processor cannot serve.

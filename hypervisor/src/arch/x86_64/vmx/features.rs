@@ -1,7 +1,7 @@
 //! The processor's VMX features, and enabling VMX.
 
 use core::arch::asm;
-use core::arch::x86_64::__cpuid;
+use core::arch::x86_64::{__cpuid, __cpuid_count};
 use spin::Once;
 use x86_64::registers::control::{Cr0, Cr4, Cr4Flags};
 use x86_64::registers::model_specific::Msr;
@@ -36,8 +36,9 @@ pub(crate) fn probe() -> Result<(), Lacking> {
     if control & (LOCKED | VMXON) == LOCKED {
         return Err(Lacking::Firmware);
     }
-    // SAFETY: a CPU with VMX has the MSRs that the first of them announces.
-    let capabilities = Capabilities::read(|number| unsafe { Msr::new(number).read() });
+    let has_others = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & 1 << 29 != 0;
+    // SAFETY: a CPU with VMX has the MSRs that the first of them announces, and CPUID the other.
+    let capabilities = Capabilities::read(has_others, |number| unsafe { Msr::new(number).read() });
     let controls = capabilities.choose()?;
     CHOSEN.call_once(|| (capabilities, controls));
     Ok(())
