@@ -97,7 +97,7 @@ pub(super) const PLANTED: [Case; 28] = [
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 21] = [
+pub(super) const ROWS: [Case; 25] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -129,6 +129,16 @@ pub(super) const ROWS: [Case; 21] = [
         .on(SKYLAKE),
     stock("bochs_thrash_by_hypercall_on_vmx", (4, 2), THRASH, Expect::TlbIpis(false))
         .about("vCPUs that move between CPUs with VMX flush each other by hypercalls")
+        .on(SKYLAKE),
+    stock("bochs_nothing_stale_on_vmx", (4, 2), STALE, Expect::NothingStale)
+        .about("no reader sees a page that was removed, with VMX")
+        .on(SKYLAKE),
+    act("bochs_several_come_and_go_on_vmx", cycles::come_and_go)
+        .about("guests come and go with VMX, and CPUs that are busy let go of their roots")
+        .on(SKYLAKE),
+    talk("bochs_memory_comes_and_goes_on_vmx", WORK, Talk::Memory).about("with VMX").on(SKYLAKE),
+    act("bochs_reboot_reboots_on_vmx", REBOOTS)
+        .about("a guest that is reset finds none of its former entries with VMX")
         .on(SKYLAKE),
     probe("bochs_probe_all", "all", ProbeEnd::AllPassed)
         .about("all errors of guests end as specified")

@@ -182,6 +182,10 @@ pub unsafe trait Arch: Board {
         false
     }
 
+    /// A kick has arrived on the calling CPU, which is out of guest mode. If it may hold
+    /// translations of a guest that is gone, it drops them.
+    fn let_go(_: &PerCpu<Self>) {}
+
     /// No vCPU is on the calling CPU: it loads the address space of no guest.
     fn leave_space(_: &Self::Common, _: &PerCpu<Self>, _: &mut Self::Workspace) {}
 

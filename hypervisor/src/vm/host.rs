@@ -163,8 +163,9 @@ impl<A: Arch> Host<A> {
         self.leaving.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether a CPU that idles must leave the address space that it has loaded.
-    pub(super) fn is_leaving(&self) -> bool {
+    /// Whether a CPU that idles must leave the address space that it has loaded, and one that runs
+    /// another guest drop what it holds by any other.
+    pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Acquire) != 0 // Pairs with `let_leave`.
     }
 

@@ -26,6 +26,7 @@ pub fn on_kick<A: Arch>() {
         count_late_kick(cpu, due);
     }
     cpu.kicked_at.store(0, Ordering::Relaxed);
+    A::let_go(cpu);
 }
 
 /// The timer fired: the vCPU or idle loop here checks the time before it goes on.

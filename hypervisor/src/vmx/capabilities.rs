@@ -173,7 +173,7 @@ impl Capabilities {
             (ept::WRITE_BACK, "tables in write-back memory"),
             (ept::ACCESSED_DIRTY, "accessed and dirty bits"),
             (ept::PAGES_2M, "pages of 2 MiB"),
-            (ept::INVEPT | ept::INVEPT_ONE, "INVEPT of one guest"),
+            (ept::INVEPT | ept::INVEPT_ONE | ept::INVEPT_ALL, "INVEPT of one guest and of all"),
         ];
         if let Some((_, name)) = required.iter().find(|(bits, _)| !self.has(*bits)) {
             return Err(Lacking::Nested(name));

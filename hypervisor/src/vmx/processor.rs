@@ -2,40 +2,31 @@
 
 use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
+use core::cell::Cell;
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
 use hostlink::architecture::Architecture;
-use paging::{Ept, Level};
+use paging::{Ept, Level, Stamp};
+use stay::tagged::two_flushes::{self, Invept, Invvpid, Roots, TwoFlushes};
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
 use super::capabilities::Capabilities;
-use super::controls::Controls;
+use super::controls::{Controls, VPID, Word};
 use super::vmcs::Vmcs;
 use super::{intercepts, table};
 use crate::pages::Pages;
-use crate::vm::arch::Arch;
+use crate::vm::arch::{Arch, Board};
 use crate::vm::files::Defects;
-use crate::vm::{Context, Next, PerCpu, Vm};
+use crate::vm::{Context, Host, Next, PerCpu, Vm};
+use crate::x86::CR4_PAE;
 use crate::x86::cpuid::guest_cr4_mask;
 use crate::x86::offer::OnX86;
 use crate::x86::processor::{Processor, Vendor, X86};
 use crate::x86::vcpu::block::{ControlBlock, Field};
 use crate::x86::vcpu::registers::Registers;
 use crate::x86::vcpu::state::{Permissions, VcpuState};
-use crate::x86::{CR4_PAE, CR4_PCIDE};
-
-/// What INVVPID drops of a CPU's translations (31.3, "INVVPID").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Invvpid {
-    /// One VPID's of an address.
-    Address(u16, u64),
-    /// One VPID's.
-    Vpid(u16),
-    /// All VPIDs'.
-    All,
-}
 
 /// The operations that need an instruction of VMX.
 pub trait Vmx: Processor {
@@ -63,8 +54,10 @@ pub trait Vmx: Processor {
 
     /// INVVPID.
     fn invalidate(named: Invvpid);
-    /// INVEPT of the guest with these tables.
-    fn invalidate_nested(root: u64);
+    /// INVEPT.
+    fn invalidate_nested(named: Invept);
+    /// The roots of nested tables by which a CPU may hold translations.
+    fn roots(cpu: &PerCpu<Self>) -> &Roots;
 }
 
 /// Intel 64 with VMX, as the code here sees it.
@@ -93,17 +86,11 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         CpuId(self.cpu.index)
     }
 
-    /// What the tag owes is dropped at once: an entry drops nothing (29.4.3.3). A debt of the tag
-    /// stands for nested translations as well.
-    fn set_tag(&mut self, vpid: u32, control: TlbControl, changed: bool) {
-        self.vmcs.set_vpid(vpid as u16);
-        match control {
-            TlbControl::DoNothing if !changed => return,
-            TlbControl::DoNothing => {}
-            TlbControl::FlushAsid => A::invalidate(Invvpid::Vpid(vpid as u16)),
-            TlbControl::FlushAll => A::invalidate(Invvpid::All),
-        }
-        A::invalidate_nested(self.vmcs.nested_root());
+    /// What is owed is dropped at once: an entry drops nothing (29.4.3.3).
+    #[inline(always)]
+    fn set_tag(&mut self, asid: u32, control: TlbControl, changed: bool) {
+        let vpid = two_flushes::begin_entry(self, asid, control, changed);
+        self.vmcs.set_vpid(vpid);
     }
 
     fn hold_interrupts(&mut self) {
@@ -124,18 +111,48 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         A::release_interrupts();
     }
 
-    fn invalidate_page(&mut self, address: u64, vpid: u32) {
-        A::invalidate(Invvpid::Address(vpid as u16, address));
+    fn invalidate_page(&mut self, address: u64, asid: u32) {
+        two_flushes::invalidate_page(self, address, asid);
     }
 
     fn owe_nested_flush(&mut self) {
-        A::invalidate_nested(self.vmcs.nested_root());
+        two_flushes::owe_nested(self);
     }
 
+    /// INVVPID of an address drops it of all PCIDs.
     fn mode(&self) -> Mode {
-        let cr4 = self.vmcs.read(Field::Cr4);
-        let pieces = self.vm.space.has_pieces();
-        Mode { pcid: cr4 & CR4_PCIDE != 0, pae: cr4 & CR4_PAE != 0, pieces }
+        let pae = self.vmcs.read(Field::Cr4) & CR4_PAE != 0;
+        Mode { pcid: false, pae, pieces: self.vm.space.has_pieces() }
+    }
+}
+
+impl<A: Vmx + X86<Block = Vmcs>> TwoFlushes for Loaded<'_, A> {
+    #[inline(always)]
+    fn has_vpids(&self) -> bool {
+        self.vmcs.control(Word::Secondary, VPID)
+    }
+
+    fn invvpid(&self, named: Invvpid) {
+        A::invalidate(named);
+    }
+
+    fn invept(&self, named: Invept) {
+        A::invalidate_nested(named);
+    }
+
+    #[inline(always)]
+    fn nested_debt(&self) -> &Cell<bool> {
+        &self.vmcs.nested_debt
+    }
+
+    #[inline(always)]
+    fn roots(&self) -> &Roots {
+        A::roots(self.cpu)
+    }
+
+    #[inline(always)]
+    fn stamp(&self) -> Stamp {
+        self.vm.space.stamp()
     }
 }
 
@@ -189,6 +206,19 @@ where
 
     fn handle_exit(context: &mut Context<'_, Self>) -> Next {
         table::handle_exit(context)
+    }
+
+    fn holds_root(root: u64, cpu: &PerCpu<Self>) -> bool {
+        <Self as Vmx>::roots(cpu).holds(root)
+    }
+
+    fn let_go(cpu: &PerCpu<Self>)
+    where
+        Self: Arch,
+    {
+        if <Self as Board>::host().is_some_and(Host::is_leaving) {
+            <Self as Vmx>::roots(cpu).let_go(&Defects, <Self as Vmx>::invalidate_nested);
+        }
     }
 
     fn leave(context: &mut Context<'_, Self>) {

@@ -5,6 +5,7 @@
 //! others are read where they are asked for, while the VMCS is the CPU's current one. CR2, DR6 and
 //! the MSRs that a VMCS does not have stay in the processor while the vCPU is on the CPU.
 
+use core::cell::Cell;
 use core::sync::atomic::Ordering;
 use paging::{Ept, PhysAddr};
 
@@ -62,6 +63,8 @@ pub struct Vmcs {
     pub(super) threshold: u8,
     /// The one that the VMCS has.
     pub(super) written_threshold: u8,
+    /// See [`TwoFlushes`](stay::tagged::two_flushes::TwoFlushes).
+    pub(super) nested_debt: Cell<bool>,
     /// It has never been active.
     pub(super) is_new: bool,
     /// Basic exit reason (appendix C).
@@ -129,6 +132,7 @@ impl Vmcs {
             is_taken: false,
             threshold: 0,
             written_threshold: 0,
+            nested_debt: Cell::new(false),
             is_new: true,
             reason: 0,
             is_refused: false,
@@ -241,12 +245,6 @@ impl Vmcs {
                 self.set_copy_at(place(name, part), value);
             }
         }
-    }
-
-    /// Root of the nested tables, with what else the EPT pointer has.
-    #[inline(always)]
-    pub(super) const fn nested_root(&self) -> u64 {
-        self.copies[Copied::EptPointer as usize]
     }
 
     /// The tag.

@@ -164,6 +164,16 @@ where
         vm.press();
     }
 
+    #[inline(always)]
+    fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+        <Self as Vendor>::holds_root(vm.space.root().0, cpu)
+    }
+
+    #[inline(always)]
+    fn let_go(cpu: &PerCpu<Self>) {
+        <Self as Vendor>::let_go(cpu);
+    }
+
     fn receive_console(vm: &Vm<Self>) {
         vm.receive_console();
     }

@@ -149,6 +149,20 @@ pub unsafe trait Vendor: Processor {
     where
         Self: X86;
 
+    /// Whether the CPU may hold translations by the nested tables with this root, though no vCPU of
+    /// that guest can be entered.
+    fn holds_root(_: u64, _: &PerCpu<Self>) -> bool {
+        false
+    }
+
+    /// See [`Arch::let_go`].
+    #[inline(always)]
+    fn let_go(_: &PerCpu<Self>)
+    where
+        Self: Arch,
+    {
+    }
+
     /// The vCPU's registers are about to be saved.
     fn leave(context: &mut Context<'_, Self>)
     where

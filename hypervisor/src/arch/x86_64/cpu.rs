@@ -5,6 +5,7 @@ use baremetal::x86_64::tables::Tables;
 use core::arch::asm;
 use core::cell::{Cell, UnsafeCell};
 use hostlink::exit::{self, ExitCode};
+use stay::tagged::two_flushes::Roots;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::{Efer, EferFlags};
 
@@ -19,6 +20,8 @@ pub struct CpuData {
     pub(crate) tables: UnsafeCell<Tables>,
     /// Physical address of the page with the host state that VMRUN saves, or of VMXON's.
     pub(crate) own_page: Cell<u64>,
+    /// The roots of nested tables by which this CPU may hold translations. VMX only.
+    pub(crate) roots: Roots,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(crate) host_vmcb: Cell<u64>,
     /// The auditor's record of this CPU.
@@ -32,6 +35,7 @@ impl Default for CpuData {
         Self {
             tables: UnsafeCell::new(Tables::new()),
             own_page: Cell::new(0),
+            roots: Roots::new(),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
             books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::default()),

@@ -7,6 +7,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
 use memslots::Gpa;
+use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
@@ -19,7 +20,7 @@ use crate::vm::{Context, Next, PerCpu};
 use crate::vmx::capabilities::Capabilities;
 use crate::vmx::controls::{self, Controls, Word};
 use crate::vmx::fields::{self, Named};
-use crate::vmx::processor::{Invvpid, OnVmx, Vmx};
+use crate::vmx::processor::{OnVmx, Vmx};
 use crate::vmx::vmcs::Vmcs;
 use crate::vmx::{intercepts, table};
 use crate::x86::enter;
@@ -39,7 +40,7 @@ impl OnMock for OnVmx<Mock> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalidated {
     Guests(Invvpid),
-    Nested(u64),
+    Nested(Invept),
 }
 
 /// A capability MSR: everything is allowed, and NE and VMXE must be set.
@@ -62,6 +63,7 @@ thread_local! {
     /// The fields of the VMCS.
     static WRITTEN: RefCell<BTreeMap<u32, u64>> = const { RefCell::new(BTreeMap::new()) };
     static STAY: RefCell<Option<Stay>> = const { RefCell::new(None) };
+    static ROOTS: &'static Roots = Box::leak(Box::default());
 }
 
 impl Vmx for MockVmx {
@@ -104,8 +106,13 @@ impl Vmx for MockVmx {
         INVALIDATED.with_borrow_mut(|all| all.push(Invalidated::Guests(named)));
     }
 
-    fn invalidate_nested(root: u64) {
-        INVALIDATED.with_borrow_mut(|all| all.push(Invalidated::Nested(root)));
+    fn invalidate_nested(named: Invept) {
+        INVALIDATED.with_borrow_mut(|all| all.push(Invalidated::Nested(named)));
+    }
+
+    /// Those of the only CPU of this thread's test.
+    fn roots(_: &PerCpu<Self>) -> &Roots {
+        ROOTS.with(|roots| *roots)
     }
 }
 

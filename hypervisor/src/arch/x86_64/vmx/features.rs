@@ -3,9 +3,11 @@
 use core::arch::asm;
 use core::arch::x86_64::{__cpuid, __cpuid_count};
 use spin::Once;
+use stay::tagged::two_flushes::Invept;
 use x86_64::registers::control::{Cr0, Cr4, Cr4Flags};
 use x86_64::registers::model_specific::Msr;
 
+use super::invalidate;
 use crate::vmx::capabilities::{Capabilities, Lacking};
 use crate::vmx::controls::Controls;
 
@@ -65,4 +67,6 @@ pub(crate) unsafe fn enable(region: u64) {
             panic!("VMXON has failed")
         });
     }
+    // Whoever used VMX before may have left something.
+    invalidate::nested(Invept::All);
 }

@@ -6,7 +6,8 @@ use super::features;
 use crate::arch::x86_64::cost::Drops;
 use crate::vmx::capabilities::ept;
 use crate::vmx::controls::{VPID, Word};
-use crate::vmx::processor::Invvpid;
+use paging::{Ept, PhysAddr};
+use stay::tagged::two_flushes::{Invept, Invvpid};
 
 /// INVVPID. What the processor cannot name alone goes with more. Without VPIDs each entry and each
 /// exit drops everything.
@@ -18,8 +19,8 @@ pub(super) fn guests(named: Invvpid) {
     }
     let offers = |kind| capabilities.has(ept::INVVPID | kind);
     let (kind, vpid, address) = match named {
-        Invvpid::Address(vpid, address) if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
-        Invvpid::Address(vpid, _) | Invvpid::Vpid(vpid) if offers(ept::INVVPID_ONE) => (1, vpid, 0),
+        Invvpid::Address { vpid, address } if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
+        Invvpid::Address { vpid, .. } | Invvpid::Vpid(vpid) if offers(ept::INVVPID_ONE) => (1, vpid, 0),
         _ => (2, 0, 0),
     };
     invvpid(kind, vpid, address);
@@ -35,9 +36,14 @@ fn invvpid(kind: u64, vpid: u16, address: u64) {
     }
 }
 
-/// INVEPT of one guest.
-pub(super) fn nested(pointer: u64) {
-    let (kind, descriptor) = (1u64, [pointer, 0]);
+/// INVEPT.
+pub(super) fn nested(named: Invept) {
+    let (kind, pointer) = match named {
+        // `choose` has refused a processor without.
+        Invept::Root(root) => (1u64, Ept::pointer(PhysAddr(root), features::chosen().0.ept_vpid())),
+        Invept::All => (2, None),
+    };
+    let descriptor = [pointer.unwrap_or(0), 0];
     // SAFETY: as above.
     unsafe {
         asm!("invept {}, [{}]", "jbe {failed}", in(reg) kind, in(reg) &raw const descriptor,
@@ -57,6 +63,6 @@ pub(crate) struct Page;
 impl Drops for Page {
     #[inline(always)]
     fn drop_page() {
-        guests(Invvpid::Address(1, 0x1000));
+        guests(Invvpid::Address { vpid: 1, address: 0x1000 });
     }
 }

@@ -4,6 +4,7 @@ use coherence::CpuId;
 use core::arch::asm;
 use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
+use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use x86_64::instructions::tables::{sgdt, sidt};
 use x86_64::registers::control::{Cr0, Cr2, Cr3, Cr4, Efer};
 use x86_64::registers::debug::Dr6;
@@ -17,7 +18,7 @@ use crate::vmx::capabilities::Capabilities;
 use crate::vmx::controls::Controls;
 use crate::vmx::fields::Named;
 use crate::vmx::outside::Register;
-use crate::vmx::processor::{Invvpid, OnVmx, Vmx};
+use crate::vmx::processor::{OnVmx, Vmx};
 use crate::vmx::run::{self, Failed, Instructions};
 use crate::vmx::switch::HostState;
 use crate::vmx::vmcs::Vmcs;
@@ -188,7 +189,12 @@ impl Vmx for On<OnVmx<Processor>> {
         invalidate::guests(named);
     }
 
-    fn invalidate_nested(root: u64) {
-        invalidate::nested(root);
+    fn invalidate_nested(named: Invept) {
+        invalidate::nested(named);
+    }
+
+    #[inline(always)]
+    fn roots(cpu: &PerCpu<Self>) -> &Roots {
+        &cpu.arch.roots
     }
 }
