@@ -22,6 +22,7 @@ pub(crate) struct Bochs {
 
 impl Bochs {
     pub(crate) const RYZEN: Self = Self { model: Model::Ryzen, tlb: Tlb::TAGGED };
+    pub(crate) const SKYLAKE: Self = Self { model: Model::Skylake, tlb: Tlb::TAGGED };
 
     /// Its name in results: other machines have other names.
     pub(crate) fn name(self) -> String {

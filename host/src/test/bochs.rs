@@ -7,7 +7,7 @@ use super::cases::{Body, ProbeEnd, REBOOTS, STALE, THRASH, WORK, case, hostile, 
 use super::checks::Check;
 use super::several::cycles;
 use crate::check::On;
-use crate::machine::bochs::{Bochs, Model, Tlb};
+use crate::machine::bochs::{Bochs, Tlb};
 use crate::test::prelude::*;
 use crate::vm::Hypervisor;
 use hostlink::defect::Defect;
@@ -15,7 +15,7 @@ use hostlink::defect::Defect;
 const RYZEN: Platform = Platform::Bochs(Bochs::RYZEN);
 const DROPPING: Platform =
     Platform::Bochs(Bochs { tlb: Tlb { dropping: Some(1), ..Tlb::TAGGED }, ..Bochs::RYZEN });
-const SKYLAKE: Platform = Platform::Bochs(Bochs { model: Model::Skylake, tlb: Tlb::TAGGED });
+const SKYLAKE: Platform = Platform::Bochs(Bochs::SKYLAKE);
 
 const THRASH_SHORT: &str = "thrash --threads 4 --rounds 4 --settle 100 --report /dev/report";
 

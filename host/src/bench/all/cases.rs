@@ -158,7 +158,7 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
     all.extend(on_each(&unmap::CASES, &EVERYWHERE[1..]));
     all.extend(on_each(&[&migrate::CASES[..], &[isolation::CASE]].concat(), &EVERYWHERE));
     let counts = AMD64.iter().filter(|case| ON_BOCHS.contains(&case.name)).cloned().collect::<Vec<_>>();
-    all.extend(on_each(&counts, &[Platform::Bochs(Bochs::RYZEN)]));
+    all.extend(on_each(&counts, &[Bochs::RYZEN, Bochs::SKYLAKE].map(Platform::Bochs)));
     all
 });
 
