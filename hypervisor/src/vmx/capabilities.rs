@@ -80,8 +80,8 @@ impl Capabilities {
     /// Of a processor without VMX.
     pub const NONE: Self = Self { basic: 0, words: [0; 5], cr0: [0; 2], cr4: [0; 2], ept_vpid: 0, others: 0 };
 
-    /// Reads them with `read`, which reads an MSR. The processor has VMX. `has_others` is whether it
-    /// has `IA32_ARCH_CAPABILITIES`, too (CPUID 7, EDX bit 29).
+    /// Reads them with `read`, which reads an MSR. The processor has VMX. `has_others` is whether
+    /// it has `IA32_ARCH_CAPABILITIES`, too (CPUID 7, EDX bit 29).
     pub fn read(has_others: bool, mut read: impl FnMut(u32) -> u64) -> Self {
         let basic = read(BASIC);
         let [pin, primary, exit, entry] = if basic & HAS_TRUE != 0 { TRUE } else { PLAIN }.map(&mut read);
