@@ -10,6 +10,8 @@ const ROUNDS: u32 = 200;
 /// Maximum time for which the page is mapped, and time after it in which nothing may change.
 const MAPPED_US_MAX: u64 = 40;
 const SILENCE_US: u64 = 50;
+/// Turns of the writer of which the last is a whole one: counting may begin in the first.
+const WHOLE_TURN: u64 = 2;
 
 static PAGE: Page = Page::new();
 static ENDS: AtomicBool = AtomicBool::new(false);
@@ -76,8 +78,9 @@ fn rounds(mask: u64) -> Verdict {
         word.store(0, Ordering::SeqCst);
         entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
         let end = clock::now() + clock::ticks(random.below(MAPPED_US_MAX));
-        // For this long, and until the other processor has had a chance.
-        let ran = clock::wait_until(1000, || clock::now() > end && TURNS.load(Ordering::Relaxed) != turn);
+        // For this long, and for a turn that begins after the page is there.
+        let turned = || TURNS.load(Ordering::Relaxed).wrapping_sub(turn) >= WHOLE_TURN;
+        let ran = clock::wait_until(PATIENCE_MS, || clock::now() > end && turned());
         // No longer present; a late access would show in the bits.
         let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
         let result = form.flush(mask, WINDOW);

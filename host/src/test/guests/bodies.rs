@@ -133,7 +133,7 @@ impl Lab<'_> {
     }
 
     fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
-        let guest = Guest::bare(workspace::PROBE, Platform::X86_64, format!("test={name}"), vcpus, 64 * MIB)?;
+        let guest = Guest::bare(workspace::PROBE, case.platform, format!("test={name}"), vcpus, 64 * MIB)?;
         Ok(Guest { switches: switches(case.settings)?, ..guest })
     }
 
