@@ -8,13 +8,21 @@ unsafe extern "C" {
     static __fixups_end: Fixup;
 }
 
-/// Where to continue after a fault at `address`, if one is expected there.
-pub fn fixup(address: u64) -> Option<u64> {
+fn table() -> &'static [Fixup] {
     let start = &raw const __fixups_start;
     let count = ((&raw const __fixups_end).addr() - start.addr()) / size_of::<Fixup>();
     // SAFETY: the linker puts all entries, which are constant, between the two symbols.
-    let table = unsafe { core::slice::from_raw_parts(start, count) };
-    table.iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
+    unsafe { core::slice::from_raw_parts(start, count) }
+}
+
+/// Where to continue after a fault at `address`, if one is expected there.
+pub fn fixup(address: u64) -> Option<u64> {
+    table().iter().find(|[at, _]| *at == address).map(|[_, next]| *next)
+}
+
+/// The addresses at which a fault is expected.
+pub fn places() -> impl Iterator<Item = u64> {
+    table().iter().map(|[at, _]| *at)
 }
 
 /// The assembly of one guarded instruction. The architecture's module defines the registers that

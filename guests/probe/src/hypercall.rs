@@ -4,6 +4,7 @@ use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use baremetal::fixups;
 use tlfs::msr::{self, HypercallMsr};
 use tlfs::{CallCode, Control, HvResult, Profile, Status, cpuid};
 
@@ -14,27 +15,29 @@ use crate::report::{Failure, Verdict, ensure, failure};
 /// Whether the instruction is Intel's.
 static IS_INTEL: AtomicBool = AtomicBool::new(false);
 
-/// Finds out which instruction is a hypercall here.
+/// The hypercalls of AMD64 and of Intel 64.
+const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
+const VMCALL: [u8; 3] = [0x0f, 0x01, 0xc1];
+
+/// Finds out which instruction is a hypercall here, and puts it in the place of the other: that
+/// takes no instruction more where hypercalls are counted.
 pub(crate) fn prepare() {
     IS_INTEL.store(__cpuid(0).ebx == u32::from_le_bytes(*b"Genu"), Ordering::Relaxed);
+    for place in fixups::places().filter(|_| is_intels()) {
+        let code = place as *mut [u8; 3];
+        // SAFETY: an instruction that is guarded, at least three bytes before the section's end.
+        // The image's pages may be written to, and no other processor has been started.
+        unsafe {
+            if code.read_volatile() == VMMCALL {
+                code.write_volatile(VMCALL);
+            }
+        }
+    }
 }
 
 /// Whether a hypercall is VMCALL, and not VMMCALL.
 pub(crate) fn is_intels() -> bool {
     IS_INTEL.load(Ordering::Relaxed)
-}
-
-/// VMCALL or VMMCALL.
-macro_rules! guarded_call {
-    () => {
-        concat!(
-            "cmp byte ptr [rip + {intel}], 0\njne 4f\n",
-            guarded!("vmmcall"),
-            "\njmp 5f\n4:\n",
-            guarded!("vmcall"),
-            "\n5:"
-        )
-    };
 }
 
 /// An open-source operating system of no vendor (TLFS, "Reporting the Guest OS Identity").
@@ -78,8 +81,7 @@ pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
     // SAFETY: the calls that the probe makes write no memory; a fault is guarded.
     unsafe {
         asm!(
-            guarded_call!(),
-            intel = sym IS_INTEL,
+            guarded!("vmmcall"),
             inout("rax") u64::MAX => result,
             inout("rcx") control.into_bits() => _, inout("rdx") input => _, inout("r8") output => _,
             inout("r11") 0u64 => fault, inout("r10") 0u64 => error, out("r9") _,
@@ -133,14 +135,14 @@ pub(crate) fn call_with_registers(registers: &mut Registers) -> Result<(), Fault
             "mov rsi, [rdi + 32]", "mov rbp, [rdi + 48]", "mov r8, [rdi + 56]", "mov r9, [rdi + 64]",
             "mov r10, [rdi + 72]", "mov r11, [rdi + 80]", "mov r12, [rdi + 88]", "mov r13, [rdi + 96]",
             "mov r14, [rdi + 104]", "mov r15, [rdi + 112]", "mov rdi, [rdi + 40]",
-            guarded_call!(),
+            guarded!("vmmcall"),
             "push rax", "mov rax, [rsp + 8]",
             "mov [rax + 8], rbx", "mov [rax + 16], rcx", "mov [rax + 24], rdx", "mov [rax + 32], rsi",
             "mov [rax + 40], rdi", "mov [rax + 48], rbp", "mov [rax + 56], r8", "mov [rax + 64], r9",
             "mov [rax + 72], r10", "mov [rax + 80], r11", "mov [rax + 88], r12", "mov [rax + 96], r13",
             "mov [rax + 104], r14", "mov [rax + 112], r15",
             "pop qword ptr [rax]", "pop rdi", "pop rbp", "pop rbx",
-            intel = sym IS_INTEL, in("rdi") registers,
+            in("rdi") registers,
             out("rax") _, out("rcx") _, out("rdx") _, out("rsi") _, out("r8") _, out("r9") _, out("r10") _,
             out("r11") _, out("r12") _, out("r13") _, out("r14") _, out("r15") _,
         );

@@ -21,8 +21,9 @@ pub(super) fn no_write_through() {
     let _ = core::arch::x86_64::__cpuid(0);
 }
 
+/// VMMCALL has a prefix, or it would have been replaced.
 fn foreign_call() -> Result<(), Fault> {
-    if is_intels() { attempt!(".byte 0x0f, 0x01, 0xd9") } else { attempt!(".byte 0x0f, 0x01, 0xc1") }
+    if is_intels() { attempt!(".byte 0x66, 0x0f, 0x01, 0xd9") } else { attempt!(".byte 0x0f, 0x01, 0xc1") }
 }
 
 /// Instructions that CPUID does not show are #UD.
