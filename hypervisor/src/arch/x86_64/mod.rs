@@ -11,6 +11,7 @@ pub(crate) mod cpu;
 mod cx16;
 mod features;
 mod fpu;
+mod general;
 mod interrupts;
 mod offer;
 mod pci;

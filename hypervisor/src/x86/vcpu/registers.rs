@@ -1,8 +1,8 @@
 //! A guest's general registers.
 
-/// General registers of the guest in the processor's own numbering. While the guest runs, RAX and
-/// RSP are in the VMCB. RAX is copied here after each exit and back before each entry, RSP where it
-/// matters.
+/// General registers of the guest in the processor's own numbering. RSP is in the
+/// control block, and copied here where it matters. With SVM, so is RAX while the guest runs: it is
+/// copied here after each exit, and back before each entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers(pub [u64; 16]);

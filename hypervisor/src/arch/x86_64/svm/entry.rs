@@ -2,6 +2,7 @@
 
 use core::arch::naked_asm;
 
+use crate::arch::x86_64::general::{load_registers, store_registers};
 use crate::x86::vcpu::registers::Registers;
 
 /// Runs the guest until it exits.
@@ -30,37 +31,15 @@ pub(crate) unsafe extern "C" fn run_guest(guest: u64, registers: *mut Registers,
         "push rsi", // registers
         "mov rax, rdi",
         "vmload rax",
-        "mov rcx, [rsi + 0x08]",
-        "mov rdx, [rsi + 0x10]",
-        "mov rbx, [rsi + 0x18]",
-        "mov rbp, [rsi + 0x28]",
+        load_registers!("rsi"),
         "mov rdi, [rsi + 0x38]",
-        "mov r8,  [rsi + 0x40]",
-        "mov r9,  [rsi + 0x48]",
-        "mov r10, [rsi + 0x50]",
-        "mov r11, [rsi + 0x58]",
-        "mov r12, [rsi + 0x60]",
-        "mov r13, [rsi + 0x68]",
-        "mov r14, [rsi + 0x70]",
-        "mov r15, [rsi + 0x78]",
         "mov rsi, [rsi + 0x30]",
         "vmrun rax",
         "vmsave rax", // VMRUN restores RAX: the guest's VMCB
         "mov rax, [rsp]",
-        "mov [rax + 0x08], rcx",
-        "mov [rax + 0x10], rdx",
-        "mov [rax + 0x18], rbx",
-        "mov [rax + 0x28], rbp",
+        store_registers!("rax"),
         "mov [rax + 0x30], rsi",
         "mov [rax + 0x38], rdi",
-        "mov [rax + 0x40], r8",
-        "mov [rax + 0x48], r9",
-        "mov [rax + 0x50], r10",
-        "mov [rax + 0x58], r11",
-        "mov [rax + 0x60], r12",
-        "mov [rax + 0x68], r13",
-        "mov [rax + 0x70], r14",
-        "mov [rax + 0x78], r15",
         "mov rax, [rsp + 8]",
         "vmload rax",
         "add rsp, 16",

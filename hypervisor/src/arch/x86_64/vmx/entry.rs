@@ -2,6 +2,7 @@
 
 use core::arch::naked_asm;
 
+use crate::arch::x86_64::general::{load_registers, store_registers};
 use crate::x86::vcpu::registers::Registers;
 
 unsafe extern "C" {
@@ -39,19 +40,8 @@ pub(super) unsafe extern "C" fn run_guest(registers: *mut Registers, is_launched
         "vmwrite rax, rsp",
         "test esi, esi", // MOV keeps the flags
         "mov rax, [rdi]",
-        "mov rcx, [rdi + 0x08]",
-        "mov rdx, [rdi + 0x10]",
-        "mov rbx, [rdi + 0x18]",
-        "mov rbp, [rdi + 0x28]",
+        load_registers!("rdi"),
         "mov rsi, [rdi + 0x30]",
-        "mov r8,  [rdi + 0x40]",
-        "mov r9,  [rdi + 0x48]",
-        "mov r10, [rdi + 0x50]",
-        "mov r11, [rdi + 0x58]",
-        "mov r12, [rdi + 0x60]",
-        "mov r13, [rdi + 0x68]",
-        "mov r14, [rdi + 0x70]",
-        "mov r15, [rdi + 0x78]",
         "mov rdi, [rdi + 0x38]",
         "jnz 2f",
         "vmlaunch",
@@ -68,19 +58,8 @@ pub(super) unsafe extern "C" fn run_guest(registers: *mut Registers, is_launched
         "push rdi",
         "mov rdi, [rsp + 8]",
         "mov [rdi], rax",
-        "mov [rdi + 0x08], rcx",
-        "mov [rdi + 0x10], rdx",
-        "mov [rdi + 0x18], rbx",
-        "mov [rdi + 0x28], rbp",
+        store_registers!("rdi"),
         "mov [rdi + 0x30], rsi",
-        "mov [rdi + 0x40], r8",
-        "mov [rdi + 0x48], r9",
-        "mov [rdi + 0x50], r10",
-        "mov [rdi + 0x58], r11",
-        "mov [rdi + 0x60], r12",
-        "mov [rdi + 0x68], r13",
-        "mov [rdi + 0x70], r14",
-        "mov [rdi + 0x78], r15",
         "pop qword ptr [rdi + 0x38]",
         "xor eax, eax",
         "4:",
