@@ -57,7 +57,7 @@ const PAUSE_GAP: u32 = 128;
 const PAUSE_WINDOW: u32 = 4096;
 
 impl Vmcs {
-    /// Fills in what no entry changes, after VMPTRLD on this CPU; `is_first`: for the first time.
+    /// Fills in what no entry changes, after VMPTRLD on this CPU.
     pub fn begin(&mut self, cpu: CpuId, host: &HostState, mut vmwrite: impl FnMut(u32, u64)) {
         self.active.activate(cpu);
         fn set<W: Width>(

@@ -9,8 +9,8 @@ use crate::vmx::controls::{VPID, Word};
 use paging::{Ept, PhysAddr};
 use stay::tagged::two_flushes::{Invept, Invvpid};
 
-/// INVVPID. What the processor cannot name alone goes with more. Without VPIDs each entry and each
-/// exit drops everything.
+/// INVVPID. What the processor cannot name alone goes with more. Without VPIDs there is no
+/// such instruction: each entry and each exit drops what it would.
 #[inline(always)] // See `Page`.
 pub(super) fn guests(named: Invvpid) {
     let (capabilities, controls) = features::chosen();

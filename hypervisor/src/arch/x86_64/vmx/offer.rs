@@ -3,7 +3,6 @@
 use coherence::CpuId;
 use core::arch::asm;
 use core::num::NonZeroU32;
-use core::sync::atomic::Ordering;
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use x86_64::instructions::tables::{sgdt, sidt};
 use x86_64::registers::control::{Cr0, Cr2, Cr3, Cr4, Efer};
@@ -180,9 +179,7 @@ impl Vmx for On<OnVmx<Processor>> {
     #[inline(always)]
     unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
         // SAFETY: the caller vouches for VMCS and registers; interrupts are off.
-        let has_run = unsafe { run::run::<Processor>(CpuId(cpu.index), vmcs, registers) };
-        cpu.last_exit.store(vmcs.reason.into(), Ordering::Relaxed);
-        has_run
+        unsafe { run::run::<Processor>(CpuId(cpu.index), vmcs, registers) }
     }
 
     fn invalidate(named: Invvpid) {
