@@ -29,8 +29,8 @@ pub(super) struct Case {
     pub(super) is_counted: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
-    /// Whether there is a row for Arm as well, whose name says so at its end.
-    pub(super) is_on_both: bool,
+    /// Another platform with a row, and how that row's name ends.
+    pub(super) also: Option<(&'static str, Platform)>,
 }
 
 #[derive(Clone, Copy)]
@@ -147,7 +147,7 @@ pub(super) const fn case(name: &'static str, body: Body) -> Case {
         is_newer: false,
         is_counted: false,
         platform: Platform::X86_64,
-        is_on_both: false,
+        also: None,
     }
 }
 
@@ -220,14 +220,21 @@ impl Case {
 
     /// The same and, with another name, on Arm.
     pub(super) const fn on_both(self) -> Self {
-        Self { is_on_both: true, ..self }
+        self.also("_on_arm", MAX)
     }
 
-    /// The row, and the one for Arm.
+    /// The same and, with this at the end of the name, on another platform.
+    pub(super) const fn also(self, end: &'static str, platform: Platform) -> Self {
+        Self { also: Some((end, platform)), ..self }
+    }
+
+    /// The row, and the one on the other platform.
     pub(super) fn rows(self) -> impl Iterator<Item = Self> {
-        let name = || format!("{}_on_arm", self.name).leak();
-        let arm = self.is_on_both.then(|| Self { name: name(), platform: MAX, ..self });
-        iter::once(self).chain(arm)
+        let other = self.also.map(|(end, platform)| {
+            let name = format!("{}{end}", self.name).leak();
+            Self { name, platform, ..self }
+        });
+        iter::once(self).chain(other)
     }
 
     pub(super) const fn on(self, platform: Platform) -> Self {

@@ -3,7 +3,8 @@
 
 use baremetal::random::Random;
 
-use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, MockSvm, TABLES, UNMAPPED, board, processor};
+use super::guest::{Guest as GuestOf, Kind};
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, TABLES, UNMAPPED, board, processor};
 use crate::sched::VcpuIndex;
 use crate::svm::features::Features;
 use crate::svm::table::{Event, Row};
@@ -159,25 +160,39 @@ fn play(seed: u64, steps: u32) {
             if matches!(next, Next::Reset | Next::PowerOff | Next::Shutdown | Next::Dead) {
                 continue;
             }
-            let mut entries = 0;
-            while !guest.enter(|_, _| {}) {
-                entries += 1;
-                assert!(entries < 4, "seed {seed}, step {step}: nothing calls an entry off for ever");
-                let _posted = guest.0.owner.take_events();
-                <MockSvm as crate::vm::arch::Arch>::take_signals(guest.0);
-            }
-            guest.0.state.exception = None;
+            goes_on(guest, (seed, step), |guest| guest.enter(|_, _| {}));
         }
     });
 }
 
-#[test]
-fn no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
-    for seed in 0..60 {
+/// The vCPU enters the guest, after at most three entries that are called off.
+pub(crate) fn goes_on<A: Kind>(
+    guest: &mut GuestOf<'_, '_, A>,
+    (seed, step): (u64, u32),
+    enter: impl Fn(&mut GuestOf<'_, '_, A>) -> bool,
+) {
+    let mut entries = 0;
+    while !enter(guest) {
+        entries += 1;
+        assert!(entries < 4, "seed {seed}, step {step}: nothing calls an entry off for ever");
+        let _posted = guest.0.owner.take_events();
+        A::take_signals(guest.0);
+    }
+    guest.0.state.exception = None;
+}
+
+/// Plays this many seeds, and says which one fails.
+pub(crate) fn each_seed(seeds: u64, play: fn(seed: u64, steps: u32)) {
+    for seed in 0..seeds {
         let done = std::panic::catch_unwind(|| play(seed, 400));
         if let Err(why) = done {
             eprintln!("seed {seed}");
             std::panic::resume_unwind(why);
         }
     }
+}
+
+#[test]
+fn no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
+    each_seed(60, play);
 }

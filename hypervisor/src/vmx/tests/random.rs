@@ -3,8 +3,8 @@
 
 use baremetal::random::Random;
 
-use super::processor::{Guest, MockVmx, with_guest};
-use crate::svm::tests::random::{CODES, number};
+use super::processor::{Guest, with_guest};
+use crate::svm::tests::random::{CODES, each_seed, goes_on, number};
 use crate::vm::Next;
 use crate::vmx::refusal::wrong_field;
 use crate::vmx::table::{ENTRY_FAILURE, EXCEPTION};
@@ -91,27 +91,16 @@ fn play(seed: u64, steps: u32) {
             if matches!(next, Next::Reset | Next::PowerOff | Next::Shutdown | Next::Dead) {
                 continue;
             }
-            let mut entries = 0;
-            while !guest.enter(move |vmcs, _| {
-                assert_eq!(wrong_field(vmcs), None, "seed {seed}, step {step}, after {next:?}");
-            }) {
-                entries += 1;
-                assert!(entries < 4, "seed {seed}, step {step}: nothing calls an entry off for ever");
-                let _posted = guest.0.owner.take_events();
-                <MockVmx as crate::vm::arch::Arch>::take_signals(guest.0);
-            }
-            guest.0.state.exception = None;
+            goes_on(guest, (seed, step), |guest| {
+                guest.enter(move |vmcs, _| {
+                    assert_eq!(wrong_field(vmcs), None, "seed {seed}, step {step}, after {next:?}");
+                })
+            });
         }
     });
 }
 
 #[test]
 fn no_exit_stops_the_hypervisor_or_a_vcpu_that_goes_on() {
-    for seed in 0..40 {
-        let done = std::panic::catch_unwind(|| play(seed, 400));
-        if let Err(why) = done {
-            eprintln!("seed {seed}");
-            std::panic::resume_unwind(why);
-        }
-    }
+    each_seed(40, play);
 }
