@@ -34,6 +34,8 @@ pub enum Bug {
     CombinedKept,
     /// A fetch of the dirty log does not flush.
     FetchWithoutFlush,
+    /// What a processor has listed is marked after its next stay, not at the end of this one.
+    ListedLater,
     /// Write access is removed without a flush.
     ProtectWithoutFlush,
     /// On Arm64, the record of another vCPU of the machine that ran on a CPU is lost (A3).

@@ -90,6 +90,8 @@ pub enum Backing {
 pub enum Track {
     /// By the dirty bits of nested leaves.
     DirtyBits,
+    /// By the processors' lists of pages whose dirty bits they have set: on Intel64.
+    Lists,
     /// By removing write access.
     WriteProtection,
 }

@@ -93,6 +93,7 @@ mod around {
         p1_tables_of_a_guest_handed_on_early_arm64: Arm64, Bug::TablesHandedOnEarly, &[ROOT], Lives;
         p1_root_of_a_guest_handed_on_early_vmx: Intel64, Bug::TablesHandedOnEarly, &[TAG], Lives;
         p14_fetch_without_an_invept_vmx: Intel64, Bug::FetchWithoutFlush, &["lacks it", "leaves no trace"];
+        i7_a_list_is_marked_after_the_next_stay_vmx: Intel64, Bug::ListedLater, &["lacks it", "leaves no trace"];
         p14_protection_without_an_invept_vmx: Intel64, Bug::ProtectWithoutFlush, &[STALE];
         a3_arrival_under_the_former_vpid_vmx: Intel64, Bug::FormerVpid, KEPT;
         a4_rollover_misses_a_cpu_vmx: Intel64, Bug::RolloverMissesCpu, KEPT, Lives;

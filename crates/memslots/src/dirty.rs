@@ -21,14 +21,15 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 /// the fetcher of the log copies the marked pages *after* taking the marks, and later stores must
 /// be marked for the next fetch.
 ///
-/// Four parties may access a page, in any order except as the third column says:
+/// Five parties may access a page, in any order except as the third column says:
 ///
 /// | party | events | why in this order |
 /// |---|---|---|
 /// | vCPU whose store faults on a leaf that is write-protected | a: make the leaf writable; b: mark; c: the store | a before b: if a fetch takes the mark, it sees the writable leaf and protects it again. Marked first, the mark could be taken and the leaf found protected before a, and c would leave no trace |
 /// | vCPU that finds the leaf writable | s: the store, which sets the leaf's dirty bit in the same step if it is clear | the processor's |
+/// | the same, and the processor lists the page whose bit it sets | s; m: mark what is listed, before others can see that the stay is over | s before m, as a before b. A flush waits for stays, so m is before D |
 /// | hypervisor that stores for a guest | t: the store; u: mark | t before u: a fetcher that takes the mark sees the store. Marked first, the page could be fetched and copied in between |
-/// | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear the dirty bits of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
+/// | fetch | A: take the marks, by exchange; B: protect the pages that were marked, or clear their dirty bits if there are lists, or clear those of all leaves and add their pages; C: flush, receipt; D: look at the marks again and leave them | A before B, as the counterpart of a before b. C before the copy: until then processors store by what they hold. D after C, see below |
 ///
 /// No store is lost, in each of these cases:
 /// * c or s **with dirty bits**: B finds the bit, or the next fetch does. A processor that holds
@@ -40,6 +41,9 @@ pub(crate) const PAGES_PER_WORD: u64 = u64::BITS as u64;
 ///   b is still outstanding: the fetch may begin after s and before b. The receipt of C proves that
 ///   sections which began before it have ended, so b is before D, and D adds the page. The mark
 ///   stays, so that the next fetch protects the leaf.
+/// * s **with lists**: m is before A, so B clears the bit and the next store is listed again; or m
+///   is after A and leaves its mark for D and the next fetch. B may have cleared the bit of a page
+///   that is listed and not marked yet, which lies between two marked ones: its mark comes.
 /// * t: u either comes before A, or leaves its mark for D or the next fetch. The result of a fetch
 ///   contains each store of the hypervisor that had *returned* when the fetch began.
 ///

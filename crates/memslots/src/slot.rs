@@ -38,6 +38,9 @@ bitflags::bitflags! {
         /// While stores are recorded, leaves allow no store until the first store to their page has
         /// faulted. Without this flag the processor's dirty bits report stores.
         const LOG_BY_FAULTS = 1 << 2;
+        /// While stores are recorded, processors list the pages whose dirty bits they set, and the
+        /// hypervisor [marks](crate::GuestMemory::mark_dirty) these.
+        const LOG_BY_LISTS = 1 << 4;
         /// Registers of a device that the guest owns, instead of memory. vCPUs reach them uncached,
         /// and do not execute from them. Software does not reach them: an access on the guest's
         /// behalf finds no memory there. Stores to them are not logged.
@@ -92,6 +95,11 @@ impl Slot {
     /// Whether stores are recorded, and detected by write faults.
     pub fn is_logged_by_faults(&self) -> bool {
         self.flags.contains(SlotFlags::LOG_DIRTY | SlotFlags::LOG_BY_FAULTS)
+    }
+
+    /// Whether stores are recorded, and the log alone says which pages to look at.
+    pub(crate) fn is_logged_by_marks(&self) -> bool {
+        self.is_logged() && self.flags.intersects(SlotFlags::LOG_BY_FAULTS | SlotFlags::LOG_BY_LISTS)
     }
 
     /// Its guest physical addresses. Slots in a list never wrap.

@@ -97,7 +97,7 @@ pub(super) const PLANTED: [Case; 25] = [
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 19] = [
+pub(super) const ROWS: [Case; 20] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -152,6 +152,10 @@ pub(super) const ROWS: [Case; 19] = [
         .about("while the guest works")
         .on(RYZEN)
         .also(ON_VMX, SKYLAKE),
+    act("bochs_migration_in_vain_changes_nothing", |room| room.lab.migrate(room.case))
+        .about("what a processor lists of the pages that it stores to is in the guest's log")
+        .with(&["paranoid=on", "nested_page=2M"])
+        .on(SKYLAKE),
     act("bochs_reboot_reboots", REBOOTS)
         .about("a guest that is reset finds none of its former entries")
         .on(RYZEN)

@@ -6,6 +6,7 @@ use core::marker::PhantomData;
 use core::ops::Range;
 use hostlink::config::Config;
 use iommu::Stuck;
+use memslots::space::LogWay;
 use paging::{Invalidation, Level, Progress};
 
 use crate::arm64::controls::STAGE2_BITS;
@@ -136,8 +137,9 @@ where
         Level::Page1G
     }
 
-    fn notes_stores() -> bool {
-        Self::features().contains(Features::DIRTY_STATE)
+    fn log_way() -> LogWay {
+        let has_state = Self::features().contains(Features::DIRTY_STATE);
+        if has_state { LogWay::DirtyBits } else { LogWay::WriteFaults }
     }
 
     fn new_vcpu(shared: &Shared, index: VpIndex, identity: u32) -> VcpuState<Self> {

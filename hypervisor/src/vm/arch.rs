@@ -17,6 +17,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use hostlink::config::Config;
+use memslots::space::LogWay;
 use paging::{Format, Invalidation, Level, TableMemory};
 
 pub use super::board::{Board, Clock, Cpus};
@@ -93,8 +94,9 @@ pub unsafe trait Arch: Board {
     fn physical_address_bits() -> u32;
     /// Largest page of the nested page table.
     fn largest_page() -> Level;
-    /// Whether the processor marks stored-to pages in nested tables.
-    fn notes_stores() -> bool;
+    /// How stores to slots with a log are detected if the processor is to do it; by faults if it
+    /// cannot.
+    fn log_way() -> LogWay;
     /// A table allocator for one guest that draws on this pool.
     fn tables(pool: NestedTables) -> Self::Tables;
 

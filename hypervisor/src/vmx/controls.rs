@@ -59,6 +59,8 @@ pub const PAUSE: u32 = 30;
 pub const VPID: u32 = 5;
 /// Secondary: PAUSE-loop exiting.
 pub const PAUSE_LOOP: u32 = 10;
+/// Secondary: page-modification logging.
+pub const LISTS: u32 = 17;
 /// Entry: to long mode.
 pub const LONG_MODE: u32 = 9;
 
@@ -108,6 +110,7 @@ choices! {
         7 Set "unrestricted guests",
         PAUSE_LOOP OfferedLater "PAUSE-loop exiting",
         12 Offered "INVPCID",
+        LISTS Offered "page-modification logging (PML)",
     }
     Exit {
         2 Set "saving of debug controls",

@@ -34,7 +34,7 @@ const DR6_CAUSES: u64 = DR6_BREAKPOINTS | DR6_DETECTED | DR6_SINGLE_STEP;
 pub(super) fn settle_nmis(state: &mut VcpuState<Vmcs>, exit: &Exit) {
     const UNBLOCKED: u64 = 1 << 12;
     let said = match exit.code {
-        48 => exit.qualification,
+        48 | 62 => exit.qualification,
         0x101 | 0x111 => exit.exception,
         _ => 0,
     };
@@ -144,6 +144,12 @@ pub(super) fn on_debug<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -> 
         block.end_shadow();
     }
     event::on_exception(context, (VECTOR_DB, 0, 0))
+}
+
+/// The list of pages whose dirty bits are set is full.
+pub(super) fn on_full_list<A: Intel64>(context: &mut Context<'_, A>) -> Next {
+    context.state.block.begin_list();
+    Next::Resume
 }
 
 /// VMX leaves a task switch to the hypervisor, which does not know how: kernels of 32 bits have a

@@ -1,4 +1,4 @@
-//! VMX. It runs on a mock processor alone so far; what it lacks is said where it is missing.
+//! VMX: the kind of processor that runs guests by a VMCS, with EPT and VPIDs.
 //!
 //! Sections are those of Intel's SDM, volume 3 (325384), chapters 25 to 28.
 
@@ -10,6 +10,7 @@ mod copies;
 mod exits;
 pub mod fields;
 pub mod intercepts;
+mod list;
 pub mod outside;
 pub mod processor;
 mod refusal;

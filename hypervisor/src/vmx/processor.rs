@@ -7,13 +7,14 @@ use core::marker::PhantomData;
 use core::num::NonZeroU32;
 use core::sync::atomic::Ordering;
 use hostlink::architecture::Architecture;
+use memslots::space::LogWay;
 use paging::{Ept, Level, Stamp};
 use stay::tagged::two_flushes::{self, Invept, Invvpid, Roots, TwoFlushes};
 use stay::tagged::{self, Mode};
 use stay::{Mistake, Mistakes};
 
 use super::capabilities::Capabilities;
-use super::controls::{Controls, VPID, Word};
+use super::controls::{Controls, LISTS, VPID, Word};
 use super::vmcs::Vmcs;
 use super::{intercepts, table};
 use crate::pages::Pages;
@@ -104,6 +105,11 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         let has_run = unsafe { A::run(self.cpu, self.vmcs, self.registers) };
         self.vmcs.leave(has_run);
         self.cpu.last_exit.store(self.vmcs.code(), Ordering::Relaxed);
+        if self.vm.space.has_lists() && has_run {
+            // Before others can see that the stay is over.
+            let memory = self.vm.space.slots().memory();
+            self.vmcs.take_listed(|gpa| memory.mark_dirty(gpa..gpa + Level::Page4K.size()));
+        }
         has_run
     }
 
@@ -170,6 +176,10 @@ where
 
     fn largest_page() -> Level {
         Self::chosen().0.largest_page()
+    }
+
+    fn log_way() -> LogWay {
+        if Self::chosen().1.has(Word::Secondary, LISTS) { LogWay::Lists } else { LogWay::DirtyBits }
     }
 
     fn pretend() {}

@@ -5,7 +5,7 @@ use coherence::CpuId;
 use super::controls::Word;
 use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
-use super::vmcs::{POINTERS, Vmcs};
+use super::vmcs::{NEW_LIST, POINTERS, Vmcs};
 use crate::x86::vcpu::event;
 
 /// The information about an exit besides its reason (appendix C, 28.2).
@@ -55,6 +55,9 @@ pub struct HostState {
 /// before it exits, in ticks of the TSC.
 const PAUSE_GAP: u32 = 128;
 const PAUSE_WINDOW: u32 = 4096;
+
+/// The index of the entry that is written first: a list has 512.
+const LAST_OF_LIST: u64 = 511;
 
 impl Vmcs {
     /// Fills in what no entry changes, after VMPTRLD on this CPU.
@@ -113,6 +116,9 @@ impl Vmcs {
             set(w, f::TPR_THRESHOLD, 0u32);
             set(w, f::CR0_MASK, cr0);
             set(w, f::CR4_MASK, cr4);
+            if let Some(list) = &self.list {
+                set(w, f::LIST, list.start());
+            }
             if self.controls.pause_loop {
                 set(w, f::PAUSE_GAP, PAUSE_GAP);
                 set(w, f::PAUSE_WINDOW, PAUSE_WINDOW);
@@ -160,6 +166,9 @@ impl Vmcs {
         if dirty & POINTERS != 0 {
             let fields = [f::GUEST_PDPTE0, f::GUEST_PDPTE1, f::GUEST_PDPTE2, f::GUEST_PDPTE3];
             fields.into_iter().zip(self.pointers).for_each(|(field, entry)| vmwrite(field.writable(), entry));
+        }
+        if dirty & NEW_LIST != 0 && self.list.is_some() {
+            vmwrite(f::LIST_INDEX.writable(), LAST_OF_LIST);
         }
         for (word, field) in words.into_iter().filter(|(word, _)| dirty >> *word as u8 & 1 != 0) {
             vmwrite(field.writable(), self.controls.word(word).into());

@@ -131,6 +131,7 @@ exits! {
         // An EPT violation, or a misconfigured entry.
         NestedFault: 48 | 49 => ExitNested; nested::on_nested_fault, Exit::nested_fault;
         ControlAccess: 28 => ExitControl; exits::on_control, Exit::whole; // A move to CR0 or CR4
+        FullList: 62 => ExitOther; exits::on_full_list; // Page-modification logging has no more room
         Priority: 43 => ExitControl; event::on_nothing; // The guest has lowered its task priority
         // An access to a debug register while they are not in the processor.
         DebugRegister: 29 => ExitControl; event::on_debug_register;

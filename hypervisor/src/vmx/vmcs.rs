@@ -37,7 +37,7 @@ pub struct Vmcs {
     pub(super) stale: u64,
     pub(super) vmread: fn(u32) -> u64,
     pub(super) controls: Controls,
-    /// Words of controls that the VMCS does not have yet, and [`POINTERS`].
+    /// Words of controls that the VMCS does not have yet, [`POINTERS`] and [`NEW_LIST`].
     pub(super) dirty_words: u8,
     /// The entries of the highest level of the guest's PAE tables, for the next entry.
     pub(super) pointers: [u64; 4],
@@ -50,6 +50,8 @@ pub struct Vmcs {
     region: Pages,
     /// The virtual-APIC page, of which the task priority is used.
     apic: Pages,
+    /// The pages whose dirty bits the processor has set, if it lists them (29.3.6).
+    pub(super) list: Option<Pages>,
     /// Where the processor has it.
     pub(super) active: Active,
     /// VM-entry interruption information, with the error code in the upper half.
@@ -91,6 +93,8 @@ pub struct Vmcs {
 
 /// Of the [words](Vmcs::dirty_words): the entries of PAE tables.
 pub(super) const POINTERS: u8 = 1 << 7;
+/// The same: the list of pages begins anew.
+pub(super) const NEW_LIST: u8 = 1 << 6;
 /// CR0.CD and NW: the machine's caches are not the guest's to switch off.
 const CR0_CACHING: u64 = 3 << 29;
 /// CR4.MCE: without it a machine check would shut the processor down.
@@ -125,6 +129,7 @@ impl Vmcs {
             maps: [0; 2],
             region: Pages::new(1),
             apic: Pages::new(1),
+            list: None,
             active: Active::default(),
             event: 0,
             entry_length: 0,
@@ -164,6 +169,7 @@ impl Vmcs {
             // There is no such field.
             self.dirty &= !(1 << Copied::Vpid as u8);
         }
+        self.list = self.controls.has(Word::Secondary, controls::LISTS).then(|| Pages::new(1));
         // `choose` has refused a processor that cannot walk them.
         let pointer = Ept::pointer(PhysAddr(permissions.nested_root), capabilities.ept_vpid());
         self.set_copy(Copied::EptPointer, pointer.unwrap_or(0));

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
 use hostlink::config::Config;
+use memslots::space::LogWay;
 use paging::{Invalidation, Level};
 use pci::Function;
 
@@ -94,9 +95,8 @@ where
         <Self as Vendor>::largest_page()
     }
 
-    /// Always true.
-    fn notes_stores() -> bool {
-        true
+    fn log_way() -> LogWay {
+        <Self as Vendor>::log_way()
     }
 
     fn tables(pool: NestedTables) -> NestedTables {

@@ -5,6 +5,7 @@ use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
 use core::ptr::NonNull;
 use hostlink::architecture::Architecture;
+use memslots::space::LogWay;
 use paging::{Format, Level};
 use stay::Cost;
 use tlfs::XMM_WORDS;
@@ -117,6 +118,11 @@ pub unsafe trait Vendor: Processor {
 
     /// The largest page of nested tables by which no guest can harm the machine.
     fn largest_page() -> Level;
+
+    /// How the processor detects stores to slots with a log.
+    fn log_way() -> LogWay {
+        LogWay::DirtyBits
+    }
 
     /// Makes the processor report features from now on that it may not have, to be called before
     /// the first vCPU is created: an auditor watches what is then done with them.

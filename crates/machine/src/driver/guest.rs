@@ -238,20 +238,24 @@ impl<F: Architecture> Guest<'_, '_, F> {
         stored.iter().for_each(|&pa| oracle.stored(pa, now));
     }
 
-    /// Whether a store that was just done has left a trace, in the leaf or in the log, if dirty
-    /// bits are tracked: without one, no fetch will ever report it.
+    /// Whether a store that was just done has left a trace, if dirty bits are tracked: without
+    /// one, no fetch will ever report it. It is in the leaf or in the log, and with lists in a list
+    /// or in the log.
     fn check_noted(&self, gpa: u64) {
-        if self.vm.is_changing.get() || self.cpu.machine.config.track != Track::DirtyBits {
+        let (machine, vm) = (self.cpu.machine, self.vm);
+        if vm.is_changing.get() || machine.config.track == Track::WriteProtection {
             return;
         }
         let memory = self.vm.space.slots().memory();
         if memory.find(Gpa(gpa)).is_none_or(|slot| !slot.is_logged()) || memory.is_marked(Gpa(gpa)) {
             return;
         }
-        let is_noted = self.cpu.machine.hw.borrow_mut().is_noted(self.cpu.number, gpa);
+        let is_noted = match machine.config.track {
+            Track::Lists => Some(machine.hw.borrow().is_listed(gpa)),
+            _ => machine.hw.borrow_mut().is_noted(self.cpu.number, gpa),
+        };
         if is_noted == Some(false) {
-            let what = || format!("{}: the store to {gpa:#x} leaves no trace in the log", self.name());
-            self.cpu.machine.fail(what);
+            machine.fail(|| format!("{}: the store to {gpa:#x} leaves no trace in the log", self.name()));
         }
     }
 

@@ -238,6 +238,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let log = DirtyLog::new(&words);
         let way = match self.machine.config.track {
             Track::DirtyBits => LogWay::DirtyBits,
+            Track::Lists => LogWay::Lists,
             Track::WriteProtection => LogWay::WriteFaults,
         };
         // SAFETY: the words live as long as the machine.

@@ -53,6 +53,17 @@ impl<'g, 'm, F: Architecture> Guest<'g, 'm, F> {
         machine.note(|| format!("enters vCPU {}.{number} with tag {tag} ({:?})", vm.index, self.vcpu.vmcb));
         let exit = self.run_guest();
         machine.hw.borrow_mut().leave(self.cpu.number);
+        let listed = machine.hw.borrow_mut().take_listed(self.cpu.number);
+        if !machine.has(Bug::ListedLater) {
+            self.vcpu.listed.extend(&listed);
+        }
+        if vm.space.has_lists() {
+            let (listed, memory) = (core::mem::take(&mut self.vcpu.listed), vm.space.slots().memory());
+            listed.into_iter().for_each(|gpa| memory.mark_dirty(gpa..gpa + 1));
+        }
+        if machine.has(Bug::ListedLater) {
+            self.vcpu.listed.extend(&listed);
+        }
         machine.note(|| format!("leaves vCPU {}.{number}: {exit:?}", vm.index));
         self.exit = Some(exit);
     }

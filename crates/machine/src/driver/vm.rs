@@ -97,6 +97,8 @@ pub(crate) struct Vcpu {
     /// For Intel64.
     pub(crate) nested_debt: Cell<bool>,
     pub(crate) mmio: MmioCache<MMIO_PAGES>,
+    /// Pages that its processor has listed, and that are not marked yet.
+    pub(crate) listed: Vec<u64>,
     /// Walks to its code, by root.
     pub(crate) walks: Walks<u64>,
 }
@@ -163,6 +165,7 @@ impl Vcpu {
             call: None,
             space: 0,
             vmcb: Vmcb::new(),
+            listed: Vec::new(),
             nested_debt: Cell::new(false),
             mmio: MmioCache::new(),
             walks: Walks::default(),

@@ -17,7 +17,10 @@ impl Config {
             reuses_targets: false,
             tags: rng.pick(&[2, 3, 5, 15]),
             flush_by_asid: !rng.one_in(3),
-            track: rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
+            track: match arch {
+                Arch::Intel64 => rng.pick(&[Track::DirtyBits, Track::Lists, Track::WriteProtection]),
+                _ => rng.pick(&[Track::DirtyBits, Track::WriteProtection]),
+            },
             step: rng.pick(&[1, 7, 64, 64, 512, 512]),
             large_only: rng.one_in(3),
             first_vp: rng.pick(&[0, 62, 63]),

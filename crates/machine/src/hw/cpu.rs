@@ -83,6 +83,8 @@ pub(crate) struct Hw {
     /// On Intel64, guests have tags. If not, they have 0, under which entry and exit drop all.
     pub has_vpids: bool,
     cpus: Vec<Cpu>,
+    /// For each CPU the pages whose dirty bits it has set: guest physical addresses.
+    pub(super) listed: Vec<Vec<u64>>,
     pub iommu: Iommu,
     /// Room for walkers.
     pub(super) words: Vec<u64>,
@@ -91,6 +93,7 @@ pub(crate) struct Hw {
 
 impl Hw {
     pub(crate) fn new(arch: Arch, cpus: usize, memory: Memory, rng: Rng) -> Self {
+        let listed = vec![Vec::new(); cpus];
         let cpus = (0..cpus).map(|_| Cpu::default()).collect();
         Self {
             memory,
@@ -100,6 +103,7 @@ impl Hw {
             pcid: false,
             globals: false,
             has_vpids: true,
+            listed,
             cpus,
             iommu: Iommu::default(),
             words: Vec::new(),

@@ -1,8 +1,9 @@
 //! Accessed and dirty bits: the bits that a processor sets in the entries that it uses.
 
 use super::cpu::Hw;
-use super::format::{Entry, Stage};
+use super::format::{Arch, Entry, Stage};
 use super::walk::{Fault, Nested, Step, Translation, Walker};
+use crate::layout::PAGE_SIZE;
 
 /// How many times the walk by which a processor sets a bit may go back in time.
 pub(super) const ASSIST_BUDGET: u32 = 1;
@@ -61,8 +62,26 @@ impl Hw {
         }
         if !nested.dirty {
             self.set_word_used(nested.word, true);
+            self.list(cpu, gpa);
         }
         Ok(Nested { dirty: true, ..nested })
+    }
+
+    /// Intel64 lists the page whose dirty bit it sets (SDM volume 3, 29.3.6).
+    fn list(&mut self, cpu: usize, gpa: u64) {
+        if self.arch() == Arch::Intel64 {
+            self.listed[cpu].push(gpa / PAGE_SIZE * PAGE_SIZE);
+        }
+    }
+
+    /// Whether some processor has listed the page, and its list was not taken since.
+    pub(crate) fn is_listed(&self, gpa: u64) -> bool {
+        self.listed.iter().any(|pages| pages.contains(&(gpa / PAGE_SIZE * PAGE_SIZE)))
+    }
+
+    /// Takes what a processor has listed.
+    pub(crate) fn take_listed(&mut self, cpu: usize) -> Vec<u64> {
+        core::mem::take(&mut self.listed[cpu])
     }
 
     /// Sets accessed bits in the nested entries that were read just now.

@@ -15,7 +15,7 @@ use crate::{DirtyFetch, Retired, Slot, SlotError, SlotId};
 enum Stage<'a, 'w> {
     /// Dirty bits that the processors set in leaves are transferred to marks in the log.
     Transferring(&'w mut [u64]),
-    /// The marks are taken, and pages are write-protected again.
+    /// The marks are taken, and pages are write-protected again, or their dirty bits cleared.
     Taken(DirtyFetch<'a, 'w>),
     /// The fetch is done; this many pages are dirty.
     Over(u64),
@@ -48,11 +48,12 @@ impl<'a, 'w, F: Format, M: TableMemory> FetchJob<'a, 'w, F, M> {
         let slot = space.slot(id)?;
         let (stage, task) = if !slot.is_logged() {
             return Err(SlotError::NoLog);
-        } else if slot.is_logged_by_faults() {
+        } else if slot.is_logged_by_marks() {
             let fetch = space.slots.memory().fetch_dirty(id, 0, words)?;
             // From the first to the last marked page. A page in between that a fault has just made
-            // writable and marked keeps its mark.
-            let task = fetch.hull().map(Task::Protect);
+            // writable and marked keeps its mark; so does one that a processor has listed.
+            let task = if slot.is_logged_by_faults() { Task::Protect } else { Task::Clean };
+            let task = fetch.hull().map(task);
             (Stage::Taken(fetch), task)
         } else {
             (Stage::Transferring(words), Some(Task::Transfer(slot.range(), 0)))

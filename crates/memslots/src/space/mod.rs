@@ -57,6 +57,10 @@ const MARK_TABLES_MAX: u32 = 64;
 pub enum LogWay {
     /// By the dirty bits of leaves: no faults.
     DirtyBits,
+    /// The same, and processors list the pages whose dirty bits they set, as Intel's with
+    /// page-modification logging. The hypervisor marks what a processor has listed before others
+    /// can see that it has left guest mode, if there [are lists](GuestSpace::has_lists).
+    Lists,
     /// By removing write access: the first store to each page faults.
     WriteFaults,
 }
@@ -76,6 +80,8 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
     has_job: AtomicBool,
     /// Whether there are, or are about to be, translations of 4 KiB.
     has_pieces: AtomicBool,
+    /// Whether there has been a log by lists.
+    has_lists: AtomicBool,
     zap: ZapWay,
 }
 
@@ -107,6 +113,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             mark_tables: AtomicU32::new(MARK_TABLES_MAX),
             has_job: AtomicBool::new(false),
             has_pieces: AtomicBool::new(false),
+            has_lists: AtomicBool::new(false),
             zap: ZapWay::default(),
         })
     }
@@ -144,6 +151,13 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         // Pairs with `expect_pieces`: a CPU that holds a piece, or flushes on behalf of one, finds
         // it set.
         self.has_pieces.load(Acquire)
+    }
+
+    /// Whether what processors list is to be marked: not before there has been a log by lists.
+    #[inline]
+    pub fn has_lists(&self) -> bool {
+        // Pairs with `start_log`: a CPU that has set a dirty bit which that cleared finds it set.
+        self.has_lists.load(Acquire)
     }
 
     fn expect_pieces(&self) {
@@ -244,9 +258,14 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             return Err(SlotError::HasLog);
         }
         self.expect_pieces();
+        if way == LogWay::Lists {
+            // Pairs with `has_lists`. It is before the first dirty bit is cleared.
+            self.has_lists.store(true, Release);
+        }
         self.update(|slots| {
             let mut flags = former.flags;
             flags.set(SlotFlags::LOG_BY_FAULTS, way == LogWay::WriteFaults);
+            flags.set(SlotFlags::LOG_BY_LISTS, way == LogWay::Lists);
             slots.set_flags(id, flags)?;
             // SAFETY: the caller's promise is the same.
             unsafe { slots.set_log(id, Some(log)) }

@@ -152,7 +152,8 @@ pub(super) fn leaf_count<F: Format>(
     count
 }
 
-/// The processor stores to `gpa`: its walk sets the dirty bit. Faults as often as necessary.
+/// The processor stores to `gpa`: its walk sets the dirty bit, and lists the page, which is marked
+/// at once if lists are. Faults as often as necessary.
 pub(super) fn store(space: &TestMemory, arena: &'static Arena, gpa: u64) {
     loop {
         let mut table = space.root().0;
@@ -173,7 +174,9 @@ pub(super) fn store(space: &TestMemory, arena: &'static Arena, gpa: u64) {
         if let Some(entry) = entry
             && entry.load(Relaxed) & 2 != 0
         {
-            entry.fetch_or(DIRTY, Relaxed);
+            if entry.fetch_or(DIRTY, Relaxed) & DIRTY == 0 && space.has_lists() {
+                space.slots().memory().mark_dirty(gpa..gpa + 1);
+            }
             return;
         }
         space.fault(Gpa(gpa), true);

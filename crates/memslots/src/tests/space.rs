@@ -113,7 +113,7 @@ fn a_guest_that_touches_addresses_everywhere_gets_no_more_than_a_few_tables() {
 
 #[test]
 fn a_dirty_log_has_each_page_that_was_stored_to_once() {
-    for way in [LogWay::DirtyBits, LogWay::WriteFaults] {
+    for way in [LogWay::DirtyBits, LogWay::WriteFaults, LogWay::Lists] {
         let (space, arena) = space(&[slot(0, 0, 8 * MIB)], Level::Page2M);
         touch(&space, 0..8 * MIB);
         assert_eq!(leaf_count(&space, 0..8 * MIB), 4, "large pages before");
@@ -140,12 +140,14 @@ fn a_dirty_log_has_each_page_that_was_stored_to_once() {
 
 #[test]
 fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
-    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
-    run(&space, start_log(&space, 512, LogWay::DirtyBits));
-    store(&space, arena, 5 * PAGE);
-    run(&space, space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap());
-    assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
-    assert_eq!(fetch(&space, 0, 8)[0], 1 << 5);
+    for way in [LogWay::DirtyBits, LogWay::Lists] {
+        let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+        run(&space, start_log(&space, 512, way));
+        store(&space, arena, 5 * PAGE);
+        run(&space, space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap());
+        assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
+        assert_eq!(fetch(&space, 0, 8)[0], 1 << 5);
+    }
 }
 
 #[test]

@@ -293,9 +293,8 @@ pub(super) fn begin_log<A: Arch>(
         return Err(Refusal::Slot(SlotError::HasLog));
     }
     let way = match way {
-        LogWay::DirtyBits if A::notes_stores() => SlotLog::DirtyBits,
-        // Where the processor does not mark stores the hypervisor does, by a fault for each page.
-        LogWay::DirtyBits | LogWay::WriteProtection => SlotLog::WriteFaults,
+        LogWay::DirtyBits => A::log_way(),
+        LogWay::WriteProtection => SlotLog::WriteFaults,
     };
     let log = vm.memory_of_slots.lock().make_log(&former);
     // SAFETY: the log lives until the slot hands it back.

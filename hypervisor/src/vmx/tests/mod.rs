@@ -20,9 +20,13 @@ mod refusal;
 mod registers;
 mod rows;
 
-use processor::{Guest, INVALIDATED, Invalidated, MockVmx, with_guest};
+use core::sync::atomic::{AtomicU64, Ordering};
+use processor::{DATA, Guest, INVALIDATED, Invalidated, MockVmx, with_guest, written};
 
+use super::fields;
+use crate::vm::Next;
 use crate::vm::arch::Arch;
+use memslots::{DirtyLog, Gpa};
 use paging::Tables;
 use stay::tagged::two_flushes::{Invept, Invvpid};
 
@@ -46,5 +50,33 @@ fn a_flush_of_the_tag_and_one_of_nested_tables_are_an_instruction_each() {
         guest.vmcs().nested_debt.set(true);
         assert_eq!(enter(guest), [Invalidated::Nested(Invept::Root(root))]);
         assert!(MockVmx::holds_space(guest.0.vm, guest.0.cpu), "it is free for nobody yet");
+    });
+}
+
+#[test]
+fn i7_what_a_processor_lists_is_in_the_log_before_its_stay_is_over() {
+    with_guest(&[], |guest| {
+        const FULL: u64 = 0xffff;
+        let vm = guest.0.vm;
+        let slot = vm.space.slots().memory().find(Gpa(DATA)).expect("is memory");
+        let lists = |entry: usize, gpa: u64, index: fn(u32) -> u64| {
+            move |vmcs: &mut super::vmcs::Vmcs, _: &mut _| {
+                vmcs.vmread = index;
+                let list = vmcs.list.as_ref().expect("this processor has lists");
+                list.words()[entry].store(gpa, Ordering::Relaxed);
+            }
+        };
+        let is_marked = |gpa| vm.space.slots().memory().is_marked(Gpa(gpa));
+        assert!(guest.enter(lists(511, DATA, |_| 510)));
+        assert!(!vm.space.has_lists() && !is_marked(DATA), "no log needs it");
+        let words = Vec::leak((0..DirtyLog::words_for(slot.size)).map(|_| AtomicU64::new(0)).collect());
+        // SAFETY: the words live forever.
+        let job = unsafe { vm.space.start_log(slot.id, DirtyLog::new(words), MockVmx::log_way()) };
+        drop(job.expect("there is no log"));
+        assert!(guest.enter(lists(511, DATA, |_| 510)) && is_marked(DATA));
+        assert!(guest.enter(lists(511, DATA, |_| 511)));
+        assert_eq!(written(fields::LIST_INDEX.raw()), 511, "it begins anew");
+        assert!(guest.enter(lists(0, DATA + 0x1000, |_| FULL)) && is_marked(DATA + 0x1000));
+        assert_eq!(guest.leave(62, 0, 0), Next::Resume);
     });
 }

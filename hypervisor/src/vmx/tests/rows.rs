@@ -36,7 +36,7 @@ fn test_of(row: Row) -> fn(u64) {
             Instruction::WriteBack | Instruction::Invalidate => goes_on_behind_it,
         },
         Row::Event(row) => match row {
-            Event::Interrupt | Event::Signal | Event::Priority => goes_on,
+            Event::Interrupt | Event::Signal | Event::Priority | Event::FullList => goes_on,
             Event::Window => withdraws_the_request,
             Event::Port => writes_and_reads_a_port,
             Event::NestedFault => finds_memory,
@@ -99,7 +99,7 @@ const ASKED: [(Word, u32, &[u64]); 20] = [
     (Word::Secondary, 2, &[46, 47]),
     (Word::Secondary, 6, &[54]),
     (Word::Secondary, 10, &[40]),
-    (Word::Secondary, 14, &[62]),
+    (Word::Secondary, 17, &[62]),
 ];
 
 /// The exits that nothing asks for (26.1.2, 26.2), and those of masked bits of CR0 and CR4.

@@ -23,6 +23,7 @@ use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
 use hostlink::config::Config;
 use hostlink::counters::Counter;
+use memslots::space::LogWay;
 use memslots::{Gpa, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
 
@@ -76,8 +77,8 @@ unsafe impl Arch for MockArch {
         Level::Page1G
     }
 
-    fn notes_stores() -> bool {
-        true
+    fn log_way() -> LogWay {
+        LogWay::DirtyBits
     }
 
     fn tables(pool: NestedTables) -> NestedTables {
