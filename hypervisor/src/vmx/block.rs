@@ -7,7 +7,7 @@ use stay::tagged::start_over;
 use super::controls::{self, Word};
 use super::copies::Copied;
 use super::outside::Register;
-use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, Vmcs, quiet};
+use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;
 use crate::x86::EFER_LMA;
@@ -94,6 +94,11 @@ impl ControlBlock for Vmcs {
         self.segment_of(name)
     }
 
+    #[inline(always)]
+    fn attributes(&self, name: SegmentName) -> u16 {
+        self.attributes_of(name)
+    }
+
     fn set_segment(&mut self, name: SegmentName, segment: Segment) {
         self.set_segment_of(name, segment);
     }
@@ -101,7 +106,7 @@ impl ControlBlock for Vmcs {
     /// That of SS's descriptor.
     #[inline(always)]
     fn cpl(&self) -> u8 {
-        (self.segment(SegmentName::Ss).attributes >> 5 & 3) as u8
+        (self.attributes(SegmentName::Ss) >> 5 & 3) as u8
     }
 
     #[inline(always)]
@@ -140,19 +145,23 @@ impl ControlBlock for Vmcs {
 
     #[inline(always)]
     fn is_quiet(&self, priority: u8) -> bool {
-        self.requested == quiet(0) && self.priority() == priority
+        let asks = self.control(Word::Primary, controls::INTERRUPT_WINDOW) || self.threshold != 0;
+        !asks && self.is_settled(priority)
     }
 
     #[inline(always)]
     fn offer(&mut self, vector: u8) {
-        self.requested.offered = Some(vector);
+        self.offered = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
     }
 
     /// Interrupt-window exiting, and a threshold of the task priority: it matters when the guest
     /// lowers that.
     #[inline(always)]
     fn request(&mut self, request: InterruptRequest) {
-        self.requested = InterruptRequest { priority: 0, ..request };
+        self.offered = 0;
+        if let Some(vector) = request.offered {
+            self.offer(vector);
+        }
         self.store_priority(request.priority);
         self.set_interrupt_window(request.window);
         self.set_threshold(if request.priority_exits { request.priority } else { 0 });
@@ -160,25 +169,23 @@ impl ControlBlock for Vmcs {
 
     #[inline(always)]
     fn close_window(&mut self) {
-        self.requested.window = false;
         self.set_interrupt_window(false);
         self.set_nmi_window(false);
     }
 
     #[inline(always)]
     fn is_settled(&self, priority: u8) -> bool {
-        self.requested.offered.is_none() && self.priority() == priority
+        self.offered == 0 && self.priority() == priority
     }
 
     /// An entry delivers what it is given: if that was cut short, the exit says so. An entry that
     /// is called off delivers nothing.
     #[inline(always)]
     fn settle(&mut self) -> (u8, Offered) {
-        let is_taken = core::mem::take(&mut self.is_taken);
-        let offered = match self.requested.offered.take() {
-            None => Offered::Nothing,
-            Some(_) if is_taken => Offered::Taken,
-            Some(vector) => Offered::Left(vector),
+        let offered = match core::mem::take(&mut self.offered) {
+            0 => Offered::Nothing,
+            TAKEN => Offered::Taken,
+            interrupt => Offered::Left(interrupt as u8),
         };
         (self.priority(), offered)
     }
@@ -210,7 +217,7 @@ impl ControlBlock for Vmcs {
 
     fn init(state: &mut VcpuState<Self>) {
         let vmcs = &mut *state.block;
-        vmcs.request(quiet(0));
+        vmcs.request(InterruptRequest { priority: 0, offered: None, window: false, priority_exits: false });
         vmcs.set_nmi_window(false);
         vmcs.event = 0;
         vmcs.set_interruptibility(0);

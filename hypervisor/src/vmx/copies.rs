@@ -74,16 +74,17 @@ const SEGMENTS: [SegmentName; 10] = {
 /// Those that have a selector and rights.
 const WITH_SELECTOR: usize = 8;
 
-/// Number of copies.
-pub(super) const COPIES: usize = REGISTERS.len() + 4 * SEGMENTS.len();
+/// Places for copies: as many as a word has bits.
+pub(super) const COPIES: usize = 64;
 
-/// The fields with copies; 0 in the places of what descriptor tables do not have.
+/// The fields with copies; 0 in the places of what descriptor tables do not have, and behind them.
 pub(super) const FIELDS: [u32; COPIES] = {
     let mut fields = [0; COPIES];
     let mut place = 0;
     while place < COPIES {
         fields[place] = match place.checked_sub(REGISTERS.len()) {
             None => REGISTERS[place],
+            Some(part) if part / 4 >= SEGMENTS.len() => 0,
             Some(part) if part / 4 >= WITH_SELECTOR && part % 4 < LIMIT => 0,
             Some(part) => PARTS[part % 4] + 2 * (part / 4) as u32,
         };
@@ -117,16 +118,12 @@ pub(super) const fn place(name: SegmentName, part: usize) -> usize {
     REGISTERS.len() + 4 * index + part
 }
 
-/// The copies that nearly every exit needs.
+/// The copies that nearly every exit needs: they are never older than the VMCS.
 pub(super) const READ_AT_ONCE: u64 = 1 << Copied::Rip as usize
     | 1 << Copied::Rflags as usize
-    | 1 << Copied::Cr0 as usize
-    | 1 << Copied::Cr3 as usize
-    | 1 << Copied::Cr4 as usize
     | 1 << Copied::Efer as usize
     | 1 << Copied::Interruptibility as usize
     | 1 << place(SegmentName::Cs, RIGHTS)
-    | 1 << place(SegmentName::Cs, BASE)
     | 1 << place(SegmentName::Ss, RIGHTS);
 
-const _: () = assert!(COPIES <= 64);
+const _: () = assert!(REGISTERS.len() + 4 * SEGMENTS.len() <= COPIES);

@@ -34,6 +34,7 @@ const DR6_CAUSES: u64 = DR6_BREAKPOINTS | DR6_DETECTED | DR6_SINGLE_STEP;
 pub(super) fn settle_nmis(state: &mut VcpuState<Vmcs>, exit: &Exit) {
     const UNBLOCKED: u64 = 1 << 12;
     let said = match exit.code {
+        ..48 => 0,
         48 | 62 => exit.qualification,
         0x101 | 0x111 => exit.exception,
         _ => 0,
@@ -81,7 +82,7 @@ pub(super) fn on_control<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -
 fn write_cr0<A: Intel64>(context: &mut Context<'_, A>, value: u64) -> bool {
     let block = &*context.state.block;
     let (old, cr4, efer) = (block.read(Cr0), block.read(Cr4), block.read(Efer));
-    let code = block.segment(SegmentName::Cs).attributes;
+    let code = block.attributes(SegmentName::Cs);
     let is_on = value & CR0_PG != 0;
     let is_switched = (value ^ old) & CR0_PG != 0;
     let to_long = is_switched && is_on && efer & EFER_LME != 0;

@@ -1,6 +1,8 @@
 //! Registers of the guest that a VMCS does not have. The hypervisor uses none of them, so the
 //! guest's values stay in the processor while the vCPU is on the CPU.
 
+use super::vmcs::Read;
+
 /// Such a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -21,18 +23,28 @@ const ALL: [Register; 7] = {
 };
 
 /// The values.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Outside {
     values: [u64; ALL.len()],
+    /// Reads a register of the processor.
+    pub(super) from_processor: Read<Register>,
     /// The registers whose values the processor has: all others are here.
     loaded: u8,
 }
 
 impl Outside {
-    /// A register's value: what was last written here, or seen.
-    #[inline(always)]
-    pub const fn read(&self, register: Register) -> u64 {
-        self.values[register as usize]
+    /// Before the first entry.
+    pub(super) const fn new() -> Self {
+        let from_processor = |_| unreachable!("a register is read of no processor");
+        Self { values: [0; ALL.len()], from_processor, loaded: 0 }
+    }
+
+    /// A register's value.
+    pub fn read(&self, register: Register) -> u64 {
+        match self.loaded & 1 << register as u8 {
+            0 => self.values[register as usize],
+            _ => (self.from_processor)(register),
+        }
     }
 
     /// Changes a register at the next entry.
@@ -40,12 +52,6 @@ impl Outside {
     pub const fn write(&mut self, register: Register, value: u64) {
         self.values[register as usize] = value;
         self.loaded &= !(1 << register as u8);
-    }
-
-    /// The processor has this value.
-    #[inline(always)]
-    pub const fn see(&mut self, register: Register, value: u64) {
-        self.values[register as usize] = value;
     }
 
     /// Loads what the processor does not have.
@@ -80,7 +86,7 @@ mod tests {
 
     #[test]
     fn what_is_written_here_is_loaded_and_never_overwritten() {
-        let mut outside = Outside::default();
+        let mut outside = Outside::new();
         outside.write(Register::Lstar, 5);
         let mut written = Vec::new();
         outside.load(|register, value| written.push((register, value)));

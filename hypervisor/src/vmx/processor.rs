@@ -15,6 +15,7 @@ use stay::{Mistake, Mistakes};
 
 use super::capabilities::Capabilities;
 use super::controls::{Controls, LISTS, VPID, Word};
+use super::outside::Register;
 use super::vmcs::Vmcs;
 use super::{intercepts, table};
 use crate::pages::Pages;
@@ -37,6 +38,8 @@ pub trait Vmx: Processor {
     fn chosen() -> (&'static Capabilities, Controls);
     /// VMREAD, of the current VMCS.
     fn vmread(field: u32) -> u64;
+    /// A register of the guest that a VMCS does not have.
+    fn read_outside(register: Register) -> u64;
     /// The vCPU leaves the CPU: VMCLEAR, if its VMCS is active.
     fn leave(vmcs: &mut Vmcs);
     /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
@@ -104,7 +107,7 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         // memory only.
         let has_run = unsafe { A::run(self.cpu, self.vmcs, self.registers) };
         self.vmcs.leave(has_run);
-        self.cpu.last_exit.store(self.vmcs.code(), Ordering::Relaxed);
+        self.cpu.last_exit.store(self.vmcs.code, Ordering::Relaxed);
         if self.vm.space.has_lists() && has_run {
             // Before others can see that the stay is over.
             let memory = self.vm.space.slots().memory();
@@ -193,7 +196,8 @@ where
     }
 
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
-        vmcs.set_up(Self::chosen(), guest_cr4_mask::<Self>(), permissions, Self::vmread);
+        let read = (Self::vmread as _, Self::read_outside as _);
+        vmcs.set_up(Self::chosen(), guest_cr4_mask::<Self>(), permissions, read);
     }
 
     fn next_rip(vmcs: &Vmcs) -> Option<u64> {

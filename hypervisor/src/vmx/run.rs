@@ -3,12 +3,11 @@
 use coherence::CpuId;
 use core::fmt;
 
-use super::controls::{MOV_DR, Word};
 use super::fields::INSTRUCTION_ERROR;
 use super::outside::Register;
 use super::switch::HostState;
+use super::table::{ENTRY_FAILURE, EXCEPTION, REFUSED};
 use super::vmcs::Vmcs;
-use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::Registers;
 
 /// The instructions of VMX, and what belongs to an entry besides.
@@ -75,9 +74,8 @@ impl fmt::Display for InstructionError {
     }
 }
 
-/// The reason of no exit.
-const NO_REASON: u16 = u16::MAX;
-const EXCEPTION: u16 = 0;
+/// An NMI, as an exit has it.
+const NMI: u64 = EXCEPTION + 2;
 
 /// Enters the guest by this VMCS, on this CPU, and takes over what the exit says. False if the
 /// processor refuses.
@@ -93,8 +91,8 @@ pub unsafe fn run<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs, registers: &mut 
         I::vmptrld(vmcs.region());
         vmcs.begin(cpu, &I::host_state(), I::vmwrite);
     }
-    vmcs.outside.load(I::write_outside);
     vmcs.write_changes(I::vmwrite);
+    vmcs.outside.load(I::write_outside);
     // SAFETY: the caller's promise.
     if let Err(failed) = unsafe { I::enter(registers, vmcs.active.is_launched()) } {
         refuse::<I>(vmcs, failed);
@@ -102,14 +100,10 @@ pub unsafe fn run<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs, registers: &mut 
     }
     vmcs.active.launch();
     vmcs.take_exit(I::vmread);
-    vmcs.outside.see(Register::Cr2, I::read_outside(Register::Cr2));
-    if !vmcs.control(Word::Primary, MOV_DR) {
-        vmcs.outside.see(Register::Dr6, I::read_outside(Register::Dr6));
-    }
-    if vmcs.reason == EXCEPTION && vmcs.interruption & event::TYPE_MASK == event::TYPE_NMI {
+    if vmcs.code == NMI {
         I::take_nmi();
     }
-    !vmcs.is_refused
+    vmcs.code < ENTRY_FAILURE
 }
 
 #[cold]
@@ -119,7 +113,7 @@ fn refuse<I: Instructions>(vmcs: &mut Vmcs, failed: Failed) {
         Failed::Valid => I::vmread(INSTRUCTION_ERROR.raw()) as u32,
     };
     log::error!("an entry has failed: {}", InstructionError(error));
-    (vmcs.reason, vmcs.is_refused) = (NO_REASON, true);
+    vmcs.code = REFUSED;
 }
 
 /// The vCPU leaves the CPU.
@@ -255,7 +249,7 @@ mod tests {
         let mut vmcs = after_exits();
         mock(|mock| mock.reason = u64::MAX);
         assert!(!enter(&mut vmcs, 0));
-        assert_eq!(vmcs.code(), crate::vmx::table::REFUSED);
+        assert_eq!(vmcs.code, REFUSED);
         assert!(InstructionError(7).to_string().ends_with("invalid control fields"));
     }
 }

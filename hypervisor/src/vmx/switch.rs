@@ -5,24 +5,14 @@ use coherence::CpuId;
 use super::controls::Word;
 use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
-use super::vmcs::{NEW_LIST, POINTERS, Vmcs};
+use super::outside::Register;
+use super::table::{ENTRY_FAILURE, EXCEPTION};
+use super::vmcs::{NEW_LIST, POINTERS, THRESHOLD, Vmcs};
+use crate::x86::DR6_BREAKPOINTS;
 use crate::x86::vcpu::event;
 
-/// The information about an exit besides its reason (appendix C, 28.2).
-mod reason {
-    pub(super) const EXCEPTION: u16 = 0;
-    pub(super) const INTERRUPT: u16 = 1;
-    pub(super) const PORT: u16 = 30;
-    pub(super) const EPT_VIOLATION: u16 = 48;
-    pub(super) const EPT_MISCONFIGURATION: u16 = 49;
-}
-
-/// The processor has refused the guest's state, in the reason of an exit.
-const REFUSED: u32 = 1 << 31;
 /// Bits of interruption information that an entry takes.
 const DELIVERABLE: u64 = 0x8000_0fff;
-/// A qualification of port accesses: they are of a string.
-const STRING: u64 = 1 << 4;
 
 /// What the processor has at an exit: a CPU's own.
 #[derive(Clone, Copy, Debug, Default)]
@@ -139,13 +129,18 @@ impl Vmcs {
             vmwrite(FIELDS[place], self.copies[place]);
             dirty &= dirty - 1;
         }
-        if self.dirty_words != 0 || self.threshold != self.written_threshold {
+        if self.dirty_words != 0 {
             self.write_controls(&mut vmwrite);
         }
     }
 
+    /// Breakpoints that pend are part of a #DB that is delivered.
     #[inline(never)]
-    fn write_event(&self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
+    fn write_event(&mut self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
+        if event & 0xffff_ffff == event::exception(event::VECTOR_DB) {
+            let breakpoints = self.pending_debug() & DR6_BREAKPOINTS;
+            self.outside.write(Register::Dr6, self.outside.read(Register::Dr6) | breakpoints);
+        }
         vmwrite(f::ENTRY_EVENT.writable(), event & DELIVERABLE);
         if event & event::ERROR_VALID != 0 {
             vmwrite(f::ENTRY_ERROR_CODE.writable(), event >> 32);
@@ -173,8 +168,7 @@ impl Vmcs {
         for (word, field) in words.into_iter().filter(|(word, _)| dirty >> *word as u8 & 1 != 0) {
             vmwrite(field.writable(), self.controls.word(word).into());
         }
-        if self.threshold != self.written_threshold {
-            self.written_threshold = self.threshold;
+        if dirty & THRESHOLD != 0 {
             vmwrite(f::TPR_THRESHOLD.writable(), self.threshold.into());
         }
     }
@@ -182,16 +176,22 @@ impl Vmcs {
     /// Takes over what an exit says, and the registers that most exits need.
     #[inline(always)]
     pub fn take_exit(&mut self, vmread: impl Fn(u32) -> u64) {
-        let reason = vmread(f::EXIT_REASON.raw()) as u32;
-        (self.reason, self.is_refused) = (reason as u16, reason & REFUSED != 0);
+        self.code = vmread(f::EXIT_REASON.raw()) & (ENTRY_FAILURE | 0xffff);
         self.stale = CHANGED_BY_EXITS;
         self.refresh(READ_AT_ONCE, &vmread);
         self.vectoring = 0;
-        if self.reason != reason::INTERRUPT {
-            self.describe_exit(&vmread);
+        match self.code {
+            // Interrupts, and windows for them.
+            1 | 7 | 8 => {}
+            // Instructions that say it all by their registers.
+            10 | 12 | 18 | 31 | 32 => self.length = vmread(f::EXIT_LENGTH.raw()),
+            _ => self.describe_exit(&vmread),
         }
     }
 
+    /// Only exceptions, task switches, accesses to APIC or memory, and a full log of such, can come
+    /// while an event is delivered: for all others there is no such information (28.2.4).
+    #[inline(always)]
     fn describe_exit(&mut self, vmread: &impl Fn(u32) -> u64) {
         let event = |info: u32, code: u32| {
             let info = vmread(info);
@@ -199,24 +199,15 @@ impl Vmcs {
             if info & wanted == wanted { info | vmread(code) << 32 } else { info }
         };
         self.qualification = vmread(f::QUALIFICATION.raw());
-        self.vectoring = event(f::VECTORING.raw(), f::VECTORING_ERROR_CODE.raw());
-        match self.reason {
-            reason::EXCEPTION => {
-                self.interruption = event(f::EXIT_INTERRUPTION.raw(), f::EXIT_ERROR_CODE.raw());
-            }
-            reason::EPT_VIOLATION | reason::EPT_MISCONFIGURATION => {
-                self.guest_physical = vmread(f::GUEST_PHYSICAL.raw());
-                self.guest_linear = vmread(f::GUEST_LINEAR.raw());
-                return;
-            }
-            reason::PORT if self.qualification & STRING != 0 => {
-                self.guest_linear = vmread(f::GUEST_LINEAR.raw());
-                self.instruction = vmread(f::EXIT_INSTRUCTION.raw()) as u32;
-            }
-            reason::PORT => {}
-            _ => self.instruction = vmread(f::EXIT_INSTRUCTION.raw()) as u32,
-        }
         self.length = vmread(f::EXIT_LENGTH.raw());
+        if let 0 | 9 | 44 | 48 | 49 | 62 = self.code {
+            self.vectoring = event(f::VECTORING.raw(), f::VECTORING_ERROR_CODE.raw());
+            self.guest_physical = vmread(f::GUEST_PHYSICAL.raw());
+        }
+        if self.code == 0 {
+            self.interruption = event(f::EXIT_INTERRUPTION.raw(), f::EXIT_ERROR_CODE.raw());
+            self.code = EXCEPTION | self.interruption & 0xff;
+        }
     }
 
     /// Reads these copies if they are older than the VMCS.

@@ -42,7 +42,7 @@ impl Exit {
     #[inline(always)]
     pub fn of(vmcs: &Vmcs) -> Self {
         Self {
-            code: vmcs.code(),
+            code: vmcs.code,
             qualification: vmcs.qualification,
             exception: vmcs.interruption,
             event: vmcs.cut_short(),
@@ -146,8 +146,8 @@ exits! {
             => ExitOther; event::on_undefined;
         Shutdown: 2 => ExitOther; event::on_shutdown; // A triple fault
         TaskSwitch: 9 => ExitOther; exits::on_task_switch; // By a task gate, CALL, JMP or IRET
-        // The entry has failed: on the guest's state, or on an MSR; or it was none.
-        Invalid: 0x8000_0021 | 0x8000_0022 | REFUSED => ExitOther; refusal::on_refusal, Exit::whole;
+        // The entry has failed: on the guest's state, or on an MSR (33, 34); or it was none.
+        Invalid: ENTRY_FAILURE..=REFUSED => ExitOther; refusal::on_refusal, Exit::whole;
     }
     otherwise {
         Unexpected; ExitOther; event::on_unexpected, Exit::code; // An exit that was not requested

@@ -12,20 +12,22 @@ use paging::{Ept, PhysAddr};
 use super::active::Active;
 use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
-use super::copies::{ALL, BASE, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, place};
+use super::copies::{ALL, BASE, COPIES, Copied, FIELDS, LIMIT, READ_AT_ONCE, RIGHTS, SELECTOR, place};
 use super::fields as f;
 use super::outside::{Outside, Register};
-use super::table::{ENTRY_FAILURE, EXCEPTION, REFUSED};
 use crate::pages::Pages;
-use crate::x86::vcpu::block::{InterruptRequest, Segment, SegmentName};
+use crate::x86::vcpu::block::{Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::Permissions;
-use crate::x86::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, RFLAGS_TF};
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
 
 /// A segment cannot be used (25.4.1).
 const UNUSABLE: u32 = 1 << 16;
 /// Present, in access rights and in attributes.
 const PRESENT: u32 = 1 << 7;
+
+/// Reads a register of the processor.
+pub(super) type Read<T> = fn(T) -> u64;
 
 /// A vCPU's VMCS.
 #[derive(Debug)]
@@ -35,9 +37,10 @@ pub struct Vmcs {
     pub(super) dirty: u64,
     /// The copies that are older.
     pub(super) stale: u64,
-    pub(super) vmread: fn(u32) -> u64,
+    pub(super) vmread: Read<u32>,
     pub(super) controls: Controls,
-    /// Words of controls that the VMCS does not have yet, [`POINTERS`] and [`NEW_LIST`].
+    /// Words of controls that the VMCS does not have yet, [`POINTERS`], [`NEW_LIST`] and
+    /// [`THRESHOLD`].
     pub(super) dirty_words: u8,
     /// The entries of the highest level of the guest's PAE tables, for the next entry.
     pub(super) pointers: [u64; 4],
@@ -58,32 +61,22 @@ pub struct Vmcs {
     pub(super) event: u64,
     /// What the entry delivers if it is a software interrupt or exception: its length.
     pub entry_length: u32,
-    pub(super) requested: InterruptRequest,
-    /// The entry has delivered the interrupt that is offered.
-    pub(super) is_taken: bool,
+    /// The interrupt that the entry delivers if there is no event; [`TAKEN`] behind the entry.
+    pub(super) offered: u64,
     /// See [`set_threshold`](Self::set_threshold).
     pub(super) threshold: u8,
-    /// The one that the VMCS has.
-    pub(super) written_threshold: u8,
     /// See [`TwoFlushes`](stay::tagged::two_flushes::TwoFlushes).
     pub(super) nested_debt: Cell<bool>,
     /// It has never been active.
     pub(super) is_new: bool,
-    /// Basic exit reason (appendix C).
-    pub reason: u16,
-    /// The processor has refused the guest's state at the entry.
-    pub is_refused: bool,
+    /// The code of the exit, as the [table](super::table) has it.
+    pub code: u64,
     /// Exit qualification (28.2.1).
     pub qualification: u64,
     /// Guest physical address of an EPT violation or misconfiguration.
     pub guest_physical: u64,
-    /// Linear address of an EPT violation, if its qualification says that there is one; of an
-    /// instruction that accesses memory.
-    pub guest_linear: u64,
     /// Length of the instruction that caused the exit.
     pub length: u64,
-    /// What the instruction that caused the exit is (28.2.5).
-    pub instruction: u32,
     /// VM-exit interruption information, with the error code in the upper half: of an exception or
     /// NMI.
     pub interruption: u64,
@@ -95,6 +88,10 @@ pub struct Vmcs {
 pub(super) const POINTERS: u8 = 1 << 7;
 /// The same: the list of pages begins anew.
 pub(super) const NEW_LIST: u8 = 1 << 6;
+/// The same: the threshold of task priorities.
+pub(super) const THRESHOLD: u8 = 1 << 5;
+/// An entry has delivered the interrupt that was [offered](Vmcs::offered).
+pub(super) const TAKEN: u64 = 1;
 /// CR0.CD and NW: the machine's caches are not the guest's to switch off.
 const CR0_CACHING: u64 = 3 << 29;
 /// CR4.MCE: without it a machine check would shut the processor down.
@@ -105,11 +102,6 @@ pub(super) const SHADOWS: u32 = BLOCKING_BY_STI | 1 << 1;
 pub(super) const BLOCKING_BY_STI: u32 = 1 << 0;
 /// An NMI's handler holds NMIs off, with virtual NMIs.
 pub const BLOCKING_BY_NMI: u32 = 1 << 3;
-
-/// Nothing is offered or requested.
-pub(super) const fn quiet(priority: u8) -> InterruptRequest {
-    InterruptRequest { priority, offered: None, window: false, priority_exits: false }
-}
 
 /// Where the virtual-APIC page has the task priority, in words.
 const TPR: usize = 0x80 / 8;
@@ -125,7 +117,7 @@ impl Vmcs {
             dirty_words: u8::MAX,
             pointers: [0; 4],
             masks: [[0; 2]; 2],
-            outside: Outside::default(),
+            outside: Outside::new(),
             maps: [0; 2],
             region: Pages::new(1),
             apic: Pages::new(1),
@@ -133,37 +125,32 @@ impl Vmcs {
             active: Active::default(),
             event: 0,
             entry_length: 0,
-            requested: quiet(0),
-            is_taken: false,
+            offered: 0,
             threshold: 0,
-            written_threshold: 0,
             nested_debt: Cell::new(false),
             is_new: true,
-            reason: 0,
-            is_refused: false,
+            code: 0,
             qualification: 0,
             guest_physical: 0,
-            guest_linear: 0,
             length: 0,
-            instruction: 0,
             interruption: 0,
             vectoring: 0,
         }
     }
 
     /// What the block has for good: controls, the bits of CR4 that the guest may change without an
-    /// exit, the maps of ports and MSRs, and how its processor reads a field.
+    /// exit, the maps of ports and MSRs, and how its processor reads a field and another register.
     pub(super) fn set_up(
         &mut self,
         (capabilities, controls): (&Capabilities, Controls),
         cr4: u64,
         permissions: &Permissions,
-        vmread: fn(u32) -> u64,
+        (vmread, read_outside): (Read<u32>, Read<Register>),
     ) {
         let [cr0_fixed, cr4_fixed] = [capabilities.guest_cr0_fixed(), capabilities.guest_cr4_fixed()];
         let cr4_fixed = cr4_fixed | CR4_MACHINE_CHECKS;
         self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
-        (self.controls, self.vmread) = (controls, vmread);
+        (self.controls, self.vmread, self.outside.from_processor) = (controls, vmread, read_outside);
         self.maps = [permissions.io, permissions.msr];
         if !self.controls.has(Word::Secondary, controls::VPID) {
             // There is no such field.
@@ -189,14 +176,21 @@ impl Vmcs {
 
     #[inline(always)]
     fn copy_at(&self, place: usize) -> u64 {
-        if self.stale >> place & 1 != 0 { (self.vmread)(FIELDS[place]) } else { self.copies[place] }
+        let may_be_stale = READ_AT_ONCE >> place & 1 == 0;
+        if may_be_stale && self.stale >> place & 1 != 0 {
+            (self.vmread)(FIELDS[place])
+        } else {
+            self.copies[place]
+        }
     }
 
     #[inline(always)]
     const fn set_copy_at(&mut self, place: usize, value: u64) {
         self.copies[place] = value;
         self.dirty |= 1 << place;
-        self.stale &= !(1 << place);
+        if READ_AT_ONCE >> place & 1 == 0 {
+            self.stale &= !(1 << place);
+        }
     }
 
     /// A register's value.
@@ -229,14 +223,20 @@ impl Vmcs {
     /// A segment register.
     pub(super) fn segment_of(&self, name: SegmentName) -> Segment {
         let part = |part| self.copy_at(place(name, part));
-        let rights = part(RIGHTS) as u32;
-        let rights = if rights & UNUSABLE != 0 { rights & !PRESENT } else { rights };
         Segment {
             selector: part(SELECTOR) as u16,
-            attributes: (rights & 0xff | rights >> 4 & 0xf00) as u16,
+            attributes: self.attributes_of(name),
             limit: part(LIMIT) as u32,
             base: part(BASE),
         }
+    }
+
+    /// Its attributes alone.
+    #[inline(always)]
+    pub(super) fn attributes_of(&self, name: SegmentName) -> u16 {
+        let rights = self.copy_at(place(name, RIGHTS)) as u32;
+        let rights = if rights & UNUSABLE != 0 { rights & !PRESENT } else { rights };
+        (rights & 0xff | rights >> 4 & 0xf00) as u16
     }
 
     /// Changes a segment register. One that is not present cannot be used.
@@ -269,7 +269,9 @@ impl Vmcs {
     /// An exit has ended the stay: the event has been delivered, unless there was no entry.
     #[inline(always)]
     pub(super) const fn leave(&mut self, has_run: bool) {
-        self.is_taken = has_run && self.requested.offered.is_some();
+        if has_run && self.offered != 0 {
+            self.offered = TAKEN;
+        }
         self.event = 0;
     }
 
@@ -287,23 +289,7 @@ impl Vmcs {
     /// What the entry delivers: an event, or else the offered interrupt.
     #[inline(always)]
     pub const fn delivered(&self) -> u64 {
-        match self.requested.offered {
-            Some(vector) if self.event & event::VALID == 0 => {
-                event::VALID | event::TYPE_INTERRUPT | vector as u64
-            }
-            _ => self.event,
-        }
-    }
-
-    /// The code of the exit, as the [table](super::table) has it.
-    #[inline(always)]
-    pub const fn code(&self) -> u64 {
-        match (self.is_refused, self.reason) {
-            (false, 0) => EXCEPTION | self.interruption & 0xff,
-            (false, reason) => reason as u64,
-            (true, 33 | 34 | 41) => ENTRY_FAILURE | self.reason as u64,
-            (true, _) => REFUSED,
-        }
+        if self.event & event::VALID != 0 { self.event } else { self.offered }
     }
 
     /// Has the next entry load the highest level of the guest's PAE tables.
@@ -313,17 +299,12 @@ impl Vmcs {
     }
 
     /// An entry follows: where a shadow holds debug exceptions off, a step pends if and only if the
-    /// trap flag is set, or the processor refuses the entry (27.3.1.5). Breakpoints that pend are
-    /// part of a #DB that is delivered.
+    /// trap flag is set, or the processor refuses the entry (27.3.1.5).
     #[inline(always)]
     pub(super) fn settle_step(&mut self) {
         if self.interruptibility() & SHADOWS != 0 {
             let step = if self.copy(Copied::Rflags) & RFLAGS_TF != 0 { DR6_SINGLE_STEP } else { 0 };
             self.set_pending_debug(self.pending_debug() & !DR6_SINGLE_STEP | step);
-        }
-        if self.event & 0xffff_ffff == event::exception(event::VECTOR_DB) {
-            let breakpoints = self.pending_debug() & DR6_BREAKPOINTS;
-            self.outside.write(Register::Dr6, self.outside.read(Register::Dr6) | breakpoints);
         }
     }
 
@@ -393,6 +374,9 @@ impl Vmcs {
 
     /// The guest exits when its task priority falls below this one, which is not above the present.
     pub const fn set_threshold(&mut self, priority: u8) {
-        self.threshold = priority;
+        if self.threshold != priority {
+            self.threshold = priority;
+            self.dirty_words |= THRESHOLD;
+        }
     }
 }

@@ -20,6 +20,7 @@ use crate::vm::{Context, Next, PerCpu};
 use crate::vmx::capabilities::Capabilities;
 use crate::vmx::controls::{self, Controls, Word};
 use crate::vmx::fields::{self, Named};
+use crate::vmx::outside::Register;
 use crate::vmx::processor::{OnVmx, Vmx};
 use crate::vmx::vmcs::Vmcs;
 use crate::vmx::{intercepts, table};
@@ -80,6 +81,10 @@ impl Vmx for MockVmx {
         panic!("{} is read of no processor", Named(field))
     }
 
+    fn read_outside(register: Register) -> u64 {
+        panic!("{register:?} is read of no processor")
+    }
+
     fn leave(_: &mut Vmcs) {}
 
     fn hold_interrupts() {}
@@ -97,7 +102,7 @@ impl Vmx for MockVmx {
                 let _old = written.insert(field, value);
             });
         });
-        (vmcs.vectoring, vmcs.reason, vmcs.is_refused) = (0, 1, false);
+        (vmcs.vectoring, vmcs.code) = (0, 1);
         stay(vmcs, registers);
         true
     }
@@ -179,11 +184,10 @@ pub(crate) fn exit_with(
     qualification: u64,
 ) -> Next {
     let vmcs = &mut *context.state.block;
-    vmcs.is_refused = code >= table::ENTRY_FAILURE;
-    vmcs.reason = if code == table::REFUSED { 0 } else { code as u16 };
     if (table::EXCEPTION..table::EXCEPTION + 0x100).contains(&code) {
-        (vmcs.reason, vmcs.interruption) = (0, vmcs.interruption & !0xff | code & 0xff);
+        vmcs.interruption = vmcs.interruption & !0xff | code & 0xff;
     }
+    vmcs.code = code;
     (vmcs.length, vmcs.qualification) = (length, qualification);
     table::handle_exit(context)
 }

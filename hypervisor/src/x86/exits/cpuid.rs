@@ -18,8 +18,8 @@ pub(crate) fn on_cpuid<A: X86>(context: &mut Context<'_, A>) -> Then {
         None => {
             let view = cpuid::View {
                 apic: context.state.lapic.is_on(),
-                osxsave: context.state.block.read(Cr4) & CR4_OSXSAVE != 0,
-                // Checked only for the leaf that shows it: the check takes a lock.
+                // Read, and checked, only for the leaf that shows it: the check takes a lock.
+                osxsave: leaf == 1 && context.state.block.read(Cr4) & CR4_OSXSAVE != 0,
                 invariant_tsc: leaf == 0x8000_0007 && context.vm.guest.partition.shows_invariant_tsc(),
                 ..context.state.view
             };

@@ -15,11 +15,13 @@ use crate::x86::{CR0_PE, RFLAGS_VM};
 #[inline(always)] // Like the others that make up most exits.
 pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
     let block = &context.state.block;
+    let long_mode_64 = block.is_64bit();
     let caller = Caller {
         cpl: block.cpl(),
-        protected_mode: block.read(Cr0) & CR0_PE != 0,
+        // A block may not have CR0 at hand.
+        protected_mode: long_mode_64 || block.read(Cr0) & CR0_PE != 0,
         virtual_8086: block.read(Rflags) & RFLAGS_VM != 0,
-        long_mode_64: block.is_64bit(),
+        long_mode_64,
     };
     let parameters = caller.parameters(&context.state.registers.0);
     let (partition, memory) = (&context.vm.guest.partition, context.vm.memory_source());

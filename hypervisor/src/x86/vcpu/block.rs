@@ -127,6 +127,12 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn write(&mut self, field: Field, value: u64);
     /// A segment register.
     fn segment(&self, name: SegmentName) -> Segment;
+    /// A segment register's attributes.
+    #[inline(always)]
+    fn attributes(&self, name: SegmentName) -> u16 {
+        self.segment(name).attributes
+    }
+
     /// Changes a segment register.
     fn set_segment(&mut self, name: SegmentName, segment: Segment);
     /// The privilege level. Real mode has 0, virtual-8086 mode 3.
@@ -192,8 +198,7 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// Whether the guest runs 64-bit code.
     #[inline(always)]
     fn is_64bit(&self) -> bool {
-        self.read(Field::Efer) & EFER_LMA != 0
-            && self.segment(SegmentName::Cs).attributes & Segment::LONG != 0
+        self.read(Field::Efer) & EFER_LMA != 0 && self.attributes(SegmentName::Cs) & Segment::LONG != 0
     }
 
     /// The state that the checks of an instruction depend on.

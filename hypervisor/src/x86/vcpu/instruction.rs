@@ -161,7 +161,7 @@ fn fetch<A: X86>(block: &A::Block, memory: &GuestMemory<'_>, wanted: usize) -> R
 }
 
 fn bitness(block: &impl ControlBlock) -> u32 {
-    match block.segment(SegmentName::Cs).attributes & (Segment::LONG | Segment::DEFAULT_32) {
+    match block.attributes(SegmentName::Cs) & (Segment::LONG | Segment::DEFAULT_32) {
         attributes if attributes & Segment::LONG != 0 && block.is_64bit() => 64,
         attributes if attributes & Segment::DEFAULT_32 != 0 => 32,
         _ => 16,

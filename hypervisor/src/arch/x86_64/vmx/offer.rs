@@ -96,7 +96,6 @@ impl Instructions for Processor {
         }
     }
 
-    #[inline(always)]
     fn read_outside(register: Register) -> u64 {
         match msr(register) {
             // SAFETY: every processor of 64 bits has these registers, and reading changes nothing.
@@ -160,6 +159,10 @@ impl Vmx for On<OnVmx<Processor>> {
 
     fn vmread(field: u32) -> u64 {
         Processor::vmread(field)
+    }
+
+    fn read_outside(register: Register) -> u64 {
+        <Processor as Instructions>::read_outside(register)
     }
 
     fn leave(vmcs: &mut Vmcs) {
