@@ -222,7 +222,7 @@ pub(crate) fn spec(
         On::Kvm => {
             let guest = Guest { vcpus: cpus, ..guest };
             let inner = guest.under_kvm(Flushes::HyperV, false);
-            StockGuest::prepare(arch)?.with_kvm(&inner, cpus, Clock::Wall, directory)
+            StockGuest::prepare(arch)?.with_kvm(platform, &inner, cpus, Clock::Wall, directory)
         }
     }
 }

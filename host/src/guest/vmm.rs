@@ -1,22 +1,25 @@
 //! Linux with KVM inside the emulated machine, and in it a small monitor of our own, kvmslots, in
 //! place of QEMU: it measures what KVM pays to remove memory and to log stores.
 
-use super::cache::{GuestFiles, KVM_MODULES};
+use super::cache::GuestFiles;
 use super::cpio::Archive;
-use super::peer::STARTS;
+use super::peer;
 use crate::prelude::*;
 
 /// Memory for the kernel itself and its tables, beyond what the monitor gives its guest.
 const KERNEL_MEMORY: u64 = 384 * MIB;
 
 /// The part of the initial RAM disk that loads KVM and runs the monitor, whose status it has.
-pub(crate) fn archive(files: &GuestFiles, program: &Path, arguments: &str) -> Result<Vec<u8>> {
+pub(crate) fn archive(
+    files: &GuestFiles,
+    platform: Platform,
+    program: &Path,
+    arguments: &str,
+) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    for module in KVM_MODULES {
-        archive.add(&format!("modules/{module}"), &files.module(module)?)?;
-    }
+    let load = peer::add_kvm(&mut archive, files, platform)?;
     archive.add("bin/kvmslots", program)?;
-    archive.file("command", 0o644, command(arguments).as_bytes());
+    archive.file("command", 0o644, format!("{load} && {}", line(arguments)).as_bytes());
     Ok(archive.finish())
 }
 
@@ -25,19 +28,16 @@ pub(crate) fn memory(guest_bytes: u64, initrd_bytes: u64) -> u64 {
     guest_bytes + KERNEL_MEMORY + 2 * initrd_bytes.next_multiple_of(MIB)
 }
 
-fn command(arguments: &str) -> String {
-    let load = KVM_MODULES.map(|module| format!("insmod /modules/{module}")).join(" && ");
-    format!("{load} && echo '{{\"event\":\"{STARTS}\"}}' >/dev/report && {}", line(arguments))
-}
-
 pub(crate) fn line(arguments: &str) -> String {
     format!("kvmslots {arguments} --report /dev/report")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::peer::STARTS;
     use super::*;
-    use crate::guest::cache::Versions;
+    use crate::guest::cache::{KVM_MODULES, KVM_ON_INTEL, Versions};
+    use crate::machine::bochs::Bochs;
 
     fn files(modules: &Path) -> GuestFiles {
         let versions = Versions { kernel: "linux-image-0".into(), busybox: "busybox".into() };
@@ -45,27 +45,29 @@ mod tests {
     }
 
     #[test]
-    fn kvm_is_loaded_before_the_monitor_starts() {
-        let words = command("--mib 1");
-        let at = |text: &str| words.find(text).unwrap_or_else(|| panic!("no {text} in {words}"));
-        assert!(at("irqbypass.ko") < at("kvm.ko") && at("kvm.ko") < at("kvm-amd.ko"), "{words}");
-        assert!(at("kvm-amd.ko") < at(STARTS) && at(STARTS) < at("kvmslots --mib 1 --report /dev/report"));
-    }
-
-    #[test]
-    fn the_archive_has_the_modules_and_the_monitor() {
+    fn the_archive_has_the_vendors_modules_and_loads_them_before_the_monitor_starts() {
         let directory = tempfile::tempdir().expect("makes");
         let program = directory.path().join("program");
         fs::write(&program, "the monitor").expect("writes");
         let files = files(directory.path());
-        let error = archive(&files, &program, "").expect_err("is refused").to_string();
+        let made = |platform| archive(&files, platform, &program, "--mib 1");
+        let error = made(Platform::X86_64).expect_err("is refused").to_string();
         assert_eq!(error, "the kernel's package (linux-image-0) has no irqbypass.ko");
-        for module in KVM_MODULES {
+        for module in KVM_MODULES.into_iter().chain([KVM_ON_INTEL]) {
             fs::write(directory.path().join(module), module).expect("writes");
         }
-        let bytes = archive(&files, &program, "--mib 1").expect("is made");
-        let has = |text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
-        assert!(has("bin/kvmslots\0") && has("the monitor") && has("modules/kvm.ko\0") && has("--mib 1"));
+        let [amd, ryzen] = [Platform::X86_64, Platform::Bochs(Bochs::RYZEN)].map(|on| made(on).expect("is"));
+        assert_eq!(amd, ryzen);
+        let intel = made(Platform::Bochs(Bochs::SKYLAKE)).expect("is made");
+        for (bytes, vendors) in [(amd, "kvm-amd.ko"), (intel, "kvm-intel.ko enable_apicv=0")] {
+            let at = |text: &str| bytes.windows(text.len()).position(|window| window == text.as_bytes());
+            assert!(at("bin/kvmslots\0").is_some() && at("the monitor").is_some());
+            let steps =
+                ["irqbypass.ko", "kvm.ko", vendors].map(|module| at(&format!("insmod /modules/{module}")));
+            let rest = [STARTS, "kvmslots --mib 1 --report /dev/report"].map(at);
+            let order = [&steps[..], &rest].concat();
+            assert!(order.is_sorted() && order[0].is_some(), "{order:?}");
+        }
     }
 
     #[test]

@@ -6,13 +6,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::process::Child;
 use std::thread;
 
-pub(super) const ROWS: [Case; 3] = [
+pub(super) const ROWS: [Case; 4] = [
     act("bench_all_goes_on_where_it_was_interrupted", goes_on)
         .about("Quell and KVM take turns; each run is saved at once, and none is kept of another version"),
     act("bench_all_removes_memory_beside_kvm", removes)
         .about("a slot is removed by Quell and by a monitor on KVM, and what that costs is counted"),
     act("bench_all_has_kvm_on_arm", on_arm)
         .about("an Arm guest boots on Quell and on KVM of two kernels, and the file names all versions"),
+    act("bochs_peer_is_kvm_on_intel", on_intel)
+        .about("in Bochs Quell runs the guest that counts exits by VMX, as KVM does in the stock kernel"),
 ];
 
 /// The runs, in this order.
@@ -106,6 +108,28 @@ fn on_arm(room: &Room<'_>) -> Result<()> {
     let kernel = |setup: usize| text(&document["setups"][setup]["peer_kernel"]);
     ensure!(!kernel(1).is_empty() && kernel(1) != kernel(2), "both kernels of the peer are {}", kernel(1));
     ensure!(document["ratios"][0]["pairs"][0].is_number(), "there is no pair: {}", document["ratios"]);
+    Ok(())
+}
+
+/// Both hypervisors count the same exits. Whether targets are met does not matter here.
+fn on_intel(room: &Room<'_>) -> Result<()> {
+    let file = room.directory.join("intel.json");
+    let mut tool = command(&["--only", "exits@skylake", "--json"])?;
+    let output = tool.arg(&file).output().context("cannot start this program again")?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(matches!(output.status.code(), Some(0 | 1)), "it ended with {}:\n{errors}", output.status);
+    let (document, runs) = (read(&file)?, runs(&file));
+    let ways: Vec<_> = runs.iter().map(|run| (text(&run["subject"]), text(&run["way"]))).collect();
+    ensure!(ways == TURNS[..2], "the runs are {ways:?}:\n{errors}");
+    let ratios = document["ratios"].as_array().cloned().unwrap_or_default();
+    ensure!(ratios.len() == 6, "{} ratios:\n{errors}", ratios.len());
+    for ratio in ratios {
+        let exits = ratio["ratio"]["median"].as_f64();
+        ensure!(exits.is_some_and(|exits| exits > 0.0 && exits < 1.0), "{ratio}");
+    }
+    let kvm = &document["setups"][1];
+    ensure!(text(&kvm["machine"]).contains("skylake"), "{kvm}");
+    ensure!(text(&kvm["peer_cmdline"]).contains("tsc_early_khz"), "{kvm}");
     Ok(())
 }
 

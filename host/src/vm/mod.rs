@@ -240,37 +240,45 @@ impl StockGuest {
     /// A machine whose stock kernel runs `inner` under KVM, on CPUs as Quell has for its vCPUs.
     pub(crate) fn with_kvm(
         &self,
+        platform: Platform,
         inner: &peer::Inner<'_>,
         cpus: u32,
         clock: Clock,
         directory: &Path,
     ) -> Result<Spec> {
         ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
-        let around = match clock {
-            Clock::Wall => peer::Around { cpus, has_first: true },
-            Clock::Instructions | Clock::InstructionsAndWaits => {
-                ensure!(cpus == 1, "where instructions are counted KVM has 1 CPU: with more it stands still");
-                peer::Around { cpus, has_first: false }
-            }
-        };
-        let initrd = [self.initramfs.clone(), peer::archive(&self.files, inner, around)?].concat();
+        let is_counted = clock != Clock::Wall;
+        ensure!(
+            cpus == 1 || !is_counted,
+            "where instructions are counted KVM has 1 CPU: with more it stands still"
+        );
+        let has_first = platform == Platform::X86_64 && !is_counted;
+        let around = peer::Around { cpus, has_first };
+        let initrd = [self.initramfs.clone(), peer::archive(&self.files, inner, platform, around)?].concat();
         let memory = peer::memory(inner, initrd.len() as u64);
-        let host = Guest { memory, ..self.host(initrd) };
+        let host = Guest { memory, ..self.host(platform, initrd) };
         Ok(Spec { clock, ..host.on_bare_machine(around.all(), directory)? })
     }
 
     /// A machine that counts instructions. Its kernel runs kvmslots, whose guest has `memory`.
-    pub(crate) fn with_kvmslots(&self, arguments: &str, memory: u64, directory: &Path) -> Result<Spec> {
+    pub(crate) fn with_kvmslots(
+        &self,
+        platform: Platform,
+        arguments: &str,
+        memory: u64,
+        directory: &Path,
+    ) -> Result<Spec> {
         ensure!(self.arch == Arch::X86_64, "KVM runs on x86_64 machines only");
         let program = workspace::build(workspace::KVMSLOTS, self.arch)?;
-        let initrd = [self.initramfs.clone(), vmm::archive(&self.files, &program, arguments)?].concat();
+        let initrd =
+            [self.initramfs.clone(), vmm::archive(&self.files, platform, &program, arguments)?].concat();
         let memory = vmm::memory(memory, initrd.len() as u64);
-        let host = Guest { memory, ..self.host(initrd) };
+        let host = Guest { memory, ..self.host(platform, initrd) };
         Ok(Spec { clock: Clock::Instructions, ..host.on_bare_machine(1, directory)? })
     }
 
-    fn host(&self, initrd: Vec<u8>) -> Guest {
-        Guest::new(Platform::X86_64, self.kernel(), Some(initrd), peer::CMDLINE.into())
+    fn host(&self, platform: Platform, initrd: Vec<u8>) -> Guest {
+        Guest::new(platform, self.kernel(), Some(initrd), peer::cmdline(platform))
     }
 
     /// The initial RAM disk; with a command it runs that, otherwise a shell.

@@ -154,7 +154,7 @@ impl Runner<'_> {
             },
             command: self.command(case, way),
             peer_qemu,
-            peer_cmdline: peer_cmdline.map(str::to_owned),
+            peer_cmdline,
             peer_kernel: self.peer_kernel(way)?,
         })
     }
@@ -170,7 +170,7 @@ impl Runner<'_> {
         let mut watch = Watch::new(&case.work, way);
         let mut operator = Operator::default();
         let outcome = self.lab.start(spec)?.run(|report, machine| {
-            if let (Work::Slots(_), FlushWay::Quell(_)) = (&case.work, way)
+            if let (Work::Slots(_), Subject::Quell) = (&case.work, way.subject())
                 && let Err(error) = operator.take(report, machine)
             {
                 // If this process was told to end, the machine is ended for that.
@@ -183,16 +183,16 @@ impl Runner<'_> {
     }
 
     /// The peer's command lines: QEMU's, if there is one, and its kernel's.
-    fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<&'static str>) {
-        match (way, &case.work) {
-            (FlushWay::Quell(_) | FlushWay::QuellOn(_) | FlushWay::Bare(_), _) => (None, None),
-            (FlushWay::Kvm(_), Work::Slots(_)) => (None, Some(peer::CMDLINE)),
-            (FlushWay::Kvm(flushes), work) => {
-                (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), Some(peer::CMDLINE))
-            }
-            (FlushWay::KvmOnArm(_), _) => {
-                (Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))), Some(peer::arm::CMDLINE))
-            }
+    fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<String>) {
+        let of_pc = || Some(peer::cmdline(way.platform()));
+        match (way.under_kvm(), &case.work) {
+            (Some(_), Work::Slots(_)) => (None, of_pc()),
+            (Some(flushes), work) => (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), of_pc()),
+            (None, _) if way.is_peer() => (
+                Some(peer::arm::qemu(&guest.under_kvm(Flushes::Own, false))),
+                Some(peer::arm::CMDLINE.into()),
+            ),
+            (None, _) => (None, None),
         }
     }
 
@@ -249,8 +249,9 @@ impl Runner<'_> {
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));
         match (&case.work, way) {
-            (Work::Slots(slots), FlushWay::Kvm(_)) => {
-                stock()?.with_kvmslots(&slots.arguments(), slots.monitor_memory(), directory)
+            (Work::Slots(slots), FlushWay::Kvm(_) | FlushWay::KvmOn(_)) => {
+                let (arguments, memory) = (slots.arguments(), slots.monitor_memory());
+                stock()?.with_kvmslots(way.platform(), &arguments, memory, directory)
             }
             (work, FlushWay::Quell(_) | FlushWay::QuellOn(_)) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
@@ -258,9 +259,10 @@ impl Runner<'_> {
                 Ok(Spec { memory: spec.memory + added, ..spec })
             }
             (_, FlushWay::Bare(_)) => self.lab.on_bare_machine(guest, cpus, clock),
-            (_, FlushWay::Kvm(flushes)) => {
+            (_, FlushWay::Kvm(_) | FlushWay::KvmOn(_)) => {
+                let flushes = way.under_kvm().unwrap_or(Flushes::HyperV);
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
-                stock()?.with_kvm(&inner, cpus, clock, directory)
+                stock()?.with_kvm(way.platform(), &inner, cpus, clock, directory)
             }
             (_, FlushWay::KvmOnArm(kernel)) => {
                 let inner = guest.under_kvm(Flushes::Own, false);

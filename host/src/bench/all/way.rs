@@ -4,6 +4,7 @@ use crate::guest::cache::{self, Versions};
 use crate::guest::peer;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Kernel;
+use crate::machine::bochs::Bochs;
 use crate::prelude::*;
 use crate::results::Facts;
 use hostlink::config::FlushMode;
@@ -18,6 +19,8 @@ pub(crate) enum FlushWay {
     QuellOn(Platform),
     /// No hypervisor: the guest has the machine itself.
     Bare(Platform),
+    /// By Hyper-V's hypercalls, on Bochs.
+    KvmOn(Bochs),
     /// On Arm, with the hypervisor's kernel.
     KvmOnArm(Kernel),
 }
@@ -43,14 +46,16 @@ impl FlushWay {
         match self {
             Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
             Self::QuellOn(platform) | Self::Bare(platform) => platform,
+            Self::KvmOn(bochs) => Platform::Bochs(bochs),
             Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
         }
     }
 
-    /// The way on this platform of what is on AMD64 now, without KVM.
+    /// The way on this platform of what is on AMD64 now, without KVM on Arm.
     pub(crate) const fn on(self, platform: Platform) -> Self {
         match (self, platform) {
             (Self::Bare(_), _) => Self::Bare(platform),
+            (Self::Kvm(_), Platform::Bochs(bochs)) => Self::KvmOn(bochs),
             (_, Platform::Aarch64(_) | Platform::Bochs(_)) => Self::QuellOn(platform),
             (_, Platform::X86_64) => self,
         }
@@ -59,7 +64,7 @@ impl FlushWay {
     pub(crate) const fn subject(self) -> Subject {
         match self {
             Self::Quell(_) | Self::QuellOn(_) => Subject::Quell,
-            Self::Kvm(_) | Self::KvmOnArm(_) => Subject::Kvm,
+            Self::Kvm(_) | Self::KvmOn(_) | Self::KvmOnArm(_) => Subject::Kvm,
             Self::Bare(_) => Subject::Bare,
         }
     }
@@ -70,7 +75,16 @@ impl FlushWay {
     }
 
     pub(crate) const fn is_peer(self) -> bool {
-        matches!(self, Self::Kvm(_) | Self::KvmOnArm(_))
+        matches!(self, Self::Kvm(_) | Self::KvmOn(_) | Self::KvmOnArm(_))
+    }
+
+    /// How a PC's guest flushes under KVM.
+    pub(crate) const fn under_kvm(self) -> Option<Flushes> {
+        match self {
+            Self::Kvm(flushes) => Some(flushes),
+            Self::KvmOn(_) => Some(Flushes::HyperV),
+            Self::Quell(_) | Self::QuellOn(_) | Self::Bare(_) | Self::KvmOnArm(_) => None,
+        }
     }
 
     pub(crate) const fn is_bare(self) -> bool {
@@ -84,6 +98,7 @@ impl FlushWay {
             Self::Quell(FlushMode::Hypercall) | Self::QuellOn(Platform::Bochs(_)) => "hypercall",
             Self::Quell(FlushMode::Ipi) => "ipi",
             Self::Kvm(flushes) => flushes.name(),
+            Self::KvmOn(_) => Flushes::HyperV.name(),
             Self::QuellOn(_) | Self::Bare(_) => Flushes::Own.name(),
             Self::KvmOnArm(kernel) => kernel.name(),
         }
@@ -102,6 +117,7 @@ impl FlushWay {
             | Self::Kvm(Flushes::Ipi | Flushes::Own)
             | Self::QuellOn(_)
             | Self::Bare(_)
+            | Self::KvmOn(_)
             | Self::KvmOnArm(_) => Logged { hyperv: false, kvm: false },
             Self::Kvm(Flushes::Paravirtual) => Logged { hyperv: false, kvm: true },
         }
@@ -175,6 +191,14 @@ mod tests {
         assert!(FlushWay::ALL.iter().all(|way| way.platform() == Platform::X86_64));
         assert!(FlushWay::ALL_ON_ARM.iter().all(|way| way.platform() == Platform::Aarch64(ON_ARM)));
         assert!(FlushWay::ALL_ON_ARM.iter().all(|way| way.is_peer() == (way.subject() == Subject::Kvm)));
+    }
+
+    #[test]
+    fn kvm_has_a_way_on_bochs() {
+        let platform = Platform::Bochs(Bochs::SKYLAKE);
+        let way = KVM_HYPERV.on(platform);
+        assert_eq!((way.platform(), way.under_kvm()), (platform, Some(Flushes::HyperV)));
+        assert!(way.is(Subject::Kvm, "hyperv") && way.is_peer());
     }
 
     #[test]

@@ -29,6 +29,8 @@ const MIRROR: &str = "http://deb.debian.org";
 const BUSYBOX_PACKAGE: &str = "busybox-static";
 /// The kernel's modules that make it a hypervisor, in the order of loading.
 pub(crate) const KVM_MODULES: [&str; 3] = ["irqbypass.ko", "kvm.ko", "kvm-amd.ko"];
+/// The last of them on Intel's processors.
+pub(crate) const KVM_ON_INTEL: &str = "kvm-intel.ko";
 
 /// Files of the cache with a package and its version, or with several.
 const VERSION: &str = "version";
@@ -76,7 +78,7 @@ static FETCHING: Mutex<()> = Mutex::new(());
 
 /// The guest's files; fetches missing packages. With `refresh` fetches them again.
 pub(crate) fn guest_files(arch: Arch, refresh: bool) -> Result<GuestFiles> {
-    let name = arch.pick("guest", "guest-aarch64");
+    let name = arch.pick("guest-amd64", "guest-aarch64");
     let place = kept(name, &["vmlinuz", "busybox", "modules", VERSIONS], refresh, |new| {
         let versions = fetch(arch, new).context(
             "cannot fetch the guest's kernel and busybox as packages; this needs apt and, once, network access",
@@ -209,7 +211,7 @@ fn fetch_with(apt: &Apt, arch: Arch, new: &New) -> Result<Versions> {
     if flavour != flavours[0] {
         eprintln!("quell: this distribution has no {}; using {flavour}", flavours[0]);
     }
-    let kernel = apt.kernel(&image, &KVM_MODULES, new)?;
+    let kernel = apt.kernel(&image, &[&KVM_MODULES[..], &[KVM_ON_INTEL]].concat(), new)?;
     let busybox = apt.unpacked(BUSYBOX_PACKAGE, new)?;
     let places = ["bin/busybox", "usr/bin/busybox"];
     let binary = places.iter().map(|place| busybox.root.join(place)).find(|path| path.is_file());

@@ -6,8 +6,9 @@
 pub(crate) mod arm;
 pub(crate) mod owning;
 
-use super::cache::{GuestFiles, KVM_MODULES};
+use super::cache::{GuestFiles, KVM_MODULES, KVM_ON_INTEL};
 use super::cpio::Archive;
+use crate::machine::bochs::{Bochs, Model};
 use crate::prelude::*;
 use hostlink::rom;
 
@@ -16,6 +17,14 @@ const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxb
 
 /// Of the hypervisor's kernel. With a clock other than the TSC, its guests' vCPUs lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
+
+/// The same on this platform. Bochs's CPUID says another frequency than its TSC has: an instruction
+/// is a tick, and has to be a nanosecond, too.
+pub(crate) fn cmdline(platform: Platform) -> String {
+    let frequency = if let Platform::Bochs(_) = platform { " tsc_early_khz=1000000" } else { "" };
+    format!("{CMDLINE}{frequency}")
+}
+
 /// Memory for that kernel itself, and for each vCPU that it and QEMU manage.
 const KERNEL_MEMORY: u64 = 256 * MIB;
 const VCPU_MEMORY: u64 = 4 * MIB;
@@ -93,17 +102,38 @@ impl Around {
 
 /// The part of the initial RAM disk that loads KVM and runs the machine, whose second serial port
 /// is the report channel. The command's status is QEMU's.
-pub(crate) fn archive(files: &GuestFiles, inner: &Inner<'_>, around: Around) -> Result<Vec<u8>> {
+pub(crate) fn archive(
+    files: &GuestFiles,
+    inner: &Inner<'_>,
+    platform: Platform,
+    around: Around,
+) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    for module in KVM_MODULES {
-        archive.add(&format!("modules/{module}"), &files.module(module)?)?;
-    }
+    let load = add_kvm(&mut archive, files, platform)?;
     add_qemu(&mut archive)?;
     if inner.has_rom {
         let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
         archive.file("rom", 0o644, &image.collect::<Vec<u8>>());
     }
-    finish_with(archive, inner, &command(inner, around))
+    finish_with(archive, inner, &format!("{load} && {}", command(inner, around)))
+}
+
+/// Adds what makes the kernel a hypervisor on this platform; the shell command that loads it.
+pub(super) fn add_kvm(archive: &mut Archive, files: &GuestFiles, platform: Platform) -> Result<String> {
+    let [bypass, kvm, svm] = KVM_MODULES.map(|module| (module, ""));
+    let vendor = match platform {
+        // Bochs wants the descriptor of posted interrupts at a page of its own, and KVM has it in
+        // another structure.
+        Platform::Bochs(Bochs { model: Model::Skylake, .. }) => (KVM_ON_INTEL, " enable_apicv=0"),
+        _ => svm,
+    };
+    let mut steps = Vec::new();
+    for (module, options) in [bypass, kvm, vendor] {
+        archive.add(&format!("modules/{module}"), &files.module(module)?)?;
+        steps.push(format!("insmod /modules/{module}{options}"));
+    }
+    steps.push(format!("echo '{{\"event\":\"{STARTS}\"}}' >/dev/report"));
+    Ok(steps.join(" && "))
 }
 
 pub(crate) fn memory(inner: &Inner<'_>, initrd_bytes: u64) -> u64 {
@@ -140,12 +170,7 @@ pub(crate) fn qemu(inner: &Inner<'_>) -> String {
 }
 
 fn command(inner: &Inner<'_>, around: Around) -> String {
-    let load = KVM_MODULES.map(|module| format!("insmod /modules/{module}")).join(" && ");
-    format!(
-        "{load} && echo '{{\"event\":\"{STARTS}\"}}' >/dev/report && taskset {} {} </dev/null",
-        around.mask(),
-        qemu(inner)
-    )
+    format!("taskset {} {} </dev/null", around.mask(), qemu(inner))
 }
 
 fn add_qemu(archive: &mut Archive) -> Result<()> {
@@ -242,7 +267,6 @@ mod tests {
         let words = command(&machine, around);
         assert!(words.contains("taskset 0xe qemu"), "{words}");
         assert_eq!(around.all(), 4);
-        assert!(words.starts_with("insmod /modules/irqbypass.ko && insmod /modules/kvm.ko"), "{words}");
         let alone = Around { cpus: 1, has_first: false };
         assert!(command(&machine, alone).contains("taskset 0x1 qemu"), "where there is no other CPU");
         assert_eq!(alone.all(), 1);
