@@ -2,43 +2,14 @@
 
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
-use core::sync::atomic::{AtomicBool, Ordering};
 
-use baremetal::fixups;
+pub(crate) use baremetal::x86_64::hypercall::{is_intels, prepare};
 use tlfs::msr::{self, HypercallMsr};
 use tlfs::{CallCode, Control, HvResult, Profile, Status, cpuid};
 
 use crate::guarded::{self, Fault, guarded};
 use crate::paging::{PAGE, Page};
 use crate::report::{Failure, Verdict, ensure, failure};
-
-/// Whether the instruction is Intel's.
-static IS_INTEL: AtomicBool = AtomicBool::new(false);
-
-/// The hypercalls of AMD64 and of Intel 64.
-const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
-const VMCALL: [u8; 3] = [0x0f, 0x01, 0xc1];
-
-/// Finds out which instruction is a hypercall here, and puts it in the place of the other: that
-/// takes no instruction more where hypercalls are counted.
-pub(crate) fn prepare() {
-    IS_INTEL.store(__cpuid(0).ebx == u32::from_le_bytes(*b"Genu"), Ordering::Relaxed);
-    for place in fixups::places().filter(|_| is_intels()) {
-        let code = place as *mut [u8; 3];
-        // SAFETY: an instruction that is guarded, at least three bytes before the section's end.
-        // The image's pages may be written to, and no other processor has been started.
-        unsafe {
-            if code.read_volatile() == VMMCALL {
-                code.write_volatile(VMCALL);
-            }
-        }
-    }
-}
-
-/// Whether a hypercall is VMCALL, and not VMMCALL.
-pub(crate) fn is_intels() -> bool {
-    IS_INTEL.load(Ordering::Relaxed)
-}
 
 /// An open-source operating system of no vendor (TLFS, "Reporting the Guest OS Identity").
 const OS_ID: u64 = 1 << 63 | 0x7f << 56;

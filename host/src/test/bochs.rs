@@ -15,10 +15,10 @@ use hostlink::defect::Defect;
 const RYZEN: Platform = Platform::Bochs(Bochs::RYZEN);
 const DROPPING: Platform =
     Platform::Bochs(Bochs { tlb: Tlb { dropping: Some(1), ..Tlb::TAGGED }, ..Bochs::RYZEN });
-const SKYLAKE: Platform = Platform::Bochs(Bochs::SKYLAKE);
+pub(super) const SKYLAKE: Platform = Platform::Bochs(Bochs::SKYLAKE);
 
 /// How rows end that run there, too, where VMX runs the guests.
-const ON_VMX: &str = "_on_vmx";
+pub(super) const ON_VMX: &str = "_on_vmx";
 
 const THRASH_SHORT: &str = "thrash --threads 4 --rounds 4 --settle 100 --report /dev/report";
 
@@ -162,5 +162,6 @@ pub(super) const ROWS: [Case; 20] = [
         .also(ON_VMX, SKYLAKE),
     hostile("bochs_fuzz", "storm seed=0x5eed rounds=2 count=4000 rest", (4, 2))
         .about("a guest that tries everything")
-        .on(RYZEN),
+        .on(RYZEN)
+        .also(ON_VMX, SKYLAKE),
 ];

@@ -132,7 +132,7 @@ const ALLOCATES: &[Group] = &[
 /// The number of files with `unsafe` in each package of what runs on bare machines, or room of the
 /// hypervisor. A crate that is not here has none.
 const UNSAFE: &[Group] = &[
-    ("crates", &[("baremetal", 28), ("coherence", 3), ("machine", 9), ("memslots", 10), ("paging", 6)]),
+    ("crates", &[("baremetal", 29), ("coherence", 3), ("machine", 9), ("memslots", 10), ("paging", 6)]),
     ("crates", &[("pic", 1), ("stay", 1)]),
     ("guests", &[("hostile", 23), ("load", 9), ("probe", 31)]),
     ("hypervisor/src", &[("arch", 38), ("arm64", 3), ("bringup.rs", 1), ("image", 5), ("iommu", 1)]),

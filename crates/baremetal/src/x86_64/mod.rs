@@ -6,6 +6,7 @@ pub mod clock;
 mod efi;
 pub mod firmware;
 pub mod guarded;
+pub mod hypercall;
 pub mod info;
 pub mod interrupts;
 #[doc(hidden)]

@@ -44,6 +44,8 @@ const HIDDEN_E1D: u32 = 1 << 7 | 1 << 12 | 1 << 14 | 1 << 26;
 pub const ROWS: &[Row] = &[
     row(0, 0, [0xd, ALL, ALL, ALL], "vendor", "the processor's, up to leaf 0xd"),
     row(1, 1, [ALL, ALL, !HIDDEN_1C, !HIDDEN_1D], "features", "the processor's, less what is not provided"),
+    row(2, 2, [ALL; 4], "TLBs and caches", "the processor's, Intel's"),
+    row(4, 4, [ALL; 4], "caches", "the processor's, Intel's"),
     row(6, 6, [1 << 2, 0, 0, 0], "power", "the APIC timer never stops"),
     row(7, 7, [0, SHOWN_7B, SHOWN_7C, 1 << 4], "features", "instructions, and TSC_ADJUST"),
     row(0xb, 0xb, [ALL; 4], "topology", "one thread a core, one package"),

@@ -42,10 +42,12 @@ const PAGES: u64 = 0xf000;
 pub const ROWS: &[Row] = &[
     one(0x10, "TSC", Moves, "by the TSC offset, per vCPU"),
     one(0x1b, "APIC_BASE", Kept, OURS),
+    one(0x3a, "FEATURE_CONTROL", Constant, "Intel's: locked, without VMX"),
     one(0x3b, "TSC_ADJUST", Own(0xff0), OURS),
     one(0x8b, "PATCH_LEVEL", Constant, IN_NAME),
     one(0x174, "SYSENTER_CS", Own(0xff), SWITCHED),
     many(0x175, 0x176, "SYSENTER_ESP, SYSENTER_EIP", Own(0xffff), SWITCHED),
+    one(0x1a0, "MISC_ENABLE", Constant, "Intel's: configuration in name, writes are ignored"),
     one(0x1d9, "DEBUG_CONTROL", Constant, IN_NAME),
     one(0x277, "PAT", Own(1 << 56), "in the VMCB"),
     one(0x6e0, "TSC_DEADLINE", Moves, OURS),

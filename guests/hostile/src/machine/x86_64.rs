@@ -6,13 +6,14 @@ use baremetal::guarded;
 use baremetal::x86_64::guarded::Fault;
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::power::{self, Switch};
-use baremetal::x86_64::{apic, boot, clock, firmware, interrupts, processors, tables};
+use baremetal::x86_64::{apic, boot, clock, firmware, hypercall, interrupts, processors, tables};
 use spin::Once;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
 /// Finds processors and power switch, and enables the first one's APIC; returns their number.
 pub(super) fn prepare(info: &BootInfo) -> usize {
+    hypercall::prepare();
     // SAFETY: the address is the loader's.
     let firmware = unsafe { firmware::read(info.rsdp) }.unwrap_or_else(|why| panic!("{why}"));
     // SAFETY: as above.

@@ -1,5 +1,6 @@
 //! Attacks on AMD64 machines.
 
+use crate::test::bochs::{ON_VMX, SKYLAKE};
 use crate::test::cases::{FLOOD, ProbeEnd, ended, probe, runs};
 use crate::test::prelude::*;
 use crate::test::siege::Siege;
@@ -29,9 +30,11 @@ const BY_INTERVAL_TIMER: &str = "test $(nproc) = 4 && ! dmesg | grep -q Hyper-V 
 
 pub(in crate::test) const ROWS: &[Case] = &[
     act("u2_halted_timers", |room| room.lab.siege(room.case, &HALTED))
-        .about("vCPUs that halt with interrupts off and timers expired keep no interrupts from the CPU"),
+        .about("vCPUs that halt with interrupts off and timers expired keep no interrupts from the CPU")
+        .also(ON_VMX, SKYLAKE),
     probe("u3_debug_exceptions_reach_the_guest", "debug_registers", ProbeEnd::Passed)
-        .about("#DB, which is intercepted, comes to the guest as if it were not"),
+        .about("#DB, which is intercepted, comes to the guest as if it were not")
+        .also(ON_VMX, SKYLAKE),
     probe("u5_crash_reports", "u5_crash_reports", ProbeEnd::Passed)
         .about("a guest that constantly reports crashes does not flood the log"),
     act("u6_requests_during_resets", |room| room.lab.siege(room.case, &RESETS))
@@ -40,9 +43,11 @@ pub(in crate::test) const ROWS: &[Case] = &[
         .about("a guest ends with a separate status if there is no page for a nested page table")
         .with(&["nested_page=4K", "tables=4"]),
     probe("u12_debug_registers_by_their_other_names", "u12_debug_names", ProbeEnd::SharedPassed)
-        .about("a breakpoint enabled through DR5 affects only its own vCPU"),
+        .about("a breakpoint enabled through DR5 affects only its own vCPU")
+        .also(ON_VMX, SKYLAKE),
     probe("u13_idt_in_nothing", "u13_idt_in_nothing", ProbeEnd::Ended(ExitCode::GuestReset))
-        .about("an exception whose descriptor is not in memory shuts the guest down"),
+        .about("an exception whose descriptor is not in memory shuts the guest down")
+        .also(ON_VMX, SKYLAKE),
     stock("u15_late_processor", (8, 4), EIGHT_THRASH, Expect::WithoutCpus(&[1, 2]))
         .about("CPUs that are given up, and come late, get no vCPUs and take nobody's stack")
         .with(&["defect=late-cpu"]),
@@ -52,7 +57,8 @@ pub(in crate::test) const ROWS: &[Case] = &[
         .about("a kernel that uses CMPXCHG16B survives an emulator that gets it wrong")
         .with_newer_kernel(),
     probe("u23_second_nmi", "u23_second_nmi", ProbeEnd::SharedPassed)
-        .about("neither of two NMIs for a vCPU without a CPU is lost"),
+        .about("neither of two NMIs for a vCPU without a CPU is lost")
+        .also(ON_VMX, SKYLAKE),
     runs("u26_linux_in_xapic_mode", (4, 2), IN_XAPIC_MODE)
         .about("a kernel that avoids x2APIC mode starts its processors and works")
         .by_ipis()

@@ -1,0 +1,34 @@
+//! The instruction of a hypercall, which is AMD64's where guarded code is assembled.
+
+use core::arch::x86_64::__cpuid;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use crate::fixups;
+
+/// Whether the instruction is Intel's.
+static IS_INTEL: AtomicBool = AtomicBool::new(false);
+
+/// The hypercalls of AMD64 and of Intel 64.
+const VMMCALL: [u8; 3] = [0x0f, 0x01, 0xd9];
+const VMCALL: [u8; 3] = [0x0f, 0x01, 0xc1];
+
+/// Finds out which instruction is a hypercall here, and puts it in the place of the other: that
+/// takes no instruction more where hypercalls are counted. Before other processors are started.
+pub fn prepare() {
+    IS_INTEL.store(__cpuid(0).ebx == u32::from_le_bytes(*b"Genu"), Ordering::Relaxed);
+    for place in fixups::places().filter(|_| is_intels()) {
+        let code = place as *mut [u8; 3];
+        // SAFETY: an instruction that is guarded, at least three bytes before the section's end.
+        // The image's pages may be written to, and no other processor has been started.
+        unsafe {
+            if code.read_volatile() == VMMCALL {
+                code.write_volatile(VMCALL);
+            }
+        }
+    }
+}
+
+/// Whether a hypercall is VMCALL, and not VMMCALL.
+pub fn is_intels() -> bool {
+    IS_INTEL.load(Ordering::Relaxed)
+}
