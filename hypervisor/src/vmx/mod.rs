@@ -17,6 +17,7 @@ mod refusal;
 pub mod run;
 pub mod switch;
 pub mod table;
+pub mod tlb;
 pub mod vmcs;
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Measuring the cost of flushes.
 
 use core::arch::asm;
-use core::arch::x86_64::__cpuid;
+use core::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 use core::marker::PhantomData;
 use stay::{Cost, Instruments};
 
@@ -10,6 +10,7 @@ use super::vmx;
 use crate::arch::Local;
 use crate::svm::features::tlb_entries;
 use crate::vm::arch::Clock;
+use crate::vmx::tlb;
 
 /// Measures what this processor's way to drop a page of a guest costs. No vCPU has run yet.
 pub(super) fn measure() -> Cost {
@@ -65,7 +66,15 @@ impl<D: Drops> Instruments for Word<D> {
     }
 
     fn entries(&self) -> u64 {
-        let highest = __cpuid(0x8000_0000).eax;
-        if highest >= 0x8000_0006 { tlb_entries(__cpuid(0x8000_0006).ebx) } else { 0 }
+        let cpuid = |leaf: u32, subleaf| {
+            if leaf > __cpuid(leaf & 1 << 31).eax {
+                return [0; 4];
+            }
+            let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(leaf, subleaf);
+            [eax, ebx, ecx, edx]
+        };
+        // Each vendor has the other's leaves empty.
+        let [_, ebx, ..] = cpuid(0x8000_0006, 0);
+        tlb_entries(ebx).max(tlb::entries(cpuid))
     }
 }
