@@ -176,11 +176,11 @@ fn at_time(epoch: u64) -> Result<Command> {
     Ok(command)
 }
 
-pub(crate) fn spec(disc: &Path, uefi: bool) -> Result<Spec> {
+pub(crate) fn spec(platform: Platform, disc: &Path, uefi: bool) -> Result<Spec> {
     let firmware = uefi.then(|| PathBuf::from(OVMF));
     ensure!(firmware.as_ref().is_none_or(|path| path.is_file()), "there is no UEFI firmware at {OVMF}");
     let payload = Payload::Disc { disc: disc.to_owned(), firmware };
-    Ok(Spec::new(Platform::X86_64, payload, 1, MACHINE_MEMORY))
+    Ok(Spec::new(platform, payload, 1, MACHINE_MEMORY))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use super::cases::{Body, ProbeEnd, REBOOTS, STALE, THRASH, WORK, case, hostile, 
 use super::checks::Check;
 use super::several::cycles;
 use crate::check::On;
+use crate::image::Entry;
 use crate::machine::bochs::{Bochs, Tlb};
 use crate::test::prelude::*;
 use crate::vm::Hypervisor;
@@ -160,6 +161,12 @@ pub(super) const ROWS: [Case; 20] = [
         .about("a guest that is reset finds none of its former entries")
         .on(RYZEN)
         .also(ON_VMX, SKYLAKE),
+    act("bochs_disc_runs_linux", |room| {
+        room.lab.disc(room.platform, Entry::Linux, false, "hello from a disc")
+    })
+    .about("one CD starts Quell where there is SVM, and where there is VMX")
+    .on(RYZEN)
+    .also(ON_VMX, SKYLAKE),
     hostile("bochs_fuzz", "storm seed=0x5eed rounds=2 count=4000 rest", (4, 2))
         .about("a guest that tries everything")
         .on(RYZEN)

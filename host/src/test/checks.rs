@@ -42,14 +42,20 @@ const fn caught(name: &'static str, defect: Defect, row: &'static str) -> Case {
 }
 
 pub(super) const CHECKS: [Case; 20] = [
-    act("disc_checks_by_bios", |room| room.lab.disc(Entry::Check, false, " 0 failed"))
+    act("disc_checks_by_bios", |room| room.lab.disc(room.platform, Entry::Check, false, " 0 failed"))
         .about("GRUB starts tlbcheck from a CD"),
-    act("disc_runs_linux_by_uefi", |room| room.lab.disc(Entry::Linux, true, "hello from a disc"))
-        .about("and Quell with a Debian guest, by UEFI"),
-    act("disc_starts_the_linux_protocol_by_uefi", |room| room.lab.disc(Entry::CheckLinux, true, " 0 failed"))
-        .about("and tlbcheck as a Linux kernel, which finds the firmware's tables by UEFI"),
-    act("disc_checks_quell_by_bios", |room| room.lab.disc(Entry::CheckQuell, false, " 0 failed"))
-        .about("and Quell with tlbcheck"),
+    act("disc_runs_linux_by_uefi", |room| {
+        room.lab.disc(room.platform, Entry::Linux, true, "hello from a disc")
+    })
+    .about("and Quell with a Debian guest, by UEFI"),
+    act("disc_starts_the_linux_protocol_by_uefi", |room| {
+        room.lab.disc(room.platform, Entry::CheckLinux, true, " 0 failed")
+    })
+    .about("and tlbcheck as a Linux kernel, which finds the firmware's tables by UEFI"),
+    act("disc_checks_quell_by_bios", |room| {
+        room.lab.disc(room.platform, Entry::CheckQuell, false, " 0 failed")
+    })
+    .about("and Quell with tlbcheck"),
     act("linux_protocol_starts_tlbcheck", |room| {
         room.lab.bzimage("check json report=com2 only=invlpg-*,ipi-*")
     })

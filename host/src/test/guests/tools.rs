@@ -68,7 +68,13 @@ impl Lab<'_> {
         Ok(())
     }
 
-    pub(in crate::test) fn disc(&self, entry: Entry, uefi: bool, shows: &str) -> Result<()> {
+    pub(in crate::test) fn disc(
+        &self,
+        platform: Platform,
+        entry: Entry,
+        uefi: bool,
+        shows: &str,
+    ) -> Result<()> {
         let args = ImageArgs {
             output: self.directory.join("quell.iso"),
             default: entry,
@@ -80,7 +86,7 @@ impl Lab<'_> {
             bzimage: None,
         };
         image::make(&args, None)?;
-        let mut spec = image::spec(&args.output, uefi)?;
+        let mut spec = image::spec(platform, &args.output, uefi)?;
         spec.timeout = Some(BOOT_TIMEOUT);
         let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
         self.hung.set(matches!(outcome.end, End::TimedOut));
