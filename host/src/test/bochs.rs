@@ -98,7 +98,7 @@ pub(super) const PLANTED: [Case; 25] = [
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 20] = [
+pub(super) const ROWS: [Case; 21] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
