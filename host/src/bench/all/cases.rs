@@ -166,11 +166,12 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
 });
 
 /// What counts on Bochs, too: a tick of its clock is an instruction.
-const ON_BOCHS: [&str; 7] = [
+const ON_BOCHS: [&str; 8] = [
     "exits",
     "flush",
     "flush-254",
     "remove-1G",
+    "log-1G",
     "remove-beside-64M",
     "remove-beside-256M",
     "remove-beside-1G",
