@@ -273,11 +273,6 @@ impl ControlBlock for Vmcb {
         self.mark_dirty(clean::INTERCEPTS);
     }
 
-    #[inline(always)]
-    fn arrive(&mut self) {
-        self.mark_dirty(clean::ALL);
-    }
-
     /// Whether PAUSE is intercepted depends on the CPU's queue.
     fn init(state: &mut VcpuState<Self>) {
         let vmcb = &mut *state.block;

@@ -9,7 +9,7 @@ use stay::tagged::Processor;
 
 use super::loaded::Loaded;
 use super::processor::Svm;
-use super::vmcb::Vmcb;
+use super::vmcb::{Vmcb, clean};
 use super::{intercepts, table};
 use crate::pages::Pages;
 use crate::vm::{Context, Next, PerCpu, Vm};
@@ -76,6 +76,11 @@ where
     #[inline(always)]
     fn handle_exit(context: &mut Context<'_, Self>) -> Next {
         table::handle_exit(context)
+    }
+
+    #[inline(always)]
+    fn arrive(context: &mut Context<'_, Self>) {
+        context.state.block.mark_dirty(clean::ALL);
     }
 
     #[inline(always)]

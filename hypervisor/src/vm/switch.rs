@@ -105,11 +105,11 @@ impl<'a, A: Arch> Context<'a, A> {
     fn switch_once(&mut self, leave: Leave, now: u64) -> u64 {
         // While the guest certainly exists.
         self.publish_used(now);
-        // Saved before any other CPU can find the vCPU.
+        let space = self.state.space();
+        // Saved before any other CPU can find the vCPU, and not asked for a register after that.
         let saved = self.save();
         let known = match leave {
             Leave::Blocked(deadline) => {
-                let space = self.state.space();
                 let (cpu, vcpu, owner) = (self.cpu, self.vcpu.row, &mut self.owner);
                 let block = self.host.sched.block(self.cpu.index, now, deadline, || {
                     let halted = owner.try_halt(space);

@@ -1,4 +1,4 @@
-//! Where a VMCS is active: on one CPU at most, from the vCPU's first entry there until it leaves.
+//! Where a VMCS is active: on one CPU at most, from the vCPU's arrival there until it leaves.
 //!
 //! A processor keeps what it likes of an active VMCS, and writes it back at VMCLEAR. Two processors
 //! that keep parts of one corrupt it without a word (25.11.1). So a vCPU's VMCS is cleared when the
@@ -9,53 +9,60 @@ use coherence::CpuId;
 
 /// Where a VMCS is active, and whether VMLAUNCH or VMRESUME enters by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Active(Option<(CpuId, bool)>);
+pub struct Active {
+    on: Option<CpuId>,
+    is_launched: bool,
+    /// The CPU whose own state it has, for exits.
+    returns_to: Option<CpuId>,
+}
 
 impl Active {
-    /// Whether it is active on this CPU.
+    /// An entry follows on this CPU.
     ///
     /// # Panics
     ///
-    /// If it is active on another one.
+    /// If it is not active here.
     #[inline(always)]
-    pub fn is_on(&self, cpu: CpuId) -> bool {
-        let Some((home, _)) = self.0 else { return false };
-        assert!(home == cpu, "the VMCS is active on CPU {}, and not on CPU {}", home.0, cpu.0);
-        true
+    pub fn check(&self, cpu: CpuId) {
+        assert!(self.on == Some(cpu), "the VMCS is active on {:?}, and not on CPU {}", self.on, cpu.0);
     }
 
-    /// VMPTRLD on this CPU, after VMCLEAR.
+    /// VMPTRLD on this CPU, after VMCLEAR. Returns whether it lacks this CPU's own state.
     ///
     /// # Panics
     ///
     /// If it is active already.
-    pub fn activate(&mut self, cpu: CpuId) {
-        assert!(self.0.is_none(), "the VMCS is active already");
-        self.0 = Some((cpu, false));
+    #[inline(always)]
+    pub fn activate(&mut self, cpu: CpuId) -> bool {
+        assert!(self.on.is_none(), "the VMCS is active already, on {:?}", self.on);
+        let here = Some(cpu);
+        let returned_to = self.returns_to;
+        *self = Self { on: here, is_launched: false, returns_to: here };
+        returned_to != here
     }
 
     /// An entry has succeeded: the next is VMRESUME.
     #[inline(always)]
     pub const fn launch(&mut self) {
-        if let Some((_, launched)) = &mut self.0 {
-            *launched = true;
-        }
+        self.is_launched = true;
     }
 
     /// Whether VMRESUME enters by it, and not VMLAUNCH.
     #[inline(always)]
     pub const fn is_launched(&self) -> bool {
-        matches!(self.0, Some((_, true)))
+        self.is_launched
     }
 
     /// Whether it is active on some CPU.
+    #[inline(always)]
     pub const fn is_anywhere(&self) -> bool {
-        self.0.is_some()
+        self.on.is_some()
     }
 
     /// VMCLEAR.
+    #[inline(always)]
     pub const fn clear(&mut self) {
-        self.0 = None;
+        self.on = None;
     }
 }
 
@@ -66,23 +73,23 @@ mod tests {
     #[test]
     fn i6_launched_once_where_it_is_active() {
         let mut active = Active::default();
-        for cpu in [CpuId(0), CpuId(1)] {
-            assert!(!active.is_on(cpu) && !active.is_launched());
-            active.activate(cpu);
-            assert!(active.is_on(cpu) && !active.is_launched());
+        for (cpu, lacks_state) in [(0, true), (1, true), (1, false), (0, true)] {
+            assert!(!active.is_anywhere());
+            assert_eq!(active.activate(CpuId(cpu)), lacks_state);
+            active.check(CpuId(cpu));
+            assert!(!active.is_launched());
             active.launch();
-            assert!(active.is_on(cpu) && active.is_launched());
+            assert!(active.is_launched());
             active.clear();
         }
-        assert!(!active.is_anywhere());
     }
 
     #[test]
-    #[should_panic(expected = "active on CPU 0, and not on CPU 1")]
+    #[should_panic(expected = "active on Some(CpuId(0)), and not on CPU 1")]
     fn i6_not_used_on_another_cpu() {
         let mut active = Active::default();
         active.activate(CpuId(0));
-        active.is_on(CpuId(1));
+        active.check(CpuId(1));
     }
 
     #[test]

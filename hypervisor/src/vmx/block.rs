@@ -209,12 +209,6 @@ impl ControlBlock for Vmcs {
         self.set_control(Word::Primary, controls::MOV_DR, wanted);
     }
 
-    /// It has left the other one.
-    #[inline(always)]
-    fn arrive(&mut self) {
-        assert!(!self.active.is_anywhere(), "the VMCS is active where the vCPU was");
-    }
-
     fn init(state: &mut VcpuState<Self>) {
         let vmcs = &mut *state.block;
         vmcs.request(InterruptRequest { priority: 0, offered: None, window: false, priority_exits: false });

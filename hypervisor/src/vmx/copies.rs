@@ -126,4 +126,7 @@ pub(super) const READ_AT_ONCE: u64 = 1 << Copied::Rip as usize
     | 1 << place(SegmentName::Cs, RIGHTS)
     | 1 << place(SegmentName::Ss, RIGHTS);
 
+/// The copies that the exit of a vCPU that halts needs, because it leaves its CPU.
+pub(super) const READ_AT_HALTS: u64 = 1 << Copied::Cr3 as usize | 1 << Copied::Cr4 as usize;
+
 const _: () = assert!(REGISTERS.len() + 4 * SEGMENTS.len() <= COPIES);

@@ -22,6 +22,9 @@ const ALL: [Register; 7] = {
     [Cr2, Dr6, Star, Lstar, Cstar, Sfmask, KernelGs]
 };
 
+/// Those that the guest changes without an exit.
+const CHANGED_BY_GUESTS: [Register; 3] = [Register::Cr2, Register::Dr6, Register::KernelGs];
+
 /// The values.
 #[derive(Clone, Copy, Debug)]
 pub struct Outside {
@@ -41,9 +44,10 @@ impl Outside {
 
     /// A register's value.
     pub fn read(&self, register: Register) -> u64 {
-        match self.loaded & 1 << register as u8 {
-            0 => self.values[register as usize],
-            _ => (self.from_processor)(register),
+        if CHANGED_BY_GUESTS.contains(&register) && self.loaded & 1 << register as u8 != 0 {
+            (self.from_processor)(register)
+        } else {
+            self.values[register as usize]
         }
     }
 
@@ -56,24 +60,28 @@ impl Outside {
 
     /// Loads what the processor does not have.
     #[inline(always)]
-    pub fn load(&mut self, mut write: impl FnMut(Register, u64)) {
+    pub fn load(&mut self, write: impl FnMut(Register, u64)) {
         if self.loaded != (1 << ALL.len()) - 1 {
-            self.load_some(&mut write);
+            self.load_some(write);
         }
     }
 
-    #[cold]
-    fn load_some(&mut self, write: &mut dyn FnMut(Register, u64)) {
-        for register in ALL.into_iter().filter(|&register| self.loaded & 1 << register as u8 == 0) {
-            write(register, self.values[register as usize]);
+    #[inline(never)]
+    fn load_some(&mut self, mut write: impl FnMut(Register, u64)) {
+        for register in ALL {
+            if self.loaded & 1 << register as u8 == 0 {
+                write(register, self.values[register as usize]);
+            }
         }
         self.loaded = (1 << ALL.len()) - 1;
     }
 
     /// Saves what the processor has: it is another vCPU's turn.
     pub fn save(&mut self, mut read: impl FnMut(Register) -> u64) {
-        for register in ALL.into_iter().filter(|&register| self.loaded & 1 << register as u8 != 0) {
-            self.values[register as usize] = read(register);
+        for register in CHANGED_BY_GUESTS {
+            if self.loaded & 1 << register as u8 != 0 {
+                self.values[register as usize] = read(register);
+            }
         }
         self.loaded = 0;
     }
@@ -96,11 +104,11 @@ mod tests {
         written.clear();
         outside.load(|register, value| written.push((register, value)));
         assert_eq!(written, [(Register::Cr2, 7)]);
-        outside.write(Register::Star, 9);
+        outside.write(Register::Dr6, 9);
         outside.save(|_| 1);
         assert_eq!(
-            [Register::Star, Register::Cr2, Register::Lstar].map(|register| outside.read(register)),
-            [9, 1, 1]
+            [Register::Dr6, Register::Cr2, Register::Lstar].map(|register| outside.read(register)),
+            [9, 1, 5]
         );
         written.clear();
         outside.load(|register, value| written.push((register, value)));

@@ -40,7 +40,9 @@ pub trait Vmx: Processor {
     fn vmread(field: u32) -> u64;
     /// A register of the guest that a VMCS does not have.
     fn read_outside(register: Register) -> u64;
-    /// The vCPU leaves the CPU: VMCLEAR, if its VMCS is active.
+    /// The vCPU arrives on the CPU: VMPTRLD.
+    fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs);
+    /// The vCPU leaves the CPU: VMCLEAR.
     fn leave(vmcs: &mut Vmcs);
     /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
     fn hold_interrupts();
@@ -235,6 +237,12 @@ where
         }
     }
 
+    #[inline(always)]
+    fn arrive(context: &mut Context<'_, Self>) {
+        <Self as Vmx>::arrive(context.cpu, &mut context.state.block);
+    }
+
+    #[inline(always)]
     fn leave(context: &mut Context<'_, Self>) {
         <Self as Vmx>::leave(&mut context.state.block);
     }

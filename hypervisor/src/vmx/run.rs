@@ -85,12 +85,7 @@ const NMI: u64 = EXCEPTION + 2;
 /// Interrupts are off. As for [`Instructions::enter`].
 #[inline(always)]
 pub unsafe fn run<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
-    if !vmcs.active.is_on(cpu) {
-        // The first time this initialises what a processor keeps in the region.
-        I::vmclear(vmcs.region());
-        I::vmptrld(vmcs.region());
-        vmcs.begin(cpu, &I::host_state(), I::vmwrite);
-    }
+    vmcs.active.check(cpu);
     vmcs.write_changes(I::vmwrite);
     vmcs.outside.load(I::write_outside);
     // SAFETY: the caller's promise.
@@ -116,12 +111,26 @@ fn refuse<I: Instructions>(vmcs: &mut Vmcs, failed: Failed) {
     vmcs.code = REFUSED;
 }
 
-/// The vCPU leaves the CPU.
-pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
-    if vmcs.end(I::vmread) {
-        vmcs.outside.save(I::read_outside);
+/// The vCPU arrives on this CPU: its VMCS is the current one until it leaves.
+#[inline(always)]
+pub fn arrive<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs) {
+    let is_elsewhere = vmcs.active.activate(cpu);
+    if vmcs.is_new {
+        // This initialises what a processor keeps in the region.
         I::vmclear(vmcs.region());
     }
+    I::vmptrld(vmcs.region());
+    if is_elsewhere {
+        vmcs.begin(&I::host_state(), I::vmwrite);
+    }
+}
+
+/// The vCPU leaves the CPU. What its VMCS has stays there, to be read when it has arrived again.
+#[inline(always)]
+pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
+    vmcs.active.clear();
+    vmcs.outside.save(I::read_outside);
+    I::vmclear(vmcs.region());
 }
 
 #[cfg(test)]
@@ -203,6 +212,9 @@ mod tests {
     }
 
     fn enter(vmcs: &mut Vmcs, cpu: u32) -> bool {
+        if !vmcs.active.is_anywhere() {
+            arrive::<Mock>(CpuId(cpu), vmcs);
+        }
         mock(|mock| mock.writes.clear());
         // SAFETY: nothing runs.
         unsafe { run::<Mock>(CpuId(cpu), vmcs, &mut Registers::default()) }
@@ -226,6 +238,18 @@ mod tests {
     }
 
     #[test]
+    fn what_an_exit_leads_to_is_written_where_it_arrives_from_elsewhere() {
+        let mut vmcs = after_exits();
+        for (cpu, is_written) in [(0, false), (1, true), (1, false), (0, true)] {
+            leave::<Mock>(&mut vmcs);
+            mock(|mock| mock.writes.clear());
+            arrive::<Mock>(CpuId(cpu), &mut vmcs);
+            assert_eq!(mock(|mock| mock.writes.contains(&f::HOST_RIP.raw())), is_written);
+            assert!(mock(|mock| !mock.writes.contains(&f::PIN_CONTROLS.raw())), "no CPU changes that");
+        }
+    }
+
+    #[test]
     fn only_what_has_changed_is_written() {
         let mut vmcs = after_exits();
         assert_eq!(mock(|mock| mock.writes.clone()), []);
@@ -235,13 +259,22 @@ mod tests {
     }
 
     #[test]
-    fn what_an_exit_has_changed_is_read_when_it_is_asked_for_or_at_the_end() {
+    fn what_an_exit_has_changed_is_read_when_it_is_asked_for() {
         let mut vmcs = after_exits();
         let base = |vmcs: &Vmcs| vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs).base;
         assert_eq!((vmcs.copy(Copied::Rip), base(&vmcs)), (0x5000, 0x7000));
         leave::<Mock>(&mut vmcs);
-        assert_eq!((base(&vmcs), vmcs.outside.read(Register::Lstar)), (0x7000, Register::Lstar as u64 + 100));
+        assert_eq!(vmcs.outside.read(Register::Cr2), Register::Cr2 as u64 + 100);
+        arrive::<Mock>(CpuId(1), &mut vmcs);
+        assert_eq!(base(&vmcs), 0x7000, "the VMCS still has it");
+    }
+
+    #[test]
+    #[should_panic(expected = "GUEST_FS of a vCPU that is on no CPU")]
+    fn i6_nobody_reads_a_vmcs_that_is_not_active() {
+        let mut vmcs = after_exits();
         leave::<Mock>(&mut vmcs);
+        let _segment = vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs);
     }
 
     #[test]

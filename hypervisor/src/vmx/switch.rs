@@ -1,9 +1,7 @@
 //! From the copies to the VMCS before an entry, and back after an exit.
 
-use coherence::CpuId;
-
 use super::controls::Word;
-use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_ONCE};
+use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_HALTS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
 use super::outside::Register;
 use super::table::{ENTRY_FAILURE, EXCEPTION};
@@ -50,9 +48,9 @@ const PAUSE_WINDOW: u32 = 4096;
 const LAST_OF_LIST: u64 = 511;
 
 impl Vmcs {
-    /// Fills in what no entry changes, after VMPTRLD on this CPU.
-    pub fn begin(&mut self, cpu: CpuId, host: &HostState, mut vmwrite: impl FnMut(u32, u64)) {
-        self.active.activate(cpu);
+    /// Fills in what no entry changes, after the first VMPTRLD on this CPU.
+    #[inline(never)]
+    pub fn begin(&mut self, host: &HostState, mut vmwrite: impl FnMut(u32, u64)) {
         fn set<W: Width>(
             vmwrite: &mut impl FnMut(u32, u64),
             field: Encoding<W, Write>,
@@ -134,14 +132,21 @@ impl Vmcs {
         }
     }
 
+    #[inline(always)]
+    fn write_event(&mut self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
+        vmwrite(f::ENTRY_EVENT.writable(), event & DELIVERABLE);
+        if event & (event::TYPE_MASK | event::ERROR_VALID) != event::TYPE_INTERRUPT {
+            self.write_details(event, vmwrite);
+        }
+    }
+
     /// Breakpoints that pend are part of a #DB that is delivered.
     #[inline(never)]
-    fn write_event(&mut self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
+    fn write_details(&mut self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
         if event & 0xffff_ffff == event::exception(event::VECTOR_DB) {
             let breakpoints = self.pending_debug() & DR6_BREAKPOINTS;
             self.outside.write(Register::Dr6, self.outside.read(Register::Dr6) | breakpoints);
         }
-        vmwrite(f::ENTRY_EVENT.writable(), event & DELIVERABLE);
         if event & event::ERROR_VALID != 0 {
             vmwrite(f::ENTRY_ERROR_CODE.writable(), event >> 32);
         }
@@ -152,11 +157,6 @@ impl Vmcs {
 
     #[inline(never)]
     fn write_controls(&mut self, vmwrite: &mut impl FnMut(u32, u64)) {
-        let words = [
-            (Word::Primary, f::PRIMARY_CONTROLS),
-            (Word::Secondary, f::SECONDARY_CONTROLS),
-            (Word::Entry, f::ENTRY_CONTROLS),
-        ];
         let dirty = core::mem::take(&mut self.dirty_words);
         if dirty & POINTERS != 0 {
             let fields = [f::GUEST_PDPTE0, f::GUEST_PDPTE1, f::GUEST_PDPTE2, f::GUEST_PDPTE3];
@@ -165,9 +165,14 @@ impl Vmcs {
         if dirty & NEW_LIST != 0 && self.list.is_some() {
             vmwrite(f::LIST_INDEX.writable(), LAST_OF_LIST);
         }
-        for (word, field) in words.into_iter().filter(|(word, _)| dirty >> *word as u8 & 1 != 0) {
-            vmwrite(field.writable(), self.controls.word(word).into());
-        }
+        let mut write = |word, field: Encoding<f::Double, Write>| {
+            if dirty >> word as u8 & 1 != 0 {
+                vmwrite(field.writable(), self.controls.word(word).into());
+            }
+        };
+        write(Word::Primary, f::PRIMARY_CONTROLS);
+        write(Word::Secondary, f::SECONDARY_CONTROLS);
+        write(Word::Entry, f::ENTRY_CONTROLS);
         if dirty & THRESHOLD != 0 {
             vmwrite(f::TPR_THRESHOLD.writable(), self.threshold.into());
         }
@@ -183,8 +188,12 @@ impl Vmcs {
         match self.code {
             // Interrupts, and windows for them.
             1 | 7 | 8 => {}
-            // Instructions that say it all by their registers.
-            10 | 12 | 18 | 31 | 32 => self.length = vmread(f::EXIT_LENGTH.raw()),
+            12 => {
+                self.length = vmread(f::EXIT_LENGTH.raw());
+                self.refresh(READ_AT_HALTS, &vmread);
+            }
+            // Other instructions that say it all by their registers.
+            10 | 18 | 31 | 32 => self.length = vmread(f::EXIT_LENGTH.raw()),
             _ => self.describe_exit(&vmread),
         }
     }
@@ -220,16 +229,5 @@ impl Vmcs {
             left &= left - 1;
         }
         self.stale &= !wanted;
-    }
-
-    /// The vCPU leaves its CPU: reads what has not been read, so that nobody needs the VMCS until
-    /// the next entry. VMCLEAR follows; returns false if there is no need for that.
-    pub fn end(&mut self, vmread: impl Fn(u32) -> u64) -> bool {
-        let is_active = self.active.is_anywhere();
-        if is_active {
-            self.refresh(u64::MAX, &vmread);
-            self.active.clear();
-        }
-        is_active
     }
 }

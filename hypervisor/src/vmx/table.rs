@@ -10,7 +10,6 @@ use crate::x86::exits::nested::NestedFault;
 use crate::x86::exits::port::{PortAccess, StringAccess};
 use crate::x86::exits::table::exits;
 use crate::x86::exits::{control, cpuid, event, hypercall, msr, nested, port};
-use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::event as events;
 
 /// The entry has failed before it became one: VMLAUNCH and VMRESUME say so by a flag.
@@ -29,7 +28,7 @@ pub struct Exit {
     pub qualification: u64,
     /// The exception, in the format of [`events`].
     pub exception: u64,
-    /// The event whose delivery was cut short, in the same format.
+    /// The event whose delivery was cut short, in the same format: an instruction's, too.
     pub event: u64,
     /// The guest physical address of a nested fault.
     pub guest_physical: u64,
@@ -45,7 +44,7 @@ impl Exit {
             code: vmcs.code,
             qualification: vmcs.qualification,
             exception: vmcs.interruption,
-            event: vmcs.cut_short(),
+            event: vmcs.vectoring,
             guest_physical: vmcs.guest_physical,
             next_rip: vmcs.next_rip(),
         }
@@ -92,7 +91,7 @@ impl Exit {
                 _ => Access::Data,
             },
             is_store: info & 1 << 1 != 0,
-            in_delivery: self.event & events::VALID != 0,
+            in_delivery: self.event & events::VALID != 0 && self.event & events::TYPE_SOFTWARE == 0,
         }
     }
 }

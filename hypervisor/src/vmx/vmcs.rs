@@ -177,11 +177,14 @@ impl Vmcs {
     #[inline(always)]
     fn copy_at(&self, place: usize) -> u64 {
         let may_be_stale = READ_AT_ONCE >> place & 1 == 0;
-        if may_be_stale && self.stale >> place & 1 != 0 {
-            (self.vmread)(FIELDS[place])
-        } else {
-            self.copies[place]
-        }
+        if may_be_stale && self.stale >> place & 1 != 0 { self.read_late(place) } else { self.copies[place] }
+    }
+
+    /// VMREAD reads whatever VMCS is the current one.
+    #[inline(never)]
+    fn read_late(&self, place: usize) -> u64 {
+        assert!(self.active.is_anywhere(), "{} of a vCPU that is on no CPU", f::Named(FIELDS[place]));
+        (self.vmread)(FIELDS[place])
     }
 
     #[inline(always)]

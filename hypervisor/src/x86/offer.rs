@@ -191,11 +191,13 @@ where
 
     #[inline(always)]
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
+        Self::arrive(context);
         context.state.load::<Self>();
     }
 
     #[inline(always)]
     fn reload_state(context: &mut Context<'_, Self>) {
+        Self::arrive(context);
         context.state.load::<Self>();
     }
 

@@ -169,6 +169,12 @@ pub unsafe trait Vendor: Processor {
     {
     }
 
+    /// The vCPU may come from another CPU: nothing that a processor caches of its block is valid.
+    /// Its registers are loaded next.
+    fn arrive(context: &mut Context<'_, Self>)
+    where
+        Self: X86;
+
     /// The vCPU's registers are about to be saved.
     fn leave(context: &mut Context<'_, Self>)
     where

@@ -85,6 +85,8 @@ impl Vmx for MockVmx {
         panic!("{register:?} is read of no processor")
     }
 
+    fn arrive(_: &PerCpu<Self>, _: &mut Vmcs) {}
+
     fn leave(_: &mut Vmcs) {}
 
     fn hold_interrupts() {}

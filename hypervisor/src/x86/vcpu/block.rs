@@ -168,8 +168,6 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn intercept_pause(&mut self, wanted: bool);
     /// Whether the guest's first access to a debug register, and each write of DR7, causes an exit.
     fn intercept_debug(&mut self, wanted: bool);
-    /// The vCPU comes from another CPU: nothing that a processor caches of the block is valid.
-    fn arrive(&mut self);
     /// Sets the vCPU's controls as after INIT: nothing is offered or requested. Registers follow.
     fn init(state: &mut VcpuState<Self>);
     /// The vCPU's next entry drops all of its translations.

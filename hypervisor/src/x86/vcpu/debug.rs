@@ -17,13 +17,15 @@ pub(crate) struct DebugRegisters {
     values: [u64; 4],
     /// The values are in the processor, not here.
     are_loaded: bool,
+    /// They were, on some CPU: before that none is enabled.
+    are_used: bool,
 }
 
 impl DebugRegisters {
     #[inline]
     pub(crate) fn arrive<A: X86>(&mut self, block: &mut A::Block) {
         block.intercept_debug(true);
-        if block.read(Dr7) & DR7_ENABLED != 0 {
+        if self.are_used && block.read(Dr7) & DR7_ENABLED != 0 {
             self.load::<A>(block);
         }
     }
@@ -32,7 +34,7 @@ impl DebugRegisters {
     #[cold]
     pub(crate) fn load<A: X86>(&mut self, block: &mut A::Block) {
         A::write_breakpoints(self.values);
-        self.are_loaded = true;
+        (self.are_loaded, self.are_used) = (true, true);
         block.intercept_debug(false);
     }
 

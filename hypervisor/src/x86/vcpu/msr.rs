@@ -67,10 +67,12 @@ pub fn passes_through<A: X86>(number: u32) -> bool {
 /// for them, for then its kernel does not write the registers when it switches tasks; a processor
 /// without the instructions is no emulator.
 ///
-/// Not among them are SYSENTER's, of which this architecture uses 32 bits.
+/// Not among them are SYSENTER's, of which this architecture uses 32 bits. VMX leaves STAR and
+/// SFMASK to software: a kernel writes them once, so no switch of vCPUs need read them.
 fn is_checked<A: X86>(number: u32) -> bool {
     match number {
         LSTAR | CSTAR => true,
+        STAR | SFMASK => A::IS_INTEL,
         FS_BASE | GS_BASE | KERNEL_GS_BASE => shows_fsgsbase::<A>(),
         _ => false,
     }
@@ -152,6 +154,8 @@ impl<B: ControlBlock> VcpuState<B> {
             }
             EFER => self.write_efer::<A>(value)?,
             // In the block while the guest does not run.
+            STAR => self.block.write(Star, value),
+            SFMASK if value >> 32 == 0 => self.block.write(Sfmask, value),
             LSTAR if is_canonical(value) => self.block.write(Lstar, value),
             CSTAR if is_canonical(value) => self.block.write(Cstar, value),
             FS_BASE if is_canonical(value) => self.set_base(SegmentName::Fs, value),

@@ -202,7 +202,6 @@ impl<B: ControlBlock> VcpuState<B> {
         if A::has_tsc_aux() {
             A::write_tsc_aux(self.tsc_aux);
         }
-        self.block.arrive();
     }
 
     /// Saves the state that [`load`](Self::load) loaded.
@@ -269,7 +268,9 @@ impl<B: ControlBlock> State for VcpuState<B> {
 
     #[inline(always)]
     fn space(&self) -> Space {
-        self.block.translation_controls().space()
+        let [cr3, cr4, efer] = [Cr3, Cr4, Efer].map(|field| self.block.read(field));
+        // Memory types do not matter.
+        TranslationControls { cr3, cr4, efer, pat: 0 }.space()
     }
 
     #[inline(always)]

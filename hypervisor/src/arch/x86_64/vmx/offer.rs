@@ -96,6 +96,7 @@ impl Instructions for Processor {
         }
     }
 
+    #[inline(always)]
     fn read_outside(register: Register) -> u64 {
         match msr(register) {
             // SAFETY: every processor of 64 bits has these registers, and reading changes nothing.
@@ -105,6 +106,7 @@ impl Instructions for Processor {
         }
     }
 
+    #[inline(always)]
     fn write_outside(register: Register, value: u64) {
         // SAFETY: the hypervisor uses none of them. The guest's values were checked when it wrote
         // them.
@@ -165,6 +167,12 @@ impl Vmx for On<OnVmx<Processor>> {
         <Processor as Instructions>::read_outside(register)
     }
 
+    #[inline(always)]
+    fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs) {
+        run::arrive::<Processor>(CpuId(cpu.index), vmcs);
+    }
+
+    #[inline(always)]
     fn leave(vmcs: &mut Vmcs) {
         run::leave::<Processor>(vmcs);
     }
