@@ -21,7 +21,7 @@ use memslots::{GuestMemory, Pattern};
 use stay::in_section;
 
 use super::vcpu::checks;
-use super::vcpu::instruction::length;
+use super::vcpu::instruction::{length, length_to};
 use super::vcpu::state::VcpuState;
 use crate::vm::{Context, Next};
 use crate::x86::processor::X86;
@@ -61,9 +61,13 @@ pub(crate) fn complete<A: X86>(
     whose: checks::Instruction,
     handle: impl FnOnce(&mut Context<'_, A>) -> Then,
 ) -> Next {
-    let length = with_translation(context, |state, memory| {
-        length::<A>(&state.block, memory, &mut state.code, usual, whose)
-    });
+    let length = match A::next_rip(&context.state.block) {
+        // It is not looked for in memory, which would take a section.
+        Some(next_rip) => length_to(next_rip, &*context.state.block, whose),
+        None => with_translation(context, |state, memory| {
+            length::<A>(&state.block, memory, &mut state.code, usual, whose)
+        }),
+    };
     let length = match length {
         Ok(length) => length,
         Err(error) => {

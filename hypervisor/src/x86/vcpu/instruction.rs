@@ -181,8 +181,22 @@ pub fn build_decoder() {
     assert_eq!(nop.code(), Code::Nopd, "the decoder works");
 }
 
-/// Length of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
-/// If the guest may not execute it at its privilege level, returns the fault for that.
+/// Length of the instruction from RIP to `next_rip`. If the guest may not execute it at its
+/// privilege level, returns the fault for that.
+#[inline(always)] // On the path of most exits.
+pub fn length_to(
+    next_rip: u64,
+    block: &impl ControlBlock,
+    whose: checks::Instruction,
+) -> Result<u64, FetchError> {
+    // A single comparison covers all checks that an instruction in the kernel does not need.
+    if block.cpl() != 0 {
+        check_others(block, whose)?;
+    }
+    Ok(next_rip.wrapping_sub(block.read(Rip)))
+}
+
+/// The same of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
 #[inline]
 pub fn length<A: X86>(
     block: &A::Block,
@@ -191,7 +205,6 @@ pub fn length<A: X86>(
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
-    // A single comparison covers all checks that an instruction in the kernel does not need.
     if block.cpl() != 0 {
         return others_length::<A>(block, memory, paths, usual, whose);
     }
@@ -206,9 +219,6 @@ fn allowed_length<A: X86>(
     usual: &Pattern,
     cpl: u8,
 ) -> Result<u64, FetchError> {
-    if let Some(next_rip) = A::next_rip(block) {
-        return Ok(next_rip.wrapping_sub(block.read(Rip)));
-    }
     if paths.is_at_rip::<A>(block, memory, usual, cpl) {
         return Ok(usual.len() as u64);
     }
@@ -224,11 +234,16 @@ fn others_length<A: X86>(
     usual: &Pattern,
     whose: checks::Instruction,
 ) -> Result<u64, FetchError> {
-    match checks::check(whose, block.conditions()) {
-        Ok(()) => allowed_length::<A>(block, memory, paths, usual, block.cpl()),
-        Err(Refusal::Undefined) => Err(FetchError::Undefined),
-        Err(Refusal::Protection) => Err(FetchError::Protection),
-    }
+    check_others(block, whose)?;
+    allowed_length::<A>(block, memory, paths, usual, block.cpl())
+}
+
+#[cold]
+fn check_others(block: &impl ControlBlock, whose: checks::Instruction) -> Result<(), FetchError> {
+    checks::check(whose, block.conditions()).map_err(|refusal| match refusal {
+        Refusal::Undefined => FetchError::Undefined,
+        Refusal::Protection => FetchError::Protection,
+    })
 }
 
 #[cold]
