@@ -196,7 +196,7 @@ pub fn length_to(
     Ok(next_rip.wrapping_sub(block.read(Rip)))
 }
 
-/// The same of the instruction at RIP, which is expected to be `usual`: prefixes may make it longer.
+/// The same of the one at RIP, which is expected to be `usual`: prefixes may make it longer.
 #[inline]
 pub fn length<A: X86>(
     block: &A::Block,
