@@ -30,6 +30,8 @@ impl Architectures {
     pub const X86: Self = Self { name: "x86_64", members: &[Architecture::Amd64, Architecture::Intel64] };
     /// x86-64 with SVM.
     pub const SVM: Self = Self { name: "x86_64 with SVM", members: &[Architecture::Amd64] };
+    /// x86-64 with VMX.
+    pub const VMX: Self = Self { name: "x86_64 with VMX", members: &[Architecture::Intel64] };
     /// Arm64.
     pub const ARM: Self = Self { name: "aarch64", members: &[Architecture::Arm64] };
 

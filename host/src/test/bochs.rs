@@ -98,7 +98,7 @@ pub(super) const PLANTED: [Case; 25] = [
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 21] = [
+pub(super) const ROWS: [Case; 22] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -129,6 +129,10 @@ pub(super) const ROWS: [Case; 21] = [
         .about("all errors of guests end as specified")
         .on(RYZEN)
         .also(ON_VMX, SKYLAKE),
+    probe("bochs_probe_with_an_emulated_apic", "all", ProbeEnd::AllPassed)
+        .with(&["emulated_apic=on"])
+        .about("nor where VMX could be the local APIC, and is not")
+        .on(SKYLAKE),
     stock("bochs_nothing_stale_with_hypercalls", (4, 2), STALE, Expect::NothingStale)
         .about("no reader sees a page that was removed")
         .on(RYZEN)

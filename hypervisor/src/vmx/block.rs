@@ -4,10 +4,12 @@ use alloc::boxed::Box;
 use coherence::asid::AsidSlot;
 use stay::tagged::start_over;
 
+use super::apic::Keeper;
 use super::controls::{self, Word};
 use super::copies::Copied;
 use super::outside::Register;
 use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
+use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;
 use crate::x86::EFER_LMA;
@@ -162,7 +164,7 @@ impl ControlBlock for Vmcs {
         if let Some(vector) = request.offered {
             self.offer(vector);
         }
-        self.store_priority(request.priority);
+        self.apic.set_priority(request.priority);
         self.set_interrupt_window(request.window);
         self.set_threshold(if request.priority_exits { request.priority } else { 0 });
     }
@@ -175,7 +177,7 @@ impl ControlBlock for Vmcs {
 
     #[inline(always)]
     fn is_settled(&self, priority: u8) -> bool {
-        self.offered == 0 && self.priority() == priority
+        self.offered == 0 && self.apic.priority() == priority
     }
 
     /// An entry delivers what it is given: if that was cut short, the exit says so. An entry that
@@ -187,11 +189,24 @@ impl ControlBlock for Vmcs {
             TAKEN => Offered::Taken,
             interrupt => Offered::Left(interrupt as u8),
         };
-        (self.priority(), offered)
+        (self.apic.priority(), offered)
     }
 
     fn set_priority(&mut self, priority: u8) {
-        self.store_priority(priority);
+        self.apic.set_priority(priority);
+    }
+
+    #[inline(always)]
+    fn hand_over(&mut self, lapic: &mut Lapic) -> bool {
+        match self.apic.keeper {
+            Keeper::Never => false,
+            Keeper::Page if !lapic.has_requests() => false,
+            _ => self.keep(lapic),
+        }
+    }
+
+    fn take_back(&mut self, lapic: &mut Lapic) {
+        self.take_apic_back(lapic);
     }
 
     /// By loops where the processor finds them.
@@ -217,6 +232,7 @@ impl ControlBlock for Vmcs {
         vmcs.set_interruptibility(0);
         vmcs.set_activity(0);
         vmcs.set_pending_debug(0);
+        vmcs.forget_apic();
         start_over(&mut state.own, &Defects);
     }
 

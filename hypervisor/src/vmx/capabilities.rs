@@ -4,7 +4,9 @@
 use core::fmt;
 use paging::{Ept, Level};
 
-use super::controls::{CHOSEN, Choice, Controls, How, PAUSE_LOOP, VPID, Word};
+use super::controls::{
+    APIC_REGISTERS, CHOSEN, Choice, Controls, DELIVERY, How, PAUSE_LOOP, VPID, Word, X2APIC,
+};
 
 const BASIC: u32 = 0x480;
 const CR0_FIXED: [u32; 2] = [0x486, 0x487];
@@ -178,8 +180,9 @@ impl Capabilities {
         if let Some((_, name)) = required.iter().find(|(bits, _)| !self.has(*bits)) {
             return Err(Lacking::Nested(name));
         }
-        let pause_loop = self.words[Word::Secondary as usize] >> 32 & 1 << PAUSE_LOOP != 0;
-        let controls = Controls { words, pause_loop };
+        let has = |bit: u32| self.words[Word::Secondary as usize] >> 32 & 1 << bit != 0;
+        let apic = [X2APIC, APIC_REGISTERS, DELIVERY].into_iter().all(has);
+        let controls = Controls { words, pause_loop: has(PAUSE_LOOP), apic };
         // A tag is of use only where what is kept under it can be dropped.
         let can_drop = self.has(ept::INVVPID) && self.ept_vpid & (ept::INVVPID_ONE | ept::INVVPID_ALL) != 0;
         Ok(if can_drop { controls } else { controls.without(Word::Secondary, VPID) })

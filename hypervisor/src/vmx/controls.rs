@@ -55,8 +55,14 @@ pub const MOV_DR: u32 = 23;
 pub const MONITOR_TRAP: u32 = 27;
 /// PAUSE exiting.
 pub const PAUSE: u32 = 30;
+/// Secondary: virtualisation of x2APIC mode.
+pub const X2APIC: u32 = 4;
 /// Secondary: VPIDs.
 pub const VPID: u32 = 5;
+/// Secondary: APIC-register virtualisation.
+pub const APIC_REGISTERS: u32 = 8;
+/// Secondary: virtual-interrupt delivery.
+pub const DELIVERY: u32 = 9;
 /// Secondary: PAUSE-loop exiting.
 pub const PAUSE_LOOP: u32 = 10;
 /// Secondary: page-modification logging.
@@ -105,9 +111,12 @@ choices! {
         1 Set "extended page tables (EPT)",
         2 Clear "descriptor-table exiting",
         3 Offered "RDTSCP",
+        X2APIC OfferedLater "a virtual x2APIC",
         VPID Offered "tags (VPID)",
         6 Set "WBINVD exiting",
         7 Set "unrestricted guests",
+        APIC_REGISTERS OfferedLater "registers of a virtual APIC",
+        DELIVERY OfferedLater "delivery of virtual interrupts",
         PAUSE_LOOP OfferedLater "PAUSE-loop exiting",
         12 Offered "INVPCID",
         LISTS Offered "page-modification logging (PML)",
@@ -135,6 +144,8 @@ pub struct Controls {
     pub(super) words: [u32; 5],
     /// PAUSE-loop exiting is offered.
     pub(super) pause_loop: bool,
+    /// The processor can be a local APIC in x2APIC mode.
+    pub(super) apic: bool,
 }
 
 impl Controls {

@@ -4,7 +4,7 @@ use super::fields as f;
 use crate::x86::vcpu::block::SegmentName;
 
 /// The registers with copies, besides the segments.
-const REGISTERS: [u32; 20] = [
+const REGISTERS: [u32; 21] = [
     f::GUEST_RIP.writable(),
     f::GUEST_RSP.writable(),
     f::GUEST_RFLAGS.writable(),
@@ -20,6 +20,7 @@ const REGISTERS: [u32; 20] = [
     f::INTERRUPTIBILITY.writable(),
     f::ACTIVITY.writable(),
     f::PENDING_DEBUG.writable(),
+    f::INTERRUPT_STATUS.writable(),
     // What no exit changes.
     f::CR0_SHADOW.writable(),
     f::CR4_SHADOW.writable(),
@@ -47,6 +48,7 @@ pub(super) enum Copied {
     Interruptibility,
     Activity,
     PendingDebug,
+    InterruptStatus,
     Cr0Shadow,
     Cr4Shadow,
     TscOffset,
@@ -101,7 +103,7 @@ pub(super) const CHANGED_BY_EXITS: u64 = {
     let mut all = 0;
     let mut place = 0;
     while place < COPIES {
-        if FIELDS[place] != 0 && (place <= Copied::PendingDebug as usize || place >= REGISTERS.len()) {
+        if FIELDS[place] != 0 && (place <= Copied::InterruptStatus as usize || place >= REGISTERS.len()) {
             all |= 1 << place;
         }
         place += 1;

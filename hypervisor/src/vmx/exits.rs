@@ -5,8 +5,10 @@ use paging::Gpa;
 use super::processor::Intel64;
 use super::table::Exit;
 use super::vmcs::{BLOCKING_BY_NMI, Vmcs};
+use crate::devices::pc::lapic::{Effect, msr};
 use crate::vm::{Context, GUEST, Next};
 use crate::x86::exits::control::{refuses, write};
+use crate::x86::exits::effects::perform_lapic;
 use crate::x86::exits::event;
 use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Dr6, Efer, Rip};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
@@ -151,6 +153,21 @@ pub(super) fn on_debug<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -> 
 pub(super) fn on_full_list<A: Intel64>(context: &mut Context<'_, A>) -> Next {
     context.state.block.begin_list();
     Next::Resume
+}
+
+/// A vector that came from a level-triggered pin has left service: the I/O APIC is told. One that
+/// is edge-triggered meanwhile does no harm there.
+pub(super) fn on_end_of_interrupt<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -> Next {
+    perform_lapic(context, Effect::Eoi { vector: exit.qualification as u8, level: true })
+}
+
+/// The guest has interrupted itself by a vector that does not exist. No other write exits so.
+pub(super) fn on_apic_write<A: Intel64>(context: &mut Context<'_, A>) -> Next {
+    let vector = context.state.block.self_ipi();
+    match context.state.write_lapic(msr::SELF_IPI, vector, A::now()) {
+        Ok(effect) => perform_lapic(context, effect),
+        Err(_) => Next::Resume,
+    }
 }
 
 /// VMX leaves a task switch to the hypervisor, which does not know how: kernels of 32 bits have a

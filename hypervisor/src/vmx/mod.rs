@@ -3,6 +3,7 @@
 //! Sections are those of Intel's SDM, volume 3 (325384), chapters 25 to 28.
 
 pub mod active;
+mod apic;
 pub mod block;
 pub mod capabilities;
 pub mod controls;

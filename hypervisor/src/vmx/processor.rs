@@ -197,6 +197,10 @@ where
         intercepts::permission_maps::<Self>()
     }
 
+    fn has_apic() -> bool {
+        Self::chosen().1.apic
+    }
+
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
         let read = (Self::vmread as _, Self::read_outside as _);
         vmcs.set_up(Self::chosen(), guest_cr4_mask::<Self>(), permissions, read);

@@ -1,11 +1,12 @@
 //! From the copies to the VMCS before an entry, and back after an exit.
 
-use super::controls::Word;
-use super::copies::{CHANGED_BY_EXITS, FIELDS, READ_AT_HALTS, READ_AT_ONCE};
+use super::controls::{DELIVERY, Word};
+use super::copies::{FIELDS, READ_AT_HALTS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
+use super::intercepts::APIC_MAP;
 use super::outside::Register;
 use super::table::{ENTRY_FAILURE, EXCEPTION};
-use super::vmcs::{NEW_LIST, POINTERS, THRESHOLD, Vmcs};
+use super::vmcs::{APIC_MODE, NEW_LIST, POINTERS, THRESHOLD, Vmcs};
 use crate::x86::DR6_BREAKPOINTS;
 use crate::x86::vcpu::event;
 
@@ -88,7 +89,7 @@ impl Vmcs {
             set(w, f::IO_BITMAP_A, io);
             set(w, f::IO_BITMAP_B, io + 0x1000);
             set(w, f::MSR_BITMAPS, msr);
-            set(w, f::VIRTUAL_APIC, self.apic());
+            set(w, f::VIRTUAL_APIC, self.apic.address());
             set(w, f::LINK_POINTER, u64::MAX);
             set(w, f::GUEST_DEBUGCTL, 0u64);
             set(w, f::PIN_CONTROLS, self.controls.word(Word::Pin));
@@ -165,6 +166,14 @@ impl Vmcs {
         if dirty & NEW_LIST != 0 && self.list.is_some() {
             vmwrite(f::LIST_INDEX.writable(), LAST_OF_LIST);
         }
+        if dirty & APIC_MODE != 0 && self.controls.apic {
+            let ([_, map], is_processors) = (self.maps, self.controls.has(Word::Secondary, DELIVERY));
+            vmwrite(f::MSR_BITMAPS.writable(), map + if is_processors { APIC_MAP } else { 0 });
+            let fields = [f::EOI_EXITS_0, f::EOI_EXITS_1, f::EOI_EXITS_2, f::EOI_EXITS_3];
+            for (index, field) in fields.into_iter().enumerate() {
+                vmwrite(field.writable(), self.apic.exits.word(index));
+            }
+        }
         let mut write = |word, field: Encoding<f::Double, Write>| {
             if dirty >> word as u8 & 1 != 0 {
                 vmwrite(field.writable(), self.controls.word(word).into());
@@ -182,7 +191,7 @@ impl Vmcs {
     #[inline(always)]
     pub fn take_exit(&mut self, vmread: impl Fn(u32) -> u64) {
         self.code = vmread(f::EXIT_REASON.raw()) & (ENTRY_FAILURE | 0xffff);
-        self.stale = CHANGED_BY_EXITS;
+        self.stale = self.changed_by_exits;
         self.refresh(READ_AT_ONCE, &vmread);
         self.vectoring = 0;
         match self.code {

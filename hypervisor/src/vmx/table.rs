@@ -131,6 +131,9 @@ exits! {
         NestedFault: 48 | 49 => ExitNested; nested::on_nested_fault, Exit::nested_fault;
         ControlAccess: 28 => ExitControl; exits::on_control, Exit::whole; // A move to CR0 or CR4
         FullList: 62 => ExitOther; exits::on_full_list; // Page-modification logging has no more room
+        // The end of a level-triggered interrupt, by a local APIC that is the processor's.
+        EndOfInterrupt: 45 => ExitControl; exits::on_end_of_interrupt, Exit::whole;
+        ApicWrite: 56 => ExitControl; exits::on_apic_write; // An illegal vector for itself
         Priority: 43 => ExitControl; event::on_nothing; // The guest has lowered its task priority
         // An access to a debug register while they are not in the processor.
         DebugRegister: 29 => ExitControl; event::on_debug_register;

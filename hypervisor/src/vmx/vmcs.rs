@@ -10,9 +10,12 @@ use core::sync::atomic::Ordering;
 use paging::{Ept, PhysAddr};
 
 use super::active::Active;
+use super::apic::{Keeper, VirtualApic};
 use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
-use super::copies::{ALL, BASE, COPIES, Copied, FIELDS, LIMIT, READ_AT_ONCE, RIGHTS, SELECTOR, place};
+use super::copies::{
+    ALL, BASE, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, LIMIT, READ_AT_ONCE, RIGHTS, SELECTOR, place,
+};
 use super::fields as f;
 use super::outside::{Outside, Register};
 use crate::pages::Pages;
@@ -37,10 +40,12 @@ pub struct Vmcs {
     pub(super) dirty: u64,
     /// The copies that are older.
     pub(super) stale: u64,
+    /// The copies that are older after each exit.
+    pub(super) changed_by_exits: u64,
     pub(super) vmread: Read<u32>,
     pub(super) controls: Controls,
-    /// Words of controls that the VMCS does not have yet, [`POINTERS`], [`NEW_LIST`] and
-    /// [`THRESHOLD`].
+    /// Words of controls that the VMCS does not have yet, [`POINTERS`], [`NEW_LIST`],
+    /// [`THRESHOLD`] and [`APIC_MODE`].
     pub(super) dirty_words: u8,
     /// The entries of the highest level of the guest's PAE tables, for the next entry.
     pub(super) pointers: [u64; 4],
@@ -51,8 +56,7 @@ pub struct Vmcs {
     /// Bitmaps of ports and of MSRs, which never change.
     pub(super) maps: [u64; 2],
     region: Pages,
-    /// The virtual-APIC page, of which the task priority is used.
-    apic: Pages,
+    pub(super) apic: VirtualApic,
     /// The pages whose dirty bits the processor has set, if it lists them (29.3.6).
     pub(super) list: Option<Pages>,
     /// Where the processor has it.
@@ -92,6 +96,9 @@ pub(super) const NEW_LIST: u8 = 1 << 6;
 pub(super) const THRESHOLD: u8 = 1 << 5;
 /// An entry has delivered the interrupt that was [offered](Vmcs::offered).
 pub(super) const TAKEN: u64 = 1;
+/// The same: the map of MSRs, and the vectors whose end of interrupt exits. In the place of the
+/// controls of exits, which never change.
+pub(super) const APIC_MODE: u8 = 1 << Word::Exit as u8;
 /// CR0.CD and NW: the machine's caches are not the guest's to switch off.
 const CR0_CACHING: u64 = 3 << 29;
 /// CR4.MCE: without it a machine check would shut the processor down.
@@ -103,15 +110,13 @@ pub(super) const BLOCKING_BY_STI: u32 = 1 << 0;
 /// An NMI's handler holds NMIs off, with virtual NMIs.
 pub const BLOCKING_BY_NMI: u32 = 1 << 3;
 
-/// Where the virtual-APIC page has the task priority, in words.
-const TPR: usize = 0x80 / 8;
-
 impl Vmcs {
     pub(super) fn new() -> Self {
         Self {
             copies: [0; COPIES],
             dirty: ALL,
             stale: 0,
+            changed_by_exits: CHANGED_BY_EXITS,
             vmread: |encoding| unreachable!("{} is read of no processor", f::Named(encoding)),
             controls: Controls::default(),
             dirty_words: u8::MAX,
@@ -120,7 +125,7 @@ impl Vmcs {
             outside: Outside::new(),
             maps: [0; 2],
             region: Pages::new(1),
-            apic: Pages::new(1),
+            apic: VirtualApic::new(),
             list: None,
             active: Active::default(),
             event: 0,
@@ -157,6 +162,12 @@ impl Vmcs {
             self.dirty &= !(1 << Copied::Vpid as u8);
         }
         self.list = self.controls.has(Word::Secondary, controls::LISTS).then(|| Pages::new(1));
+        if self.controls.apic && permissions.apic {
+            self.apic.keeper = Keeper::Model;
+        } else {
+            self.dirty &= !(1 << Copied::InterruptStatus as u8);
+            self.changed_by_exits &= !(1 << Copied::InterruptStatus as u8);
+        }
         // `choose` has refused a processor that cannot walk them.
         let pointer = Ept::pointer(PhysAddr(permissions.nested_root), capabilities.ept_vpid());
         self.set_copy(Copied::EptPointer, pointer.unwrap_or(0));
@@ -167,11 +178,6 @@ impl Vmcs {
     #[inline(always)]
     pub const fn region(&self) -> u64 {
         self.region.start()
-    }
-
-    /// Address of the virtual-APIC page.
-    pub const fn apic(&self) -> u64 {
-        self.apic.start()
     }
 
     #[inline(always)]
@@ -276,17 +282,6 @@ impl Vmcs {
             self.offered = TAKEN;
         }
         self.event = 0;
-    }
-
-    /// The guest's task priority, as CR8 shows it.
-    #[inline(always)]
-    pub(super) fn priority(&self) -> u8 {
-        (self.apic.words()[TPR].load(Ordering::Relaxed) >> 4 & 0xf) as u8
-    }
-
-    #[inline(always)]
-    pub(super) fn store_priority(&self, priority: u8) {
-        self.apic.words()[TPR].store(u64::from(priority) << 4, Ordering::Relaxed);
     }
 
     /// What the entry delivers: an event, or else the offered interrupt.

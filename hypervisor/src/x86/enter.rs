@@ -13,6 +13,9 @@ use crate::vm::{Context, increase};
 /// Enters the guest and returns true with an exit in the control block. Returns false without
 /// entering if something must be checked first.
 pub fn enter<A: X86>(context: &mut Context<'_, A>) -> bool {
+    if context.state.block.hand_over(&mut context.state.lapic) {
+        context.count(Counter::IrqInjected);
+    }
     context.state.prepare_events::<A>();
     offer_lazy_eoi(context);
     let has_entered = {

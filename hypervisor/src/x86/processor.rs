@@ -132,6 +132,11 @@ pub unsafe trait Vendor: Processor {
     fn tags(cpu: CpuId) -> AsidAllocator;
     /// The maps of ports and of MSRs that cause exits.
     fn permission_maps() -> [Pages; 2];
+    /// Whether the processor can be a vCPU's local APIC.
+    fn has_apic() -> bool {
+        false
+    }
+
     /// Sets what a vCPU's block has for good.
     fn set_up(block: &mut Self::Block, permissions: &Permissions);
     /// The address behind the instruction that caused an exit, if the processor says it.

@@ -186,6 +186,8 @@ switches! {
     /// nothing is cached: clean bits, and flushes of one ASID. For an emulator, and an image with a
     /// built-in auditor.
     pretend: bool = flag, SVM;
+    /// Whether local APICs are emulated though the processor can be one.
+    emulated_apic: bool = flag, VMX;
     /// The injected defect; only an image with built-in defects accepts one.
     defect: Option<Defect> = defect, ;
 }
@@ -216,6 +218,7 @@ mod tests {
             ("apic_ids", "reversed", X86),
             ("flush_pages", "64", None),
             ("pretend", "on", Some(Architectures::SVM)),
+            ("emulated_apic", "on", Some(Architectures::VMX)),
             ("stage2_unmap", "page", ARM),
             ("local_tlbi", "broadcast", ARM),
             ("vmid_bits", "2", ARM),

@@ -33,6 +33,7 @@ fn unusual() -> Config<'static> {
             vmid_bits: Some(8),
             vmid_churn: Some(7),
             pretend: true,
+            emulated_apic: true,
             defect: Some(Defect::BankRank),
         },
         devices: "00:04.0 nvme",

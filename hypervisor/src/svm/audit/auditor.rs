@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn u61_each_intercept_that_every_guest_has_is_looked_at() {
-        let own = Permissions { io: 0x1000, msr: 0x4000, nested_root: 0x7000 };
+        let own = Permissions { io: 0x1000, msr: 0x4000, nested_root: 0x7000, apic: false };
         let mut vmcb = Vmcb::boxed();
         [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = ALWAYS;
         (vmcb.intercept_cr, vmcb.intercept_exceptions) = (CR_WRITE_4, EXCEPTIONS);

@@ -202,6 +202,7 @@ fn u62_the_partition_says_what_there_is_and_the_timer_has_that_rate() {
         with_entered(config, |guest| {
             let traits = *guest.0.vm.guest.partition.platform();
             let expected = PartitionTraits {
+                eoi_exits: true,
                 flush_hypercall,
                 invariant_tsc: cpuid::host_has_invariant_tsc::<MockSvm>(),
                 nested_paging: true,

@@ -20,7 +20,7 @@ use crate::svm::vendor::OnSvm;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Arch;
 use crate::vm::mock::{self, OnMockBoard, offer};
-use crate::vm::{CreateError, Files, PerCpu};
+use crate::vm::{Context, CreateError, Files, PerCpu};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::offer::OnX86;
 use crate::x86::vcpu::registers::{RAX, Registers};
@@ -166,13 +166,20 @@ pub(crate) fn with_guest_on<V: OnMock, R>(
 where
     OnX86<V>: Kind,
 {
-    board_on::<V>(TWO_VCPUS).with_vcpu(0, |context| {
-        let mut guest = Guest(context);
-        // The local APIC is switched on by its spurious vector's register.
-        let _nothing = guest.0.state.lapic.write_page(0xfee0_00f0, 0x1ff, 0);
-        guest.begin(code);
-        act(&mut guest)
-    })
+    board_on::<V>(TWO_VCPUS).with_vcpu(0, |context| begin_on(context, code, act))
+}
+
+/// A vCPU begins a test.
+pub(crate) fn begin_on<A: Kind, R>(
+    context: &mut Context<'_, A>,
+    code: &[u8],
+    act: impl FnOnce(&mut Guest<'_, '_, A>) -> R,
+) -> R {
+    let mut guest = Guest(context);
+    // The local APIC is switched on by its spurious vector's register.
+    let _nothing = guest.0.state.lapic.write_page(0xfee0_00f0, 0x1ff, 0);
+    guest.begin(code);
+    act(&mut guest)
 }
 
 /// The mock processor's CPUID: with `bits`, these everywhere but in the highest leaves. Otherwise

@@ -1,6 +1,7 @@
 //! Exits, entries and events, on a [mock processor](processor) with VMX. What is the same on SVM
 //! has the same tests.
 
+mod apic;
 mod control;
 #[path = "../../svm/tests/cpuid.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests for both kinds of processors")]

@@ -14,7 +14,7 @@ use std::sync::LazyLock;
 use crate::svm::tests::guest::Guest as GuestOf;
 pub(crate) use crate::svm::tests::guest::Kind;
 pub(crate) use crate::svm::tests::processor::{CODE, DATA, HOLE, MEMORY, TABLES, UNMAPPED, processor};
-use crate::svm::tests::processor::{Mock, OnMock, with_guest_on};
+use crate::svm::tests::processor::{Mock, OnMock, begin_on, board_on, with_guest_on};
 use crate::vm::mock::offer;
 use crate::vm::{Context, Next, PerCpu};
 use crate::vmx::capabilities::Capabilities;
@@ -221,6 +221,11 @@ impl Guest<'_, '_> {
     pub(crate) fn vmcs(&mut self) -> &mut Vmcs {
         &mut self.0.state.block
     }
+}
+
+/// Gives vCPU 0 of a machine with this configuration to `act`.
+pub(crate) fn with_guest_of<R>(config: &'static str, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    board_on::<OnVmx<Mock>>(config).with_vcpu(0, |context| begin_on(context, &[], act))
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.

@@ -15,7 +15,7 @@ use crate::x86::processor::X86;
 
 /// Carries out the effect of a write to the local APIC.
 #[inline(always)] // Most have none.
-pub(super) fn perform_lapic<A: X86>(context: &mut Context<'_, A>, effect: Effect) -> Next {
+pub(crate) fn perform_lapic<A: X86>(context: &mut Context<'_, A>, effect: Effect) -> Next {
     match effect {
         Effect::None | Effect::Eoi { level: false, .. } => Next::Resume,
         effect => perform_rest(context, effect),
@@ -69,6 +69,7 @@ pub(super) fn perform_synthetic<A: X86>(
     match effect {
         MsrEffect::None => {}
         MsrEffect::ApicEoi => {
+            context.state.take_apic_back();
             let effect = context.state.lapic.eoi();
             return Then::Behind(perform_lapic(context, effect));
         }
@@ -77,6 +78,7 @@ pub(super) fn perform_synthetic<A: X86>(
             Err(_) => return Then::protection(context),
         },
         MsrEffect::ApicTpr(value) => {
+            context.state.take_apic_back();
             context.state.set_task_priority(value);
         }
         MsrEffect::HypercallPage(page) => {

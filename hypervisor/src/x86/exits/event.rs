@@ -10,6 +10,7 @@ use crate::x86::vcpu::state::Activity;
 
 #[inline(always)] // Small, and one of many.
 pub(crate) fn on_halt<A: X86>(context: &mut Context<'_, A>) -> Then {
+    context.state.take_apic_back();
     context.state.activity = Activity::Halted;
     Then::Behind(Next::Halt)
 }

@@ -7,7 +7,7 @@
 
 pub(crate) mod control;
 pub(crate) mod cpuid;
-mod effects;
+pub(crate) mod effects;
 pub(crate) mod event;
 pub(crate) mod hypercall;
 mod mmio;

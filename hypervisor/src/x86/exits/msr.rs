@@ -20,7 +20,10 @@ pub(crate) fn on_read<A: X86>(context: &mut Context<'_, A>) -> Then {
         match context.state.hyperv.read_msr(&context.vm.guest.partition, number, now) {
             Ok(MsrRead::Value(value)) => Some(value),
             Ok(MsrRead::ApicIcr) => Some(hyperv::msrs::icr_from_x2apic(context.state.lapic.icr())),
-            Ok(MsrRead::ApicTpr) => Some(context.state.lapic.tpr().into()),
+            Ok(MsrRead::ApicTpr) => {
+                context.state.take_apic_back();
+                Some(context.state.lapic.tpr().into())
+            }
             Ok(MsrRead::RunTime) => Some(run_time(context, now)),
             Err(_) => None,
         }
@@ -61,6 +64,10 @@ pub(crate) fn on_write<A: X86>(context: &mut Context<'_, A>) -> Then {
         return Then::Behind(perform_lapic(context, effect));
     }
     if msr::is_lapic(number) {
+        if matches!(number, lapic::msr::APIC_BASE | lapic::msr::SVR) {
+            // The next entry may be in another mode.
+            context.state.take_apic_back();
+        }
         return match context.state.write_lapic(number, value, now) {
             Ok(effect) => Then::Behind(perform_lapic(context, effect)),
             Err(_) => Then::protection(context),

@@ -129,6 +129,7 @@ impl Shared {
     ) -> Result<Self, CreateError> {
         let platform = hyperv::PartitionTraits {
             flush_hypercall: config.flush == hostlink::config::FlushMode::Hypercall,
+            eoi_exits: config.switches.emulated_apic || !A::has_apic(),
             invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
             nested_paging: true,
             tsc_hz: A::hz(),
@@ -178,7 +179,8 @@ impl Shared {
     /// The tables that all of its vCPUs have.
     pub fn permissions(&self) -> Permissions {
         let [io, msr] = &self.permission_maps;
-        Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root }
+        let apic = !self.partition.platform().eoi_exits;
+        Permissions { io: io.start(), msr: msr.start(), nested_root: self.nested_root, apic }
     }
 
     /// What is put into memory: kernel, initial RAM disk and tables.

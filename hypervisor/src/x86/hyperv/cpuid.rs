@@ -29,6 +29,8 @@ pub struct PartitionTraits {
     /// Recommend the flush hypercalls. They work either way; without the recommendation a guest
     /// sends IPIs.
     pub flush_hypercall: bool,
+    /// The end of an interrupt exits, unless the assist page says that it is unnecessary.
+    pub eoi_exits: bool,
     /// The TSC ticks at one rate on all CPUs and never stops. Then Linux uses the TSC itself as its
     /// clock source rather than the reference TSC page.
     pub invariant_tsc: bool,
@@ -47,6 +49,7 @@ impl PartitionTraits {
     /// With all that there can be.
     pub(super) const ALL: Self = Self {
         flush_hypercall: true,
+        eoi_exits: true,
         invariant_tsc: true,
         nested_paging: true,
         tsc_hz: 2_000_000_000,
@@ -147,7 +150,8 @@ fn hints(platform: &PartitionTraits) -> u32 {
     // Linux replaces its EOI by one that checks the assist page first and writes the register only
     // if the page does not say that this is unnecessary. In x2APIC mode that is the only effect;
     // the other registers are architectural there.
-    hint::APIC_REGISTERS
+    let registers = if platform.eoi_exits { hint::APIC_REGISTERS } else { 0 };
+    registers
         // vCPUs wait for CPUs: a watchdog in the guest would report the wrong culprit.
         | hint::RELAXED_TIMING
         // There is no synthetic interrupt controller with auto-EOI interrupts.

@@ -5,6 +5,7 @@ use stay::tagged::TranslationControls;
 
 use super::checks::Conditions;
 use super::state::VcpuState;
+use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
 use crate::x86::EFER_LMA;
 
@@ -164,6 +165,17 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn settle(&mut self) -> (u8, Offered);
     /// Changes the guest's priority.
     fn set_priority(&mut self, priority: u8);
+    /// Before an entry: the processor gets the requests of a local APIC that is its own. Returns
+    /// whether there were any.
+    #[inline(always)]
+    fn hand_over(&mut self, _: &mut Lapic) -> bool {
+        false
+    }
+
+    /// Gives the local APIC back what the processor has of it, until the next entry.
+    #[inline(always)]
+    fn take_back(&mut self, _: &mut Lapic) {}
+
     /// Whether PAUSE causes exits.
     fn intercept_pause(&mut self, wanted: bool);
     /// Whether the guest's first access to a debug register, and each write of DR7, causes an exit.

@@ -56,6 +56,12 @@ impl<B: ControlBlock> VcpuState<B> {
         self.exception = Some(event::exception(event::VECTOR_DB));
     }
 
+    /// The local APIC gets back what the processor has of it, if it has anything.
+    #[inline(always)]
+    pub fn take_apic_back(&mut self) {
+        self.block.take_back(&mut self.lapic);
+    }
+
     /// An exit cut the delivery of an event short: it is delivered again. Software interrupts and
     /// breakpoints are not, because their instruction is executed again; nor are interrupts, which
     /// the local APIC still has.
@@ -65,7 +71,10 @@ impl<B: ControlBlock> VcpuState<B> {
             return;
         }
         match info & event::TYPE_MASK {
-            event::TYPE_INTERRUPT => self.lapic.cancel_service(info as u8),
+            event::TYPE_INTERRUPT => {
+                self.take_apic_back();
+                self.lapic.cancel_service(info as u8);
+            }
             event::TYPE_SOFTWARE => {}
             event::TYPE_EXCEPTION if matches!(info & 0xff, event::VECTOR_BP | event::VECTOR_OF) => {}
             _ => self.block.set_event(info),

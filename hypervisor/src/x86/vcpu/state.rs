@@ -54,6 +54,8 @@ pub struct Permissions {
     pub msr: u64,
     /// Root of the nested page table.
     pub nested_root: u64,
+    /// Whether the processor may be the local APIC.
+    pub apic: bool,
 }
 
 /// A vCPU's private state.

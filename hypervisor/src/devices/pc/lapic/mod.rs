@@ -226,6 +226,12 @@ impl Lapic {
         !self.irr.is_empty()
     }
 
+    /// Requests, what is in service, and which vectors came from level-triggered pins: for a
+    /// processor that is a local APIC itself. It leaves the last as they are.
+    pub const fn sets(&mut self) -> (&mut VectorSet, &mut VectorSet, &VectorSet) {
+        (&mut self.irr, &mut self.isr, &self.tmr)
+    }
+
     /// The vector in service of highest priority, which the next EOI ends.
     pub fn highest_isr(&self) -> Option<u8> {
         self.isr.highest()

@@ -46,12 +46,12 @@ impl VectorSet {
     }
 
     /// The vectors from `64 * word` on, one bit each.
-    pub(super) const fn word(&self, word: usize) -> u64 {
+    pub(crate) const fn word(&self, word: usize) -> u64 {
         self.words[word & 3]
     }
 
     /// Replaces the vectors from `64 * word` on by the bits of `vectors`.
-    pub(super) const fn set_word(&mut self, word: usize, vectors: u64) {
+    pub(crate) const fn set_word(&mut self, word: usize, vectors: u64) {
         let word = word & 3;
         self.words[word] = vectors;
         self.used = self.used & !(1 << word) | ((vectors != 0) as u8) << word;

@@ -1,0 +1,311 @@
+//! The local APIC by the processor and by the model: the same operations have the same effects.
+
+use alloc::rc::Rc;
+use baremetal::random::Random;
+use core::cell::RefCell;
+
+use super::processor::{Guest, Tested, with_guest_of, written};
+use crate::devices::pc::lapic::VectorSet;
+use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, SVR};
+use crate::devices::pc::message::Trigger;
+use crate::vm::arch::State;
+use crate::vmx::apic::{IRR, ISR, Keeper, SELF_IPI as SELF_IPI_PLACE};
+use crate::vmx::controls::{APIC_REGISTERS, DELIVERY, Word, X2APIC};
+use crate::vmx::copies::Copied;
+use crate::vmx::fields as f;
+use crate::vmx::vmcs::Vmcs;
+use crate::x86::RFLAGS_IF;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::Rflags;
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::registers::{RAX, RCX, RDX};
+use crate::x86::vcpu::signals;
+use crate::x86::vcpu::state::Activity;
+
+/// Hyper-V's register for the end of an interrupt.
+const HYPERV_EOI: u32 = 0x4000_0070;
+const HLT: u64 = 12;
+const WRMSR: u64 = 32;
+const END_OF_INTERRUPT: u64 = 45;
+const APIC_WRITE: u64 = 56;
+const WINDOW: u64 = 7;
+
+/// What a guest sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Taken(u8),
+    CutShort(u8),
+    /// Whether an end of interrupt is for the I/O APIC.
+    Level(bool),
+    Wakes(bool),
+    Registers([VectorSet; 2], u8, u64),
+}
+
+/// The guest's processor, in guest mode.
+#[derive(Default)]
+struct Cpu {
+    seen: Vec<Seen>,
+    /// The delivery of the next interrupt is cut short.
+    cuts: bool,
+}
+
+impl Cpu {
+    fn take(&mut self, vmcs: &mut Vmcs, vector: u8) {
+        if core::mem::take(&mut self.cuts) {
+            vmcs.vectoring = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
+            return self.seen.push(Seen::CutShort(vector));
+        }
+        self.seen.push(Seen::Taken(vector));
+    }
+
+    /// An entry delivers the event that it is given, or the processor what it has (30.2.1, 30.2.2).
+    fn run(&mut self, vmcs: &mut Vmcs) {
+        check_map(vmcs);
+        let event = written(f::ENTRY_EVENT.raw());
+        if event & event::VALID != 0 {
+            if event & event::TYPE_MASK == event::TYPE_INTERRUPT {
+                self.take(vmcs, event as u8);
+            }
+            return;
+        }
+        let [mut rvi, mut svi] = status(vmcs);
+        while is_processors(vmcs)
+            && vmcs.read(Rflags) & RFLAGS_IF != 0
+            && vmcs.vectoring == 0
+            && rvi >> 4 > vmcs.apic.priority().max(svi >> 4)
+        {
+            insert(vmcs, ISR, rvi);
+            remove(vmcs, IRR, rvi);
+            svi = rvi;
+            rvi = highest(vmcs, IRR);
+            set_status(vmcs, [rvi, svi]);
+            self.take(vmcs, svi);
+        }
+    }
+}
+
+fn is_processors(vmcs: &Vmcs) -> bool {
+    vmcs.control(Word::Secondary, DELIVERY)
+}
+
+/// The guest reaches registers without an exit only where they are its own.
+fn check_map(vmcs: &Vmcs) {
+    let controls = written(f::SECONDARY_CONTROLS.raw());
+    let set = [X2APIC, APIC_REGISTERS, DELIVERY].map(|bit| controls >> bit & 1 != 0);
+    assert_eq!(set, [is_processors(vmcs); 3]);
+    assert_eq!(written(f::MSR_BITMAPS.raw()) - vmcs.maps[1], if set[0] { 0x1000 } else { 0 });
+    if set[0] {
+        assert_eq!(vmcs.apic.keeper, Keeper::Page);
+        let status = written(f::INTERRUPT_STATUS.raw());
+        assert_eq!(status, u64::from(highest(vmcs, ISR)) << 8 | u64::from(highest(vmcs, IRR)));
+    }
+}
+
+fn status(vmcs: &Vmcs) -> [u8; 2] {
+    if is_processors(vmcs) { (vmcs.copy(Copied::InterruptStatus) as u16).to_le_bytes() } else { [0; 2] }
+}
+
+fn set_status(vmcs: &mut Vmcs, status: [u8; 2]) {
+    vmcs.set_copy(Copied::InterruptStatus, u16::from_le_bytes(status).into());
+}
+
+const fn place(set: usize, vector: u8) -> (usize, u64) {
+    (set + 2 * (vector / 32) as usize, 1 << (vector % 32))
+}
+
+fn insert(vmcs: &Vmcs, set: usize, vector: u8) {
+    let (at, bit) = place(set, vector);
+    vmcs.apic.write(at, vmcs.apic.read(at) | bit);
+}
+
+fn remove(vmcs: &Vmcs, set: usize, vector: u8) {
+    let (at, bit) = place(set, vector);
+    vmcs.apic.write(at, vmcs.apic.read(at) & !bit);
+}
+
+fn highest(vmcs: &Vmcs, set: usize) -> u8 {
+    let is_there = |&vector: &u8| {
+        let (at, bit) = place(set, vector);
+        vmcs.apic.read(at) & bit != 0
+    };
+    (0..=255).rev().find(is_there).unwrap_or(0)
+}
+
+struct Driver<'g, 'c, 'a> {
+    guest: &'g mut Guest<'c, 'a>,
+    cpu: Rc<RefCell<Cpu>>,
+}
+
+impl Driver<'_, '_, '_> {
+    /// The guest runs until nothing happens any more. It may begin with another priority.
+    fn run(&mut self, priority: Option<u8>) {
+        let cpu = Rc::clone(&self.cpu);
+        let before = self.cpu.borrow().seen.len();
+        assert!(self.guest.enter(move |vmcs, _| {
+            priority.into_iter().for_each(|priority| vmcs.apic.set_priority(priority));
+            cpu.borrow_mut().run(vmcs);
+        }));
+        let is_open = self.guest.field(Rflags) & RFLAGS_IF != 0 && self.guest.windows()[0];
+        if is_open {
+            self.guest.leave(WINDOW, 0, 0);
+        }
+        if is_open || self.cpu.borrow().seen.len() != before {
+            self.run(None);
+        }
+    }
+
+    fn see(&self, seen: Seen) {
+        self.cpu.borrow_mut().seen.push(seen);
+    }
+
+    fn write_msr(&mut self, number: u32, value: u64) {
+        self.guest.set_all(&[(RCX, number.into()), (RAX, value), (RDX, 0)]);
+        self.guest.leave(WRMSR, 2, 0);
+        // What it has sent to itself.
+        if self.guest.0.owner.take_events() {
+            signals::take_signals(self.guest.0);
+        }
+    }
+
+    fn eoi(&mut self) {
+        if !is_processors(self.guest.vmcs()) {
+            let lapic = &mut self.guest.0.state.lapic;
+            let ended = lapic.highest_isr();
+            let is_level = ended.is_some_and(|vector| lapic.sets().2.contains(vector));
+            self.see(Seen::Level(is_level));
+            return self.write_msr(EOI, 0);
+        }
+        // 30.1.4.
+        assert!(self.guest.enter(|_, _| {}));
+        let vmcs = self.guest.vmcs();
+        let [rvi, ended] = status(vmcs);
+        remove(vmcs, ISR, ended);
+        set_status(vmcs, [rvi, highest(vmcs, ISR)]);
+        let exits = [f::EOI_EXITS_0, f::EOI_EXITS_1, f::EOI_EXITS_2, f::EOI_EXITS_3];
+        let is_level = written(exits[usize::from(ended / 64)].raw()) >> (ended % 64) & 1 != 0;
+        self.see(Seen::Level(is_level));
+        if is_level {
+            self.guest.leave(END_OF_INTERRUPT, 0, ended.into());
+        }
+    }
+
+    fn self_ipi(&mut self, vector: u8) {
+        if !is_processors(self.guest.vmcs()) {
+            return self.write_msr(SELF_IPI, vector.into());
+        }
+        // 30.1.5.
+        assert!(self.guest.enter(|_, _| {}));
+        let vmcs = self.guest.vmcs();
+        if vector < 16 {
+            vmcs.apic.write(SELF_IPI_PLACE, vector.into());
+            self.guest.leave(APIC_WRITE, 0, 0x3f0);
+            return;
+        }
+        insert(vmcs, IRR, vector);
+        let [rvi, svi] = status(vmcs);
+        set_status(vmcs, [rvi.max(vector), svi]);
+    }
+
+    fn look(&mut self) {
+        self.guest.0.state.take_apic_back();
+        let lapic = &mut self.guest.0.state.lapic;
+        let (irr, isr, _) = lapic.sets();
+        let sets = [*irr, *isr];
+        let errors = lapic.read_msr(ESR, 0).unwrap_or(0);
+        let seen = Seen::Registers(sets, lapic.ppr(), errors);
+        self.see(seen);
+    }
+
+    fn switch_on(&mut self) {
+        self.write_msr(APIC_BASE, 0xfee0_0d00);
+        self.write_msr(SVR, 0x1ff);
+        self.write_msr(LVT_ERROR, 0x33);
+    }
+
+    fn step(&mut self, random: &mut Random) {
+        let vector = random.one_of([0x31, 0x35, 0x42, 0x43, 0x6f, 0x80, 0xbf, 0xc0, 0xf7, 0xff]) as u8;
+        match random.below(16) {
+            0..=2 => {
+                let trigger = if random.one_in(3) { Trigger::Level } else { Trigger::Edge };
+                self.guest.0.state.lapic.accept_fixed(vector, trigger);
+            }
+            3 => self.guest.set_field(Rflags, 2 | (RFLAGS_IF * random.below(2))),
+            4 => {
+                let priority = random.below(16) as u8;
+                self.run(Some(priority));
+            }
+            5..=7 => self.eoi(),
+            8 | 9 => self.self_ipi(vector),
+            10 => self.self_ipi(7),
+            11 => {
+                self.guest.leave(HLT, 1, 0);
+                let wakes = self.guest.0.state.wakes_from_halt();
+                self.see(Seen::Wakes(wakes));
+                self.guest.0.state.activity = Activity::Running;
+            }
+            12 => self.cpu.borrow_mut().cuts = true,
+            13 => self.write_msr(HYPERV_EOI, 0),
+            14 if random.one_in(3) => {
+                // INIT, a change of mode, or off and on.
+                match random.below(3) {
+                    0 => {
+                        self.guest.0.state.lapic.init();
+                        self.guest.0.state.set_init_state();
+                        self.guest.begin(&[]);
+                    }
+                    1 => self.write_msr(APIC_BASE, 0xfee0_0100),
+                    _ => self.write_msr(SVR, 0xff),
+                }
+                self.run(None);
+                self.write_msr(APIC_BASE, 0xfee0_0900);
+                self.write_msr(SVR, 0x1ff);
+                self.switch_on();
+            }
+            14 => self.write_msr(ESR, 0),
+            _ => self.look(),
+        }
+        self.run(None);
+    }
+}
+
+fn seen(config: &'static str, seed: u64) -> (Vec<Seen>, bool) {
+    with_guest_of(config, |guest| {
+        let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut driver = Driver { guest, cpu: Rc::default() };
+        driver.switch_on();
+        for _ in 0..300 {
+            driver.step(&mut random);
+        }
+        driver.look();
+        (driver.cpu.take().seen, driver.guest.vmcs().apic.keeper != Keeper::Never)
+    })
+}
+
+#[test]
+fn i12_the_processor_is_the_same_local_apic_as_the_model() {
+    for seed in 0..40 {
+        let (by_model, is_offered) = seen("emulated_apic=on\nmemory=16777216", seed);
+        assert!(!is_offered);
+        let (by_processor, is_offered) = seen("memory=16777216", seed);
+        assert!(is_offered);
+        // The processor does not make a vector edge-triggered where the guest sends it to itself.
+        // An end too many for the I/O APIC does no harm.
+        let differs = |(&model, &other): (&Seen, &Seen)| {
+            model != other && (model, other) != (Seen::Level(false), Seen::Level(true))
+        };
+        let first = by_model.iter().zip(&by_processor).position(differs);
+        let about = first.map(|at| (&by_model[..=at], by_processor[at]));
+        assert_eq!((about, by_model.len()), (None, by_processor.len()), "seed {seed}");
+        assert!(by_model.iter().any(|seen| matches!(seen, Seen::CutShort(_))), "seed {seed}");
+    }
+}
+
+#[test]
+fn i12_a_guest_is_told_of_the_quickest_way_to_end_an_interrupt() {
+    for (config, is_exit) in [("emulated_apic=on\nmemory=16777216", true), ("memory=16777216", false)] {
+        with_guest_of(config, |guest| {
+            assert_eq!(guest.0.vm.guest.partition.platform().eoi_exits, is_exit);
+            assert!(<Tested as crate::x86::processor::Vendor>::has_apic());
+        });
+    }
+}
