@@ -140,7 +140,8 @@ pub(super) const ROWS: [Case; 22] = [
     stock("bochs_nothing_stale_with_ipis", (4, 2), STALE, Expect::NothingStale)
         .about("nor without the hint")
         .by_ipis()
-        .on(RYZEN),
+        .on(RYZEN)
+        .also(ON_VMX, SKYLAKE),
     stock("bochs_thrash_by_hypercall", (4, 2), THRASH, Expect::TlbIpis(false))
         .about("vCPUs that move between CPUs flush each other by hypercalls")
         .on(RYZEN)
@@ -148,7 +149,8 @@ pub(super) const ROWS: [Case; 22] = [
     stock("bochs_thrash_by_ipis", (4, 2), THRASH_SHORT, Expect::TlbIpis(true))
         .about("or by IPIs")
         .by_ipis()
-        .on(RYZEN),
+        .on(RYZEN)
+        .also(ON_VMX, SKYLAKE),
     act("bochs_several_come_and_go", cycles::come_and_go)
         .about("guests are created and destroyed, and their tags and roots are used again")
         .on(RYZEN)
