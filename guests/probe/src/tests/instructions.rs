@@ -40,6 +40,19 @@ pub(super) fn not_shown() -> Verdict {
         ("MWAIT", attempt!(".byte 0x0f, 0x01, 0xc9")),
         ("the other vendor's hypercall", foreign_call()),
         ("RSM", attempt!(".byte 0x0f, 0xaa")),
+        ("GETSEC", attempt!(".byte 0x0f, 0x37")),
+        ("VMLAUNCH", attempt!(".byte 0x0f, 0x01, 0xc2")),
+        ("VMRESUME", attempt!(".byte 0x0f, 0x01, 0xc3")),
+        ("VMXOFF", attempt!(".byte 0x0f, 0x01, 0xc4")),
+        ("VMFUNC", attempt!(".byte 0x0f, 0x01, 0xd4")),
+        ("VMREAD", attempt!(".byte 0x0f, 0x78, 0xc0")),
+        ("VMWRITE", attempt!(".byte 0x0f, 0x79, 0xc0")),
+        ("VMPTRLD", attempt!(".byte 0x0f, 0xc7, 0x34, 0x24")),
+        ("VMPTRST", attempt!(".byte 0x0f, 0xc7, 0x3c, 0x24")),
+        ("VMCLEAR", attempt!(".byte 0x66, 0x0f, 0xc7, 0x34, 0x24")),
+        ("VMXON", attempt!(".byte 0xf3, 0x0f, 0xc7, 0x34, 0x24")),
+        ("INVEPT", attempt!(".byte 0x66, 0x0f, 0x38, 0x80, 0x04, 0x24")),
+        ("INVVPID", attempt!(".byte 0x66, 0x0f, 0x38, 0x81, 0x04, 0x24")),
     ];
     for (name, result) in results {
         ensure!(result == Err(Fault::UNDEFINED), "{name}: {result:?}");
