@@ -36,10 +36,6 @@ impl Arch {
         self.pick("x86_64", "aarch64")
     }
 
-    pub(crate) const fn architecture(self) -> Architecture {
-        self.pick(Architecture::Amd64, Architecture::Arm64)
-    }
-
     pub(crate) const fn debian(self) -> &'static str {
         self.pick("amd64", "arm64")
     }
@@ -122,6 +118,15 @@ impl Platform {
         match self {
             Self::X86_64 | Self::Bochs(_) => Arch::X86_64,
             Self::Aarch64(_) => Arch::Aarch64,
+        }
+    }
+
+    /// What virtualizes its processors.
+    pub(crate) const fn architecture(self) -> Architecture {
+        match self {
+            Self::Bochs(Bochs { model: Model::Skylake, .. }) => Architecture::Intel64,
+            Self::X86_64 | Self::Bochs(_) => Architecture::Amd64,
+            Self::Aarch64(_) => Architecture::Arm64,
         }
     }
 

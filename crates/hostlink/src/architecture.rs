@@ -32,6 +32,9 @@ impl Architectures {
     pub const SVM: Self = Self { name: "x86_64 with SVM", members: &[Architecture::Amd64] };
     /// x86-64 with VMX.
     pub const VMX: Self = Self { name: "x86_64 with VMX", members: &[Architecture::Intel64] };
+    /// Those where Quell drives an IOMMU.
+    pub const DMA: Self =
+        Self { name: "x86_64 with SVM, or aarch64", members: &[Architecture::Amd64, Architecture::Arm64] };
     /// Arm64.
     pub const ARM: Self = Self { name: "aarch64", members: &[Architecture::Arm64] };
 

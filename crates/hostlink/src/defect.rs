@@ -84,11 +84,11 @@ defects! {
     /// A guest's memory is not zeroed before its files are put into it.
     MemoryHandedOn "memory-handed-on" ALL,
     /// IOMMUs are not told of memory that is removed.
-    DmaNotTold "dma-not-told" ALL,
+    DmaNotTold "dma-not-told" DMA,
     /// IOMMUs are told to drop the translations of another guest's devices.
-    DmaWrongDomain "dma-wrong-domain" ALL,
+    DmaWrongDomain "dma-wrong-domain" DMA,
     /// An entry that was called off settles the vCPU's pending flush.
-    CalledOffEntrySettles "called-off-entry-settles" X86,
+    CalledOffEntrySettles "called-off-entry-settles" SVM,
     /// Tag and flush for an entry are not written.
     TagNotWritten "tag-not-written" X86,
     /// Only the tag for an entry is written: the flush is not.
@@ -129,6 +129,32 @@ defects! {
     FirstBankOnly "first-bank-only" X86,
     /// A guest changes CR4 so that its translations are void, and keeps them.
     ControlsForgotten "controls-forgotten" X86,
+    /// A flush of nested translations is taken as one of the guest's alone.
+    NestedTakenAsGuests "nested-taken-as-guests" VMX,
+    /// A nested flush is done where it is taken, and not owed where the vCPU is entered next.
+    NestedSettledEarly "nested-settled-early" VMX,
+    /// A flush of nested translations is carried out by an INVVPID.
+    InvvpidForInvept "invvpid-for-invept" VMX,
+    /// A flush of the guest's translations is carried out as one of nested ones.
+    GuestsTakenAsNested "guests-taken-as-nested" VMX,
+    /// What others of its guest have left where a vCPU arrives, by nested tables, is kept.
+    ArrivalWithoutInvept "arrival-without-invept" VMX,
+    /// A root that the CPU knows is taken for one of which nothing is stale.
+    StampNotCompared "stamp-not-compared" VMX,
+    /// An INVEPT names the root that the CPU had before.
+    FormerRootDropped "former-root-dropped" VMX,
+    /// An INVEPT names another root.
+    OtherRootDropped "other-root-dropped" VMX,
+    /// A root is forgotten for another one, and what is kept by it stays.
+    RootPushedOut "root-pushed-out" VMX,
+    /// A CPU lets go of a root that is freed, and keeps what it holds by it.
+    RootKept "root-kept" VMX,
+    /// Without VPIDs, entry and exit are taken to drop what is kept of nested tables, too.
+    EntryTrusted "entry-trusted" VMX,
+    /// An INVVPID spares global translations.
+    InvvpidSparesGlobals "invvpid-spares-globals" VMX,
+    /// A guest is entered under VPID 0.
+    VpidZero "vpid-zero" VMX,
 }
 
 impl Defect {

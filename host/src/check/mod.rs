@@ -210,7 +210,7 @@ pub(crate) fn spec(
 ) -> Result<Spec> {
     let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
     ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
-    refuse_foreign_defect(switches, arch)?;
+    refuse_foreign_defect(switches, platform)?;
     let guest = Guest { switches, ..Guest::bare(workspace::TLBCHECK, platform, cmdline, vcpus, MEMORY)? };
     match on {
         On::Bare => guest.on_bare_machine(cpus, directory),

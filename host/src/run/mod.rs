@@ -38,8 +38,9 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
         show(&file, args.json.as_deref())?;
         return Ok(0);
     }
-    let arch = file.machine.platform.arch();
-    let guests = Guests::prepare(&file, switches_for(args, arch)?)?;
+    let platform = file.machine.platform;
+    let arch = platform.arch();
+    let guests = Guests::prepare(&file, switches_for(args, platform)?)?;
     let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
     let mut spec = if args.bare {
         guests.on_bare_machine(directory.path())?
@@ -118,29 +119,29 @@ fn samples(counters: &Snapshot) -> Samples {
 }
 
 /// The hypervisor's settings, which have a meaning on the architecture.
-fn switches_for(args: &RunArgs, arch: Arch) -> Result<Switches> {
+fn switches_for(args: &RunArgs, platform: Platform) -> Result<Switches> {
     let mut switches = switches(&args.set)?;
     switches.paranoid |= args.paranoid;
-    refuse_foreign(args, arch)?;
-    refuse_foreign_defect(switches, arch)?;
+    refuse_foreign(args, platform)?;
+    refuse_foreign_defect(switches, platform)?;
     Ok(switches)
 }
 
-/// Refuses a defect that has no meaning on the guest's architecture.
-pub(crate) fn refuse_foreign_defect(switches: Switches, arch: Arch) -> Result<()> {
+/// Refuses a defect that has no meaning on the machine's architecture.
+pub(crate) fn refuse_foreign_defect(switches: Switches, platform: Platform) -> Result<()> {
     let Some(defect) = switches.defect else { return Ok(()) };
-    let is_here = defect.architectures().include(arch.architecture());
-    ensure!(is_here, "the defect {} is one of the other architecture: leave it out here", defect.name());
+    let (name, whose) = (defect.name(), defect.architectures());
+    let is_here = whose.include(platform.architecture());
+    ensure!(is_here, "the defect {name} is one of {whose} alone: leave it out here");
     Ok(())
 }
 
-/// Refuses switches that have no meaning on the guest's architecture, whatever their value.
-fn refuse_foreign(args: &RunArgs, arch: Arch) -> Result<()> {
+/// Refuses switches that have no meaning on the machine's architecture, whatever their value.
+fn refuse_foreign(args: &RunArgs, platform: Platform) -> Result<()> {
     for setting in &args.set {
         let key = setting.split_once('=').map_or(setting.as_str(), |(key, _)| key);
-        if let Some(foreign) =
-            Switches::only(key).filter(|foreign| !foreign.only.include(arch.architecture()))
-        {
+        let here = platform.architecture();
+        if let Some(foreign) = Switches::only(key).filter(|foreign| !foreign.only.include(here)) {
             bail!("--set {setting}: {foreign}");
         }
     }
@@ -250,8 +251,8 @@ mod tests {
             let Command::Run(args) = Cli::try_parse_from(words).expect("parses").command else {
                 panic!("another command")
             };
-            let arch = args.platform.platform().expect("a machine").arch();
-            refuse_foreign(&args, arch).err().map(|error| error.to_string())
+            let platform = args.platform.platform().expect("a machine");
+            refuse_foreign(&args, platform).err().map(|error| error.to_string())
         };
         let arm = ["--arch", "aarch64"];
         let on_arm = |words: &[&str]| refusal(&[&arm, words].concat());

@@ -10,6 +10,7 @@ use crate::check::On;
 use crate::image::Entry;
 use crate::machine::bochs::{Bochs, Tlb};
 use crate::test::prelude::*;
+use crate::test::room::Act;
 use crate::vm::Hypervisor;
 use hostlink::defect::Defect;
 
@@ -46,34 +47,44 @@ const FEW_TAGS: Platform =
 /// Guests share CPUs that have fewer tags than vCPUs: one gets a tag with translations of another,
 /// and panics.
 const fn handed_on(name: &'static str, defect: &'static [&'static str]) -> Case {
-    act(name, spoil_each_other).on(FEW_TAGS).with(defect).about(PLANTED_ABOUT)
+    act(name, |room| with_defects(room, cycles::spoil_each_other))
+        .on(FEW_TAGS)
+        .with(defect)
+        .about(PLANTED_ABOUT)
 }
 
-fn spoil_each_other(room: &Room<'_>) -> Result<()> {
+fn with_defects(room: &Room<'_>, act: Act) -> Result<()> {
     let hypervisor = Hypervisor::with_defects(room.platform.arch())?;
-    cycles::spoil_each_other(&Room { other: Some(&hypervisor), ..*room })
+    act(&Room { other: Some(&hypervisor), ..*room })
 }
 
 pub(super) const PLANTED: [Case; 25] = [
     caught("bochs_catches_debt_forgotten", Defect::DebtForgotten, "no-kick-space").also(ON_VMX, SKYLAKE),
-    caught("bochs_catches_tag_not_written", Defect::TagNotWritten, "no-kick-space"),
-    caught("bochs_catches_control_not_written", Defect::ControlNotWritten, "no-kick-space"),
-    caught("bochs_catches_tag_shared", Defect::TagShared, "*"),
-    caught("bochs_catches_entered_in_spite", Defect::EnteredInSpite, "no-kick-space"),
-    caught("bochs_catches_flush_not_carried_out", Defect::FlushNotCarriedOut, "no-kick-list"),
+    caught("bochs_catches_tag_not_written", Defect::TagNotWritten, "no-kick-space").also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_control_not_written", Defect::ControlNotWritten, "no-kick-space")
+        .also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_tag_shared", Defect::TagShared, "*").also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_entered_in_spite", Defect::EnteredInSpite, "no-kick-space").also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_flush_not_carried_out", Defect::FlushNotCarriedOut, "no-kick-list")
+        .also(ON_VMX, SKYLAKE),
     caught("bochs_catches_page_not_invalidated", Defect::PageNotInvalidated, "no-kick-list")
         .also(ON_VMX, SKYLAKE),
     caught("bochs_catches_wrong_tag_invalidated", Defect::WrongTagInvalidated, "no-kick-list")
         .also(ON_VMX, SKYLAKE),
-    caught("bochs_catches_list_cut_short", Defect::ListCutShort, "list-tail-ignored"),
-    caught("bochs_catches_range_left_out", Defect::RangeLeftOut, "list-tail-ignored"),
-    caught("bochs_catches_page_left_out", Defect::PageLeftOut, "element-tail-ignored"),
+    caught("bochs_catches_list_cut_short", Defect::ListCutShort, "list-tail-ignored").also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_range_left_out", Defect::RangeLeftOut, "list-tail-ignored").also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_page_left_out", Defect::PageLeftOut, "element-tail-ignored").also(ON_VMX, SKYLAKE),
     caught("bochs_catches_controls_forgotten", Defect::ControlsForgotten, "pge-toggle-*"),
-    caught("bochs_catches_no_kick", Defect::NoKick, "no-kick-space"),
-    caught("bochs_catches_early_return", Defect::EarlyReturn, "early-return-*,no-kick-space"),
-    caught("bochs_catches_pieces_kept", Defect::PiecesKept, "*").with(&["nested_page=4K"]),
-    caught("bochs_catches_space_not_masked", Defect::SpaceNotMasked, "flush-of-halted-forgotten"),
-    caught("bochs_catches_globals_spared", Defect::GlobalsSpared, "flush-of-halted-forgotten"),
+    caught("bochs_catches_no_kick", Defect::NoKick, "no-kick-space").also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_early_return", Defect::EarlyReturn, "early-return-*,no-kick-space")
+        .also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_pieces_kept", Defect::PiecesKept, "*")
+        .with(&["nested_page=4K"])
+        .also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_space_not_masked", Defect::SpaceNotMasked, "flush-of-halted-forgotten")
+        .also(ON_VMX, SKYLAKE),
+    caught("bochs_catches_globals_spared", Defect::GlobalsSpared, "flush-of-halted-forgotten")
+        .also(ON_VMX, SKYLAKE),
     caught(
         "bochs_catches_called_off_entry_settles",
         Defect::CalledOffEntrySettles,
@@ -81,7 +92,8 @@ pub(super) const PLANTED: [Case; 25] = [
     ),
     caught("bochs_catches_starts_over_with_all", Defect::StartsOverWithAll, "init-keeps-translations"),
     caught("bochs_catches_rest_of_list_forgotten", Defect::RestOfListForgotten, "*")
-        .with(&["flush_pages=1000"]),
+        .with(&["flush_pages=1000"])
+        .also(ON_VMX, SKYLAKE),
     check(
         "bochs_catches_first_bank_only",
         Check {
@@ -98,7 +110,51 @@ pub(super) const PLANTED: [Case; 25] = [
     handed_on("bochs_catches_tag_of_another_guest", &["defect=tag-shared"]),
 ];
 
-pub(super) const ROWS: [Case; 22] = [
+/// The probe on VMX notices a planted mistake.
+const fn probed(name: &'static str, test: &'static str, defect: &'static [&'static str]) -> Case {
+    probe(name, test, ProbeEnd::Failed(2, 2)).on(SKYLAKE).with(defect).about(PLANTED_ABOUT)
+}
+
+/// Few VPIDs begin anew without a flush: a process runs by the tables of another one.
+const fn mixed_up(name: &'static str, defect: &'static [&'static str]) -> Case {
+    stock(name, (4, 2), THRASH_SHORT, Expect::KernelPanic).on(SKYLAKE).with(defect).about(PLANTED_ABOUT)
+}
+
+pub(super) const PLANTED_ON_VMX: [Case; 13] = [
+    probed("bochs_catches_nested_taken_as_guests", "rom_toggles", &["defect=nested-taken-as-guests"]),
+    probed("bochs_catches_invvpid_for_invept", "rom_toggles", &["defect=invvpid-for-invept"]),
+    probed("bochs_catches_stamp_not_compared", "rom_toggles", &["defect=stamp-not-compared"]),
+    probed("bochs_catches_other_root_dropped", "rom_toggles", &["defect=other-root-dropped"]),
+    probed("bochs_catches_entry_trusted", "rom_toggles", &["defect=entry-trusted", "vpids=0"]),
+    probed("bochs_catches_controls_forgotten_on_vmx", "toggles_flush", &["defect=controls-forgotten"]),
+    act("bochs_catches_former_root_dropped", |room| with_defects(room, cycles::see_former_roms))
+        .on(SKYLAKE)
+        .with(&["defect=former-root-dropped"])
+        .only_long()
+        .about(PLANTED_ABOUT),
+    caught("bochs_catches_guests_taken_as_nested", Defect::GuestsTakenAsNested, "no-kick-space").on(SKYLAKE),
+    caught("bochs_catches_invvpid_spares_globals", Defect::InvvpidSparesGlobals, "global-page-kept")
+        .on(SKYLAKE),
+    check(
+        "bochs_catches_tag_kept_on_vmx",
+        Check {
+            vcpus: 12,
+            defect: Some(Defect::TagKept),
+            rows: Some("ipi-misses-a-processor"),
+            ..on(2, On::Quell)
+        },
+    )
+    .on(SKYLAKE)
+    .about(PLANTED_ABOUT),
+    mixed_up("bochs_catches_rollover_kept_on_vmx", &["defect=rollover-kept", "vpids=2"]),
+    mixed_up("bochs_catches_rollover_by_tag_on_vmx", &["defect=rollover-by-tag", "vpids=2"]),
+    probe("bochs_refuses_vpid_zero", "rom_toggles", ProbeEnd::Ended(ExitCode::GuestInvalid))
+        .on(SKYLAKE)
+        .with(&["defect=vpid-zero"])
+        .about("and a processor refuses the host's tag for a guest"),
+];
+
+pub(super) const ROWS: [Case; 24] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -125,6 +181,14 @@ pub(super) const ROWS: [Case; 22] = [
     check("bochs_tlbcheck_on_vmx_with_many_vcpus", Check { vcpus: 66, ..on(4, On::Quell) })
         .on(SKYLAKE)
         .about("nor with vCPUs that come from one CPU to another"),
+    check("bochs_tlbcheck_with_few_vpids", Check { vcpus: 12, ..on(2, On::Quell) })
+        .on(SKYLAKE)
+        .with(&["vpids=2"])
+        .about("nor where VPIDs begin anew all the time"),
+    check("bochs_tlbcheck_without_vpids", on(2, On::Quell))
+        .on(SKYLAKE)
+        .with(&["vpids=0"])
+        .about("nor where entry and exit drop everything but nested translations"),
     probe("bochs_probe_all", "all", ProbeEnd::AllPassed)
         .about("all errors of guests end as specified")
         .on(RYZEN)

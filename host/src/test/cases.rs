@@ -82,6 +82,8 @@ pub(super) enum Expect {
     NothingStale,
     /// Flushes are broken because they kick no target, and the hunter detects it.
     Stale,
+    /// The guest's kernel finds translations of others, and panics.
+    KernelPanic,
     /// Mmtest has toggled the ROM the expected number of times, and found everything correct.
     Intact,
     /// Each of the loops and the mixed run have finished, and their own checks have passed.
@@ -117,6 +119,8 @@ pub(super) enum ProbeEnd {
     SharedPassed,
     /// The same for all its tests, some of which need a second processor.
     AllPassed,
+    /// It reports that the test failed, on as many processors on so many CPUs.
+    Failed(u32, u32),
     /// The run ends like this, and the log has its registers.
     Ended(ExitCode),
 }

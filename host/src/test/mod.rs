@@ -158,6 +158,7 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
         &traces::ROWS[..],
         &bochs::ROWS,
         &bochs::PLANTED,
+        &bochs::PLANTED_ON_VMX,
         &budgets::ROWS,
         &devices::ROWS,
         &disks::ROWS,

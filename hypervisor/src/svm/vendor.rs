@@ -4,6 +4,7 @@ use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
 use core::marker::PhantomData;
 use hostlink::architecture::Architecture;
+use hostlink::config::Switches;
 use paging::{Amd64Nested, Level};
 use stay::tagged::Processor;
 
@@ -37,8 +38,10 @@ where
         if cpuid::host_has_1g_pages::<Self>() { Level::Page1G } else { Level::Page2M }
     }
 
-    fn pretend() {
-        <Self as Svm>::pretend();
+    fn heed(switches: &Switches) {
+        if switches.pretend {
+            Self::pretend();
+        }
     }
 
     fn tags(cpu: CpuId) -> AsidAllocator {

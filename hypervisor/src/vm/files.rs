@@ -54,32 +54,26 @@ pub struct Defects;
 impl Mistakes for Defects {
     #[inline(always)]
     fn makes(&self, mistake: Mistake) -> bool {
-        makes(match mistake {
-            Mistake::NotKicked => Defect::NoKick,
-            Mistake::NotWaited => Defect::EarlyReturn,
-            Mistake::ArrivalWithoutDrop => Defect::NoArrivalFlush,
-            Mistake::DebtForgotten => Defect::DebtForgotten,
-            Mistake::CalledOffEntrySettles => Defect::CalledOffEntrySettles,
-            Mistake::TagNotWritten => Defect::TagNotWritten,
-            Mistake::ControlNotWritten => Defect::ControlNotWritten,
-            Mistake::TagKept => Defect::TagKept,
-            Mistake::TagShared => Defect::TagShared,
-            Mistake::RolloverKept => Defect::RolloverKept,
-            Mistake::RolloverByTag => Defect::RolloverByTag,
-            Mistake::EnteredInSpite => Defect::EnteredInSpite,
-            Mistake::FlushNotCarriedOut => Defect::FlushNotCarriedOut,
-            Mistake::StartsOverWithAll => Defect::StartsOverWithAll,
-            Mistake::PageNotInvalidated => Defect::PageNotInvalidated,
-            Mistake::ListCutShort => Defect::ListCutShort,
-            Mistake::WrongTagInvalidated => Defect::WrongTagInvalidated,
-            Mistake::PageLeftOut => Defect::PageLeftOut,
-            Mistake::RangeLeftOut => Defect::RangeLeftOut,
-            Mistake::PiecesKept => Defect::PiecesKept,
-            Mistake::RestOfListForgotten => Defect::RestOfListForgotten,
-            Mistake::SpaceNotMasked => Defect::SpaceNotMasked,
-            Mistake::GlobalsSpared => Defect::GlobalsSpared,
-            Mistake::FirstBankOnly => Defect::FirstBankOnly,
-            _ => return false,
+        /// Those that have one name here and there.
+        macro_rules! defect_of {
+            ($($name:ident)*) => {
+                match mistake {
+                    Mistake::NotKicked => Defect::NoKick,
+                    Mistake::NotWaited => Defect::EarlyReturn,
+                    Mistake::ArrivalWithoutDrop => Defect::NoArrivalFlush,
+                    $(Mistake::$name => Defect::$name,)*
+                    _ => return false,
+                }
+            };
+        }
+        makes(defect_of! {
+            DebtForgotten CalledOffEntrySettles TagNotWritten ControlNotWritten TagKept TagShared
+            RolloverKept RolloverByTag EnteredInSpite FlushNotCarriedOut StartsOverWithAll
+            PageNotInvalidated ListCutShort WrongTagInvalidated PageLeftOut RangeLeftOut
+            PiecesKept RestOfListForgotten SpaceNotMasked GlobalsSpared FirstBankOnly
+            NestedTakenAsGuests NestedSettledEarly InvvpidForInvept GuestsTakenAsNested
+            ArrivalWithoutInvept StampNotCompared FormerRootDropped OtherRootDropped RootPushedOut
+            RootKept EntryTrusted InvvpidSparesGlobals VpidZero
         })
     }
 }

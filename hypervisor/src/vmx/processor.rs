@@ -5,8 +5,9 @@ use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
 use core::cell::Cell;
 use core::marker::PhantomData;
 use core::num::NonZeroU32;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU16, Ordering};
 use hostlink::architecture::Architecture;
+use hostlink::config::Switches;
 use memslots::space::LogWay;
 use paging::{Ept, Level, Stamp};
 use stay::tagged::two_flushes::{self, Invept, Invvpid, Roots, TwoFlushes};
@@ -32,8 +33,6 @@ use crate::x86::vcpu::state::{Permissions, VcpuState};
 
 /// The operations that need an instruction of VMX.
 pub trait Vmx: Processor {
-    /// Number of VPIDs that guests can have on each CPU.
-    fn vpids() -> NonZeroU32;
     /// What the processors can do, and the controls that were chosen from that.
     fn chosen() -> (&'static Capabilities, Controls);
     /// VMREAD, of the current VMCS.
@@ -70,6 +69,13 @@ pub trait Vmx: Processor {
 pub trait Intel64: Vmx + X86<Block = Vmcs> {}
 
 impl<P: 'static> Intel64 for OnX86<OnVmx<P>> where Self: Vmx {}
+
+/// Most VPIDs of a CPU's guests, set before there are any.
+static VPIDS: AtomicU16 = AtomicU16::new(u16::MAX);
+
+fn vpids() -> Option<NonZeroU32> {
+    NonZeroU32::new(VPIDS.load(Ordering::Relaxed).into())
+}
 
 /// The processor `P`, whose guests run by VMX.
 pub struct OnVmx<P>(PhantomData<P>);
@@ -187,10 +193,12 @@ where
         if Self::chosen().1.has(Word::Secondary, LISTS) { LogWay::Lists } else { LogWay::DirtyBits }
     }
 
-    fn pretend() {}
+    fn heed(switches: &Switches) {
+        VPIDS.store(switches.vpids.unwrap_or(u16::MAX), Ordering::Relaxed);
+    }
 
     fn tags(cpu: CpuId) -> AsidAllocator {
-        AsidAllocator::new(cpu, Self::vpids(), true)
+        AsidAllocator::new(cpu, vpids().unwrap_or(NonZeroU32::MIN), true)
     }
 
     fn permission_maps() -> [Pages; 2] {
@@ -203,7 +211,9 @@ where
 
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
         let read = (Self::vmread as _, Self::read_outside as _);
-        vmcs.set_up(Self::chosen(), guest_cr4_mask::<Self>(), permissions, read);
+        let (capabilities, controls) = Self::chosen();
+        let controls = if vpids().is_some() { controls } else { controls.without(Word::Secondary, VPID) };
+        vmcs.set_up((capabilities, controls), guest_cr4_mask::<Self>(), permissions, read);
     }
 
     fn next_rip(vmcs: &Vmcs) -> Option<u64> {

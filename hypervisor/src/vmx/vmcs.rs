@@ -157,7 +157,9 @@ impl Vmcs {
         self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
         (self.controls, self.vmread, self.outside.from_processor) = (controls, vmread, read_outside);
         self.maps = [permissions.io, permissions.msr];
-        if !self.controls.has(Word::Secondary, controls::VPID) {
+        if self.controls.has(Word::Secondary, controls::VPID) {
+            self.set_copy(Copied::Vpid, 1);
+        } else {
             // There is no such field.
             self.dirty &= !(1 << Copied::Vpid as u8);
         }

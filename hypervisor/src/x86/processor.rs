@@ -5,6 +5,7 @@ use coherence::CpuId;
 use coherence::asid::{AsidAllocator, AsidSlot};
 use core::ptr::NonNull;
 use hostlink::architecture::Architecture;
+use hostlink::config::Switches;
 use memslots::space::LogWay;
 use paging::{Format, Level};
 use stay::Cost;
@@ -124,9 +125,9 @@ pub unsafe trait Vendor: Processor {
         LogWay::DirtyBits
     }
 
-    /// Makes the processor report features from now on that it may not have, to be called before
-    /// the first vCPU is created: an auditor watches what is then done with them.
-    fn pretend();
+    /// Makes the processor have other features from now on, to be called before the first vCPU is
+    /// created: fewer than it has; or more, and an auditor watches what is then done with them.
+    fn heed(switches: &Switches);
 
     /// The tags that a CPU gives its vCPUs' translations.
     fn tags(cpu: CpuId) -> AsidAllocator;

@@ -61,8 +61,8 @@ pub const MAX_WEIGHT: u32 = 10_000;
 pub const MAX_CAP: u32 = 25_600;
 
 /// The keys that are for the whole machine.
-pub const MACHINE_KEYS: [&str; 7] =
-    ["slice_us", "boot_cpu", "console", "vmid_bits", "vmid_churn", "pretend", "defect"];
+pub const MACHINE_KEYS: [&str; 8] =
+    ["slice_us", "boot_cpu", "console", "vmid_bits", "vmid_churn", "vpids", "pretend", "defect"];
 
 words! {
     /// The hint that the guest gets about remote TLB flushes.

@@ -182,6 +182,9 @@ switches! {
     /// Number of entries of a CPU into the guest after which a mock machine takes a VMID,
     /// repeatedly; `None` is never. With few bits, generations of VMIDs begin all the time.
     vmid_churn: Option<u32> = number(1, 1000000, "off"), ARM;
+    /// Most VPIDs that a CPU gives its vCPUs, or 0 for none; `None` for as many as there are. With
+    /// few of them they begin anew all the time.
+    vpids: Option<u16> = number(0, 65535, "most"), VMX;
     /// Whether to use features that the processor lacks but that can soundly be claimed where
     /// nothing is cached: clean bits, and flushes of one ASID. For an emulator, and an image with a
     /// built-in auditor.
@@ -223,6 +226,7 @@ mod tests {
             ("local_tlbi", "broadcast", ARM),
             ("vmid_bits", "2", ARM),
             ("vmid_churn", "3", ARM),
+            ("vpids", "2", Some(Architectures::VMX)),
             ("zap", "everything", None),
             ("nested_page", "4K", None),
             ("paranoid", "on", None),

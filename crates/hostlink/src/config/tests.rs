@@ -32,6 +32,7 @@ fn unusual() -> Config<'static> {
             local_tlbi: LocalTlbi::Broadcast,
             vmid_bits: Some(8),
             vmid_churn: Some(7),
+            vpids: Some(3),
             pretend: true,
             emulated_apic: true,
             defect: Some(Defect::BankRank),

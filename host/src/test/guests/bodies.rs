@@ -87,6 +87,7 @@ impl Lab<'_> {
                     (ExitCode::GuestPowerOff, None)
                 }
                 Expect::Stale => (ExitCode::GuestPowerOff, Some(1)),
+                Expect::KernelPanic => (ExitCode::GuestReset, None),
                 _ => (ExitCode::GuestPowerOff, Some(0)),
             };
             expect_end(&outcome, end)?;
@@ -106,6 +107,9 @@ impl Lab<'_> {
                 Expect::Flood => expect_bounds(&outcome)?,
                 Expect::WithoutCpus(missing) => expect_without_cpus(&outcome, missing)?,
                 Expect::Stale => ensure!(has("stale"), "nothing stale was found"),
+                Expect::KernelPanic => {
+                    ensure!(outcome.console.contains("Kernel panic"), "the kernel does not panic");
+                }
             }
             Ok(())
         })
@@ -141,6 +145,7 @@ impl Lab<'_> {
         let (processors, cpus) = match end {
             ProbeEnd::AllPassed | ProbeEnd::SecondPassed => (2, 2),
             ProbeEnd::SharedPassed => (2, 1),
+            ProbeEnd::Failed(processors, cpus) => (processors, cpus),
             ProbeEnd::Passed | ProbeEnd::Ended(_) => (1, 1),
         };
         let guest = self.probe_guest(case, name, processors)?;
@@ -153,13 +158,14 @@ impl Lab<'_> {
                 ensure!(outcome.log.contains("  rax 0x"), "the log has no registers");
                 Ok(())
             }
-            ProbeEnd::Passed | ProbeEnd::SecondPassed | ProbeEnd::SharedPassed => {
+            ProbeEnd::Passed | ProbeEnd::SecondPassed | ProbeEnd::SharedPassed | ProbeEnd::Failed(..) => {
                 expect_end(&outcome, ExitCode::GuestPowerOff)?;
                 let test = name.split(' ').next().unwrap_or(name);
                 let is_report = |report: &&Value| report["test"] == test && report["result"].is_string();
                 let report = outcome.reports.iter().find(is_report);
                 let report = report.with_context(|| format!("no report of {name}"))?;
-                ensure!(report["result"] == "pass", "the guest says: {}", report["why"]);
+                let expected = if matches!(end, ProbeEnd::Failed(..)) { "fail" } else { "pass" };
+                ensure!(report["result"] == expected, "the guest says: {}", report["why"]);
                 Ok(())
             }
             ProbeEnd::AllPassed => {

@@ -41,9 +41,23 @@ pub(in crate::test) fn share_cpus(room: &Room<'_>) -> Result<()> {
 
 /// The same guests, one of which finds what is not its own.
 pub(in crate::test) fn spoil_each_other(room: &Room<'_>) -> Result<()> {
-    let stage = room.play(&sharing(room), TIMEOUT, |stage| {
-        stage.until("a guest panics", |stage| {
-            let shown = SHARING.iter().map(|name| stage.has_shown(name, "load: panic", 0));
+    one_shows(room, &sharing(room), &SHARING, "load: panic")
+}
+
+/// Guests that share CPUs, each with a ROM that comes and goes, which one of them sees in vain.
+pub(in crate::test) fn see_former_roms(room: &Room<'_>) -> Result<()> {
+    const NAMES: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let probe = |name| {
+        let words = "program = \"probe\"\ncmdline = \"test=rom_toggles count=20000\"";
+        format!("\n[[guest]]\nname = \"{name}\"\n{words}\nvcpus = 1\nmemory = \"32M\"\n")
+    };
+    one_shows(room, &NAMES.map(probe).concat(), &NAMES, "what was there before the change")
+}
+
+fn one_shows(room: &Room<'_>, text: &str, names: &[&str], says: &str) -> Result<()> {
+    let stage = room.play(text, TIMEOUT, |stage| {
+        stage.until(says, |stage| {
+            let shown = names.iter().map(|name| stage.has_shown(name, says, 0));
             Ok(shown.collect::<Result<Vec<_>>>()?.contains(&true).then_some(()))
         })
     })?;

@@ -5,7 +5,6 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::num::NonZeroU32;
 use memslots::Gpa;
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use std::cell::RefCell;
@@ -68,10 +67,6 @@ thread_local! {
 }
 
 impl Vmx for MockVmx {
-    fn vpids() -> NonZeroU32 {
-        NonZeroU32::new(0xffff).expect("a number")
-    }
-
     fn chosen() -> (&'static Capabilities, Controls) {
         static CAPABILITIES: LazyLock<Capabilities> = LazyLock::new(|| Capabilities::read(true, capability));
         (&CAPABILITIES, CAPABILITIES.choose().unwrap_or_else(|lacking| panic!("{lacking}")))

@@ -58,10 +58,9 @@ pub fn check<A: X86>(config: &Config<'_>) -> Result<(), CreateError> {
         Some(defect) if !defect.architectures().include(A::ARCHITECTURE) => {
             Err(CreateError::ForeignDefect(defect))
         }
-        _ if !config.switches.pretend => Ok(()),
-        _ if !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
+        _ if config.switches.pretend && !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
         _ => {
-            A::pretend();
+            A::heed(&config.switches);
             Ok(())
         }
     }

@@ -21,6 +21,7 @@ pub(super) fn guests(named: Invvpid) {
     let (kind, vpid, address) = match named {
         Invvpid::Address { vpid, address } if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
         Invvpid::Address { vpid, .. } | Invvpid::Vpid(vpid) if offers(ept::INVVPID_ONE) => (1, vpid, 0),
+        Invvpid::ButGlobals(vpid) => (3, vpid, 0),
         _ => (2, 0, 0),
     };
     invvpid(kind, vpid, address);

@@ -2,7 +2,6 @@
 
 use coherence::CpuId;
 use core::arch::asm;
-use core::num::NonZeroU32;
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use x86_64::instructions::tables::{sgdt, sidt};
 use x86_64::registers::control::{Cr0, Cr2, Cr3, Cr4, Efer};
@@ -151,10 +150,6 @@ fn failed(name: &str, operand: &dyn core::fmt::Display) -> ! {
 }
 
 impl Vmx for On<OnVmx<Processor>> {
-    fn vpids() -> NonZeroU32 {
-        NonZeroU32::new(0xffff).expect("a number")
-    }
-
     fn chosen() -> (&'static Capabilities, Controls) {
         features::chosen()
     }
