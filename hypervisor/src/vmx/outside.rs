@@ -1,6 +1,8 @@
 //! Registers of the guest that a VMCS does not have. The hypervisor uses none of them, so the
 //! guest's values stay in the processor while the vCPU is on the CPU.
 
+use core::cell::Cell;
+
 use super::vmcs::Read;
 
 /// Such a register.
@@ -24,6 +26,18 @@ const ALL: [Register; 7] = {
 
 /// Those that the guest changes without an exit.
 const CHANGED_BY_GUESTS: [Register; 3] = [Register::Cr2, Register::Dr6, Register::KernelGs];
+
+/// What a CPU has in the others, 0 at first. The vCPUs of a guest mostly have the same in them.
+#[derive(Debug, Default)]
+pub struct Held([Cell<u64>; ALL.len()]);
+
+impl Held {
+    /// Whether a register that is to have this value must be written.
+    #[inline(always)]
+    fn lacks(&self, register: Register, value: u64) -> bool {
+        CHANGED_BY_GUESTS.contains(&register) || self.0[register as usize].replace(value) != value
+    }
+}
 
 /// The values.
 #[derive(Clone, Copy, Debug)]
@@ -60,17 +74,18 @@ impl Outside {
 
     /// Loads what the processor does not have.
     #[inline(always)]
-    pub fn load(&mut self, write: impl FnMut(Register, u64)) {
+    pub fn load(&mut self, held: &Held, write: impl FnMut(Register, u64)) {
         if self.loaded != (1 << ALL.len()) - 1 {
-            self.load_some(write);
+            self.load_some(held, write);
         }
     }
 
     #[inline(never)]
-    fn load_some(&mut self, mut write: impl FnMut(Register, u64)) {
+    fn load_some(&mut self, held: &Held, mut write: impl FnMut(Register, u64)) {
         for register in ALL {
-            if self.loaded & 1 << register as u8 == 0 {
-                write(register, self.values[register as usize]);
+            let value = self.values[register as usize];
+            if self.loaded & 1 << register as u8 == 0 && held.lacks(register, value) {
+                write(register, value);
             }
         }
         self.loaded = (1 << ALL.len()) - 1;
@@ -92,26 +107,40 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
+    /// What the processor of `held` gets written.
+    fn written(outside: &mut Outside, held: &Held) -> Vec<(Register, u64)> {
+        let mut written = Vec::new();
+        outside.load(held, |register, value| written.push((register, value)));
+        written
+    }
+
     #[test]
     fn what_is_written_here_is_loaded_and_never_overwritten() {
-        let mut outside = Outside::new();
+        let (mut outside, held) = (Outside::new(), Held::default());
         outside.write(Register::Lstar, 5);
-        let mut written = Vec::new();
-        outside.load(|register, value| written.push((register, value)));
-        assert_eq!(written.len(), ALL.len(), "another vCPU had them");
-        assert!(written.contains(&(Register::Lstar, 5)));
+        let guests = [(Register::Cr2, 0), (Register::Dr6, 0), (Register::KernelGs, 0)];
+        assert_eq!(written(&mut outside, &held), [guests[0], guests[1], (Register::Lstar, 5), guests[2]]);
         outside.write(Register::Cr2, 7);
-        written.clear();
-        outside.load(|register, value| written.push((register, value)));
-        assert_eq!(written, [(Register::Cr2, 7)]);
+        assert_eq!(written(&mut outside, &held), [(Register::Cr2, 7)]);
         outside.write(Register::Dr6, 9);
         outside.save(|_| 1);
         assert_eq!(
             [Register::Dr6, Register::Cr2, Register::Lstar].map(|register| outside.read(register)),
             [9, 1, 5]
         );
-        written.clear();
-        outside.load(|register, value| written.push((register, value)));
-        assert_eq!(written.len(), ALL.len());
+        assert_eq!(written(&mut outside, &held).len(), guests.len(), "another vCPU had them");
+    }
+
+    #[test]
+    fn another_vcpus_value_is_replaced() {
+        let ([mut first, mut second], held) = ([Outside::new(); 2], Held::default());
+        first.write(Register::Star, 1);
+        second.write(Register::Star, 2);
+        for _ in 0..2 {
+            for (outside, value) in [(&mut first, 1), (&mut second, 2)] {
+                assert!(written(outside, &held).contains(&(Register::Star, value)));
+                outside.save(|_| 0);
+            }
+        }
     }
 }

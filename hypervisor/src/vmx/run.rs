@@ -4,7 +4,7 @@ use coherence::CpuId;
 use core::fmt;
 
 use super::fields::INSTRUCTION_ERROR;
-use super::outside::Register;
+use super::outside::{Held, Register};
 use super::switch::HostState;
 use super::table::{ENTRY_FAILURE, EXCEPTION, REFUSED};
 use super::vmcs::Vmcs;
@@ -84,10 +84,14 @@ const NMI: u64 = EXCEPTION + 2;
 ///
 /// Interrupts are off. As for [`Instructions::enter`].
 #[inline(always)]
-pub unsafe fn run<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
+pub unsafe fn run<I: Instructions>(
+    (cpu, held): (CpuId, &Held),
+    vmcs: &mut Vmcs,
+    registers: &mut Registers,
+) -> bool {
     vmcs.active.check(cpu);
     vmcs.write_changes(I::vmwrite);
-    vmcs.outside.load(I::write_outside);
+    vmcs.outside.load(held, I::write_outside);
     // SAFETY: the caller's promise.
     if let Err(failed) = unsafe { I::enter(registers, vmcs.active.is_launched()) } {
         refuse::<I>(vmcs, failed);
@@ -217,7 +221,7 @@ mod tests {
         }
         mock(|mock| mock.writes.clear());
         // SAFETY: nothing runs.
-        unsafe { run::<Mock>(CpuId(cpu), vmcs, &mut Registers::default()) }
+        unsafe { run::<Mock>((CpuId(cpu), &Held::default()), vmcs, &mut Registers::default()) }
     }
 
     fn after_exits() -> Vmcs {

@@ -12,6 +12,7 @@ use x86_64::registers::control::{Efer, EferFlags};
 use super::{apic, console};
 use crate::arch::{Local, PerCpu};
 use crate::image::Bare;
+use crate::vmx::outside::Held;
 use crate::x86::vectors;
 
 #[allow(unreachable_pub, reason = "the traits that name it are public")]
@@ -22,6 +23,8 @@ pub struct CpuData {
     pub(crate) own_page: Cell<u64>,
     /// The roots of nested tables by which this CPU may hold translations. VMX only.
     pub(crate) roots: Roots,
+    /// What it has of vCPUs' registers. VMX only.
+    pub(crate) held: Held,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(crate) host_vmcb: Cell<u64>,
     /// The auditor's record of this CPU.
@@ -36,6 +39,7 @@ impl Default for CpuData {
             tables: UnsafeCell::new(Tables::new()),
             own_page: Cell::new(0),
             roots: Roots::new(),
+            held: Held::default(),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
             books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::default()),

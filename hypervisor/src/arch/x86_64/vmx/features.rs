@@ -8,8 +8,11 @@ use x86_64::registers::control::{Cr0, Cr4, Cr4Flags};
 use x86_64::registers::model_specific::Msr;
 
 use super::invalidate;
+use crate::image::Processor;
 use crate::vmx::capabilities::{Capabilities, Lacking};
 use crate::vmx::controls::Controls;
+use crate::vmx::outside::Register;
+use crate::vmx::run::Instructions;
 
 const MSR_FEATURE_CONTROL: u32 = 0x3a;
 /// It cannot be changed before the next reset.
@@ -66,6 +69,9 @@ pub(crate) unsafe fn enable(region: u64) {
         asm!("vmxon [{}]", "jbe {failed}", in(reg) &raw const region, failed = label {
             panic!("VMXON has failed")
         });
+    }
+    for register in [Register::Star, Register::Lstar, Register::Cstar, Register::Sfmask] {
+        Processor::write_outside(register, 0);
     }
     // Whoever used VMX before may have left something.
     invalidate::nested(Invept::All);

@@ -185,7 +185,7 @@ impl Vmx for On<OnVmx<Processor>> {
     #[inline(always)]
     unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
         // SAFETY: the caller vouches for VMCS and registers; interrupts are off.
-        unsafe { run::run::<Processor>(CpuId(cpu.index), vmcs, registers) }
+        unsafe { run::run::<Processor>((CpuId(cpu.index), &cpu.arch.held), vmcs, registers) }
     }
 
     fn invalidate(named: Invvpid) {
