@@ -4,6 +4,8 @@
 
 pub mod active;
 mod apic;
+#[cfg(any(test, feature = "audit"))]
+mod audit;
 pub mod block;
 pub mod capabilities;
 pub mod controls;

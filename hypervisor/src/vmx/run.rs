@@ -99,6 +99,8 @@ pub unsafe fn run<I: Instructions>(
     }
     vmcs.active.launch();
     vmcs.take_exit(I::vmread);
+    #[cfg(any(test, feature = "audit"))]
+    super::audit::check_host(vmcs, &I::host_state());
     if vmcs.code == NMI {
         I::take_nmi();
     }

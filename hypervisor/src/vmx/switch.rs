@@ -14,7 +14,7 @@ use crate::x86::vcpu::event;
 const DELIVERABLE: u64 = 0x8000_0fff;
 
 /// What the processor has at an exit: a CPU's own.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostState {
     /// CR0.
     pub cr0: u64,
@@ -60,6 +60,10 @@ impl Vmcs {
             vmwrite(field.writable(), value.into().into());
         }
         let w = &mut vmwrite;
+        #[cfg(any(test, feature = "audit"))]
+        {
+            self.host = *host;
+        }
         let HostState { cr0, cr3, cr4, code, data, task, gdt, idt, pat, efer, rip } = *host;
         set(w, f::HOST_CR0, cr0);
         set(w, f::HOST_CR3, cr3);

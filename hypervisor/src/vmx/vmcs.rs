@@ -61,6 +61,9 @@ pub struct Vmcs {
     pub(super) list: Option<Pages>,
     /// Where the processor has it.
     pub(super) active: Active,
+    /// What the CPU had when the vCPU arrived.
+    #[cfg(any(test, feature = "audit"))]
+    pub(super) host: super::switch::HostState,
     /// VM-entry interruption information, with the error code in the upper half.
     pub(super) event: u64,
     /// What the entry delivers if it is a software interrupt or exception: its length.
@@ -128,6 +131,8 @@ impl Vmcs {
             apic: VirtualApic::new(),
             list: None,
             active: Active::default(),
+            #[cfg(any(test, feature = "audit"))]
+            host: super::switch::HostState::default(),
             event: 0,
             entry_length: 0,
             offered: 0,

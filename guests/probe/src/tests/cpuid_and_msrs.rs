@@ -14,11 +14,17 @@ const UNKNOWN: [u32; 32] = [
     0x4000_00c0, 0x4000_0200, 0xc000_0104, 0xc000_2000, 0xc001_0114, 0xc001_0117, 0xc001_2000, 0xffff_ffff,
 ];
 
-/// Reading and writing an unknown MSR is #GP(0).
+/// MSRs that say what VMX can do, which no guest has.
+const VMX_CAPABILITIES: core::ops::RangeInclusive<u32> = 0x480..=0x493;
+
+/// Reading and writing an unknown MSR is #GP(0); nor does CPUID show VMX, or the MSR that would
+/// enable it say so.
 pub(super) fn unknown_msr() -> Verdict {
     // Which enables features of Intel's alone.
     const MISC_ENABLE: u32 = 0x1a0;
-    for number in UNKNOWN.into_iter().filter(|&number| number != MISC_ENABLE || !is_intels()) {
+    let capabilities = VMX_CAPABILITIES.filter(|number| !UNKNOWN.contains(number));
+    let numbers = UNKNOWN.into_iter().filter(|&number| number != MISC_ENABLE || !is_intels());
+    for number in numbers.chain(capabilities) {
         let read = rdmsr(number);
         ensure!(read == Err(Fault::PROTECTION), "RDMSR of {number:#x}: {read:x?}");
         for value in [0, u64::MAX] {
@@ -27,6 +33,8 @@ pub(super) fn unknown_msr() -> Verdict {
             ensure!(written == Err(Fault::PROTECTION), "WRMSR of {value:#x} to {number:#x}: {written:x?}");
         }
     }
+    let (shown, enabled) = (__cpuid_count(1, 0).ecx >> 5 & 1, rdmsr(0x3a));
+    ensure!(shown == 0 && matches!(enabled, Err(_) | Ok(1)), "VMX is shown: {shown}, {enabled:x?}");
     Ok(())
 }
 

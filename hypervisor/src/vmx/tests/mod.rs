@@ -13,7 +13,7 @@ mod memory;
 #[path = "../../svm/tests/ports.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod ports;
-mod processor;
+pub(super) mod processor;
 mod random;
 mod refusal;
 #[path = "../../svm/tests/registers.rs"]
