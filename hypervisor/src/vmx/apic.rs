@@ -38,7 +38,7 @@ pub(super) struct VirtualApic {
 }
 
 /// Places in the page, in words of 64 bits: a register every 16 bytes.
-const TPR: usize = 0x80 / 8;
+pub(super) const TPR: usize = 0x80 / 8;
 pub(super) const ISR: usize = 0x100 / 8;
 pub(super) const IRR: usize = 0x200 / 8;
 pub(super) const SELF_IPI: usize = 0x3f0 / 8;
@@ -159,7 +159,6 @@ impl Vmcs {
         self.apic.write(TPR, 0);
         if self.apic.keeper != Keeper::Never {
             self.set_mode(false);
-            self.set_copy(Copied::InterruptStatus, 0);
         }
     }
 

@@ -6,10 +6,11 @@ use core::cell::RefCell;
 
 use super::processor::{Guest, Tested, with_guest_of, written};
 use crate::devices::pc::lapic::VectorSet;
-use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, SVR};
+use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, SVR, TPR};
 use crate::devices::pc::message::Trigger;
+use crate::devices::pc::platform::PortSize;
 use crate::vm::arch::State;
-use crate::vmx::apic::{IRR, ISR, Keeper, SELF_IPI as SELF_IPI_PLACE};
+use crate::vmx::apic::{IRR, ISR, Keeper, SELF_IPI as SELF_IPI_PLACE, TPR as TPR_PLACE};
 use crate::vmx::controls::{APIC_REGISTERS, DELIVERY, Word, X2APIC};
 use crate::vmx::copies::Copied;
 use crate::vmx::fields as f;
@@ -206,6 +207,13 @@ impl Driver<'_, '_, '_> {
         set_status(vmcs, [rvi.max(vector), svi]);
     }
 
+    fn write_tpr(&mut self, value: u64) {
+        if !is_processors(self.guest.vmcs()) {
+            return self.write_msr(TPR, value);
+        }
+        assert!(self.guest.enter(move |vmcs, _| vmcs.apic.write(TPR_PLACE, value)));
+    }
+
     fn look(&mut self) {
         self.guest.0.state.take_apic_back();
         let lapic = &mut self.guest.0.state.lapic;
@@ -230,6 +238,7 @@ impl Driver<'_, '_, '_> {
                 self.guest.0.state.lapic.accept_fixed(vector, trigger);
             }
             3 => self.guest.set_field(Rflags, 2 | (RFLAGS_IF * random.below(2))),
+            4 if random.one_in(2) => self.write_tpr(random.below(256)),
             4 => {
                 let priority = random.below(16) as u8;
                 self.run(Some(priority));
@@ -238,6 +247,10 @@ impl Driver<'_, '_, '_> {
             8 | 9 => self.self_ipi(vector),
             10 => self.self_ipi(7),
             11 => {
+                if random.one_in(2) {
+                    // It comes between the guest's look and HLT.
+                    self.self_ipi(vector);
+                }
                 self.guest.leave(HLT, 1, 0);
                 let wakes = self.guest.0.state.wakes_from_halt();
                 self.see(Seen::Wakes(wakes));
@@ -308,4 +321,34 @@ fn i12_a_guest_is_told_of_the_quickest_way_to_end_an_interrupt() {
             assert!(<Tested as crate::x86::processor::Vendor>::has_apic());
         });
     }
+}
+
+#[test]
+fn i12_the_end_of_a_level_triggered_interrupt_reaches_the_io_apic() {
+    const VECTOR: u8 = 0x61;
+    const LEVEL: u32 = 1 << 15;
+    with_guest_of("memory=16777216", |guest| {
+        let mut driver = Driver { guest, cpu: Rc::default() };
+        driver.switch_on();
+        driver.guest.set_field(Rflags, 2 | RFLAGS_IF);
+        // The first serial port can always send, and says so by its pin, 4.
+        let message = {
+            let mut platform = driver.guest.0.vm.guest.platform.lock();
+            for (register, value) in [(0, 0x18), (0x10, LEVEL | u32::from(VECTOR))] {
+                assert_eq!(platform.mmio_write(0xfec0_0000 + register, value).len(), 0);
+            }
+            let _no_interrupt = platform.port_write(0x3fc, PortSize::Byte, 8, || 0);
+            platform.port_write(0x3f9, PortSize::Byte, 2, || 0).interrupt.expect("its pin is asserted")
+        };
+        assert_eq!(driver.guest.0.vm.deliver(message, u32::MAX), 1);
+        for _ in 0..3 {
+            // The line stays asserted.
+            assert!(driver.guest.0.owner.take_events());
+            signals::take_signals(driver.guest.0);
+            driver.run(None);
+            assert_eq!(driver.cpu.borrow_mut().seen.pop(), Some(Seen::Taken(VECTOR)));
+            driver.eoi();
+            assert_eq!(driver.cpu.borrow_mut().seen.pop(), Some(Seen::Level(true)));
+        }
+    });
 }
