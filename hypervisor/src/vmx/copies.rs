@@ -121,14 +121,23 @@ pub(super) const fn place(name: SegmentName, part: usize) -> usize {
 }
 
 /// The copies that nearly every exit needs: they are never older than the VMCS.
-pub(super) const READ_AT_ONCE: u64 = 1 << Copied::Rip as usize
-    | 1 << Copied::Rflags as usize
-    | 1 << Copied::Efer as usize
-    | 1 << Copied::Interruptibility as usize
-    | 1 << place(SegmentName::Cs, RIGHTS)
-    | 1 << place(SegmentName::Ss, RIGHTS);
+pub(super) const READ_AT_ONCE: [usize; 6] = [
+    Copied::Rip as usize,
+    Copied::Rflags as usize,
+    Copied::Efer as usize,
+    Copied::Interruptibility as usize,
+    place(SegmentName::Cs, RIGHTS),
+    place(SegmentName::Ss, RIGHTS),
+];
+
+/// Whether an exit reads this copy [at once](READ_AT_ONCE).
+pub(super) const fn is_read_at_once(place: usize) -> bool {
+    let [rip, rflags, efer, interruptibility, code, stack] = READ_AT_ONCE;
+    let all = 1 << rip | 1 << rflags | 1 << efer | 1 << interruptibility | 1 << code | 1u64 << stack;
+    all >> place & 1 != 0
+}
 
 /// The copies that the exit of a vCPU that halts needs, because it leaves its CPU.
-pub(super) const READ_AT_HALTS: u64 = 1 << Copied::Cr3 as usize | 1 << Copied::Cr4 as usize;
+pub(super) const READ_AT_HALTS: [usize; 2] = [Copied::Cr3 as usize, Copied::Cr4 as usize];
 
 const _: () = assert!(REGISTERS.len() + 4 * SEGMENTS.len() <= COPIES);

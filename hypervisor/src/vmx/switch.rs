@@ -232,15 +232,12 @@ impl Vmcs {
         }
     }
 
-    /// Reads these copies if they are older than the VMCS.
+    /// Reads these copies, which an exit has made older than the VMCS.
     #[inline(always)]
-    fn refresh(&mut self, wanted: u64, vmread: &impl Fn(u32) -> u64) {
-        let mut left = self.stale & wanted;
-        while left != 0 {
-            let place = left.trailing_zeros() as usize;
+    fn refresh<const N: usize>(&mut self, places: [usize; N], vmread: &impl Fn(u32) -> u64) {
+        for place in places {
             self.copies[place] = vmread(FIELDS[place]);
-            left &= left - 1;
+            self.stale &= !(1 << place);
         }
-        self.stale &= !wanted;
     }
 }

@@ -14,7 +14,7 @@ use super::apic::{Keeper, VirtualApic};
 use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
 use super::copies::{
-    ALL, BASE, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, LIMIT, READ_AT_ONCE, RIGHTS, SELECTOR, place,
+    ALL, BASE, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, is_read_at_once, place,
 };
 use super::fields as f;
 use super::outside::{Outside, Register};
@@ -189,8 +189,11 @@ impl Vmcs {
 
     #[inline(always)]
     fn copy_at(&self, place: usize) -> u64 {
-        let may_be_stale = READ_AT_ONCE >> place & 1 == 0;
-        if may_be_stale && self.stale >> place & 1 != 0 { self.read_late(place) } else { self.copies[place] }
+        if !is_read_at_once(place) && self.stale >> place & 1 != 0 {
+            self.read_late(place)
+        } else {
+            self.copies[place]
+        }
     }
 
     /// VMREAD reads whatever VMCS is the current one.
@@ -204,7 +207,7 @@ impl Vmcs {
     const fn set_copy_at(&mut self, place: usize, value: u64) {
         self.copies[place] = value;
         self.dirty |= 1 << place;
-        if READ_AT_ONCE >> place & 1 == 0 {
+        if !is_read_at_once(place) {
             self.stale &= !(1 << place);
         }
     }
