@@ -160,7 +160,21 @@ impl Target {
     /// KICKED is set along with EVENT even out of guest mode, where it has no meaning: entry clears
     /// it. Pairs with [`Owner::take_events`], [`Owner::try_enter`] and [`Owner::try_halt`].
     pub fn post_event(&self) -> Notify {
-        let old = self.word.fetch_or(word::EVENT | word::KICKED, Ordering::AcqRel);
+        self.post(word::EVENT | word::KICKED)
+    }
+
+    /// The same for what a processor takes in guest mode by itself, when an interrupt tells it to:
+    /// [`Notify::Kick`] demands that interrupt. Where it comes too late the target checks before it
+    /// next runs guest code, as after every event. A later event that needs an exit still kicks.
+    /// Pairs as [`post_event`](Self::post_event).
+    pub fn post_to_processor(&self) -> Notify {
+        self.post(word::EVENT)
+    }
+
+    #[inline]
+    fn post(&self, bits: u64) -> Notify {
+        // Pairs with what the callers' docs name.
+        let old = self.word.fetch_or(bits, Ordering::AcqRel);
         if old & (word::IN_GUEST | word::KICKED) == word::IN_GUEST {
             Notify::Kick(word::cpu(old))
         } else if old & (word::HALTED | word::EVENT | word::ABSENT) == word::HALTED {

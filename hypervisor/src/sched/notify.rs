@@ -109,7 +109,13 @@ pub trait Reach {
 /// B to D: tells a vCPU that something was posted to it (A). A blocked vCPU goes into `line`.
 #[inline]
 pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
-    match target.post_event() {
+    notified(here, vcpu, target.post_event(), line);
+}
+
+/// C and D, as B has returned.
+#[inline]
+pub fn notified(here: &impl Reach, vcpu: VcpuIndex, note: Notify, line: Line) {
+    match note {
         Notify::None if line == Line::Work => match here.scheduler().promote(vcpu) {
             Nudge::Nothing => {}
             due => nudge(here, due),

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use coherence::Target;
+use coherence::{Notify, Target};
 use core::cell::UnsafeCell;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32};
@@ -368,6 +368,12 @@ impl<A: Arch> Vm<A> {
     pub fn notify(&self, vcpu: &Vcpu<A>) {
         self.exists.check();
         notify::notify(self.host, vcpu.row, vcpu.target, Line::Work);
+    }
+
+    /// The same, by the word that says so already.
+    pub fn notified(&self, vcpu: &Vcpu<A>, note: Notify) {
+        self.exists.check();
+        notify::notified(self.host, vcpu.row, note, Line::Work);
     }
 
     /// Pending work of all vCPUs: bits of [`stopping`](crate::stopping).

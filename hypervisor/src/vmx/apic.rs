@@ -32,6 +32,8 @@ pub(super) enum Keeper {
 #[derive(Debug)]
 pub(super) struct VirtualApic {
     page: Pages,
+    /// Address of the vCPU's posted interrupts.
+    pub(super) posted: u64,
     pub(super) keeper: Keeper,
     /// Vectors whose end of interrupt exits: those that came from a level-triggered pin.
     pub(super) exits: VectorSet,
@@ -45,7 +47,7 @@ pub(super) const SELF_IPI: usize = 0x3f0 / 8;
 
 impl VirtualApic {
     pub(super) fn new() -> Self {
-        Self { page: Pages::new(1), keeper: Keeper::Never, exits: VectorSet::EMPTY }
+        Self { page: Pages::new(1), posted: 0, keeper: Keeper::Never, exits: VectorSet::EMPTY }
     }
 
     pub(super) const fn address(&self) -> u64 {
@@ -165,6 +167,7 @@ impl Vmcs {
     fn set_mode(&mut self, is_processors: bool) {
         self.apic.keeper = if is_processors { Keeper::Back } else { Keeper::Model };
         CONTROLS.into_iter().for_each(|bit| self.set_control(Word::Secondary, bit, is_processors));
+        self.set_control(Word::Pin, controls::POSTED, is_processors && self.controls.posted);
         self.dirty_words |= APIC_MODE;
     }
 

@@ -5,7 +5,8 @@ use core::fmt;
 use paging::{Ept, Level};
 
 use super::controls::{
-    APIC_REGISTERS, CHOSEN, Choice, Controls, DELIVERY, How, PAUSE_LOOP, VPID, Word, X2APIC,
+    ACKNOWLEDGE, APIC_REGISTERS, CHOSEN, Choice, Controls, DELIVERY, How, PAUSE_LOOP, POSTED, VPID, Word,
+    X2APIC,
 };
 
 const BASIC: u32 = 0x480;
@@ -180,9 +181,13 @@ impl Capabilities {
         if let Some((_, name)) = required.iter().find(|(bits, _)| !self.has(*bits)) {
             return Err(Lacking::Nested(name));
         }
-        let has = |bit: u32| self.words[Word::Secondary as usize] >> 32 & 1 << bit != 0;
+        let is_offered = |word: Word, bit: u32| self.words[word as usize] >> 32 & 1 << bit != 0;
+        let has = |bit| is_offered(Word::Secondary, bit);
         let apic = [X2APIC, APIC_REGISTERS, DELIVERY].into_iter().all(has);
-        let controls = Controls { words, pause_loop: has(PAUSE_LOOP), apic };
+        let posted = apic && is_offered(Word::Pin, POSTED) && is_offered(Word::Exit, ACKNOWLEDGE);
+        // A processor takes posted interrupts only where exits take interrupts.
+        words[Word::Exit as usize] |= u32::from(posted) << ACKNOWLEDGE;
+        let controls = Controls { words, pause_loop: has(PAUSE_LOOP), apic, posted };
         // A tag is of use only where what is kept under it can be dropped.
         let can_drop = self.has(ept::INVVPID) && self.ept_vpid & (ept::INVVPID_ONE | ept::INVVPID_ALL) != 0;
         Ok(if can_drop { controls } else { controls.without(Word::Secondary, VPID) })

@@ -55,6 +55,10 @@ pub const MOV_DR: u32 = 23;
 pub const MONITOR_TRAP: u32 = 27;
 /// PAUSE exiting.
 pub const PAUSE: u32 = 30;
+/// Pin-based: processing of posted interrupts.
+pub const POSTED: u32 = 7;
+/// Exit: it takes the interrupt that has caused it.
+pub const ACKNOWLEDGE: u32 = 15;
 /// Secondary: virtualisation of x2APIC mode.
 pub const X2APIC: u32 = 4;
 /// Secondary: VPIDs.
@@ -84,6 +88,7 @@ choices! {
         0 Set "external-interrupt exiting",
         3 Set "NMI exiting",
         5 Set "virtual NMIs",
+        POSTED OfferedLater "posted interrupts",
     }
     Primary {
         INTERRUPT_WINDOW Later "interrupt-window exiting",
@@ -124,7 +129,7 @@ choices! {
     Exit {
         2 Set "saving of debug controls",
         9 Set "a host of 64 bits",
-        15 Clear "acknowledgement of interrupts",
+        ACKNOWLEDGE OfferedLater "acknowledgement of interrupts",
         18 Set "saving of PAT",
         19 Set "loading of PAT",
         20 Set "saving of EFER",
@@ -146,6 +151,8 @@ pub struct Controls {
     pub(super) pause_loop: bool,
     /// The processor can be a local APIC in x2APIC mode.
     pub(super) apic: bool,
+    /// It can then take posted interrupts, too.
+    pub(super) posted: bool,
 }
 
 impl Controls {

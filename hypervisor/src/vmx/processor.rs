@@ -45,8 +45,11 @@ pub trait Vmx: Processor {
     fn leave(vmcs: &mut Vmcs);
     /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
     fn hold_interrupts();
-    /// Takes the interrupts that were [held](Self::hold_interrupts).
-    fn release_interrupts();
+    /// Takes the interrupts that were [held](Self::hold_interrupts), or runs the handler of the one
+    /// that the exit has taken.
+    fn release_interrupts(acknowledged: Option<u8>);
+    /// Interrupts a CPU in guest mode, so that it takes what is posted.
+    fn tell(cpu: &PerCpu<Self>);
 
     /// Writes the VMCS, VMLAUNCH or VMRESUME, and reads the VMCS after the exit. False if the entry
     /// fails.
@@ -127,7 +130,7 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
     }
 
     fn take_interrupts(&mut self) {
-        A::release_interrupts();
+        A::release_interrupts(self.vmcs.take_acknowledged());
     }
 
     fn invalidate_page(&mut self, address: u64, asid: u32) {
@@ -211,6 +214,14 @@ where
         Self::chosen().1.apic
     }
 
+    fn takes_posted() -> bool {
+        Self::chosen().1.posted
+    }
+
+    fn tell(cpu: &PerCpu<Self>) {
+        <Self as Vmx>::tell(cpu);
+    }
+
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
         let read = (Self::vmread as _, Self::read_outside as _);
         let (capabilities, controls) = Self::chosen();
@@ -255,6 +266,7 @@ where
 
     #[inline(always)]
     fn arrive(context: &mut Context<'_, Self>) {
+        context.state.block.apic.posted = core::ptr::from_ref(context.vcpu.inbox.posted()).addr() as u64;
         <Self as Vmx>::arrive(context.cpu, &mut context.state.block);
     }
 

@@ -5,10 +5,11 @@ use super::copies::{FIELDS, READ_AT_HALTS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
 use super::intercepts::APIC_MAP;
 use super::outside::Register;
-use super::table::{ENTRY_FAILURE, EXCEPTION};
+use super::table::{ENTRY_FAILURE, EXCEPTION, INTERRUPT};
 use super::vmcs::{APIC_MODE, NEW_LIST, POINTERS, THRESHOLD, Vmcs};
 use crate::x86::DR6_BREAKPOINTS;
 use crate::x86::vcpu::event;
+use crate::x86::vectors::POSTED;
 
 /// Bits of interruption information that an entry takes.
 const DELIVERABLE: u64 = 0x8000_0fff;
@@ -109,6 +110,10 @@ impl Vmcs {
             set(w, f::TPR_THRESHOLD, 0u32);
             set(w, f::CR0_MASK, cr0);
             set(w, f::CR4_MASK, cr4);
+            if self.controls.posted {
+                set(w, f::POSTED_VECTOR, u16::from(POSTED));
+                set(w, f::POSTED, self.apic.posted);
+            }
             if let Some(list) = &self.list {
                 set(w, f::LIST, list.start());
             }
@@ -183,6 +188,7 @@ impl Vmcs {
                 vmwrite(field.writable(), self.controls.word(word).into());
             }
         };
+        write(Word::Pin, f::PIN_CONTROLS);
         write(Word::Primary, f::PRIMARY_CONTROLS);
         write(Word::Secondary, f::SECONDARY_CONTROLS);
         write(Word::Entry, f::ENTRY_CONTROLS);
@@ -199,8 +205,13 @@ impl Vmcs {
         self.refresh(READ_AT_ONCE, &vmread);
         self.vectoring = 0;
         match self.code {
-            // Interrupts, and windows for them.
-            1 | 7 | 8 => {}
+            INTERRUPT => {
+                if self.controls.posted {
+                    self.interruption = vmread(f::EXIT_INTERRUPTION.raw());
+                }
+            }
+            // Windows for interrupts.
+            7 | 8 => {}
             12 => {
                 self.length = vmread(f::EXIT_LENGTH.raw());
                 self.refresh(READ_AT_HALTS, &vmread);
@@ -209,6 +220,17 @@ impl Vmcs {
             10 | 18 | 31 | 32 => self.length = vmread(f::EXIT_LENGTH.raw()),
             _ => self.describe_exit(&vmread),
         }
+    }
+
+    /// The machine's interrupt that the exit has taken, if it takes them: its handler has to run.
+    #[inline(always)]
+    pub(super) const fn take_acknowledged(&mut self) -> Option<u8> {
+        if self.code != INTERRUPT || self.interruption & event::VALID == 0 {
+            return None;
+        }
+        let vector = self.interruption as u8;
+        self.interruption = 0;
+        Some(vector)
     }
 
     /// Only exceptions, task switches, accesses to APIC or memory, and a full log of such, can come

@@ -16,6 +16,8 @@ use crate::x86::vcpu::event as events;
 pub const REFUSED: u64 = u64::MAX;
 /// In an exit reason: the entry has failed on what it loads.
 pub const ENTRY_FAILURE: u64 = 1 << 31;
+/// An interrupt of the machine.
+pub(super) const INTERRUPT: u64 = 1;
 /// Added to the vector of an exception, whose basic exit reason is 0.
 pub const EXCEPTION: u64 = 0x100;
 

@@ -138,6 +138,15 @@ pub unsafe trait Vendor: Processor {
         false
     }
 
+    /// Whether a processor in guest mode may take interrupts that are posted in the vCPU's inbox.
+    #[inline(always)]
+    fn takes_posted() -> bool {
+        false
+    }
+
+    /// Has the vCPU in guest mode on this CPU take what is posted.
+    fn tell(_: &PerCpu<Self>) {}
+
     /// Sets what a vCPU's block has for good.
     fn set_up(block: &mut Self::Block, permissions: &Permissions);
     /// The address behind the instruction that caused an exit, if the processor says it.

@@ -14,6 +14,8 @@ pub const CONTROL: u8 = 0xf2;
 pub const TIMER: u8 = 0xf3;
 /// "Check again": sent to a CPU that should leave guest mode or idling.
 pub const KICK: u8 = 0xf4;
+/// "Take what is posted": for a processor that does so in guest mode. Elsewhere it is of no effect.
+pub const POSTED: u8 = 0xf5;
 
 /// Destinations in interrupt remapping tables, in messages and of I/O APICs have 8 bits, of which
 /// all ones mean everybody.
@@ -30,7 +32,7 @@ mod tests {
     fn u43_the_hypervisors_own_interrupts_outrank_those_of_guests_devices() {
         const SPURIOUS: u8 = 0xff;
         // In the order of their delivery.
-        let own = [KICK, TIMER, CONTROL, SERIAL, IOMMU];
+        let own = [POSTED, KICK, TIMER, CONTROL, SERIAL, IOMMU];
         assert!(own.is_sorted_by(|first, next| first > next) && !own.contains(&SPURIOUS));
         for vector in own {
             assert!(FUNCTIONS.chain(pic::VECTORS).all(|other| other >> 4 < vector >> 4), "{vector:#x}");

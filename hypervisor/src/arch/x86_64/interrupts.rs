@@ -48,6 +48,8 @@ extern "C" fn dispatch_for<A: Arch>(frame: &Frame<0>) {
             vm::interrupts::on_kick::<A>();
             apic::end_of_interrupt();
         }
+        // The vCPU that it was for has left guest mode, and looks before it is there again.
+        vectors::POSTED => apic::end_of_interrupt(),
         vectors::SERIAL => {
             vm::interrupts::on_serial_interrupt::<A>();
             apic::end_of_interrupt();

@@ -3,15 +3,16 @@
 use alloc::rc::Rc;
 use baremetal::random::Random;
 use core::cell::RefCell;
+use hostlink::counters::Counter;
 
-use super::processor::{Guest, Tested, with_guest_of, written};
+use super::processor::{ACKNOWLEDGED, Guest, TOLD, Tested, with_guest_of, written};
 use crate::devices::pc::lapic::VectorSet;
 use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, SVR, TPR};
-use crate::devices::pc::message::Trigger;
+use crate::devices::pc::message::{Destination, Message, MessageKind, Trigger};
 use crate::devices::pc::platform::PortSize;
 use crate::vm::arch::State;
 use crate::vmx::apic::{IRR, ISR, Keeper, SELF_IPI as SELF_IPI_PLACE, TPR as TPR_PLACE};
-use crate::vmx::controls::{APIC_REGISTERS, DELIVERY, Word, X2APIC};
+use crate::vmx::controls::{ACKNOWLEDGE, APIC_REGISTERS, DELIVERY, POSTED, Word, X2APIC};
 use crate::vmx::copies::Copied;
 use crate::vmx::fields as f;
 use crate::vmx::vmcs::Vmcs;
@@ -25,6 +26,9 @@ use crate::x86::vcpu::state::Activity;
 
 /// Hyper-V's register for the end of an interrupt.
 const HYPERV_EOI: u32 = 0x4000_0070;
+/// To whoever sends it.
+const NMI: Message =
+    Message { kind: MessageKind::Nmi, destination: Destination::SelfOnly, trigger: Trigger::Edge };
 const HLT: u64 = 12;
 const WRMSR: u64 = 32;
 const END_OF_INTERRUPT: u64 = 45;
@@ -350,5 +354,47 @@ fn i12_the_end_of_a_level_triggered_interrupt_reaches_the_io_apic() {
             driver.eoi();
             assert_eq!(driver.cpu.borrow_mut().seen.pop(), Some(Seen::Level(true)));
         }
+    });
+}
+
+#[test]
+fn i11_who_is_in_guest_mode_is_told_once_and_not_kicked() {
+    with_guest_of("memory=16777216", |guest| {
+        let mut driver = Driver { guest, cpu: Rc::default() };
+        driver.switch_on();
+        driver.run(None);
+        let vm = driver.guest.0.vm;
+        let (id, inbox) = (driver.guest.0.state.lapic.apic_id(), &vm.vcpus[0].inbox);
+        assert!(driver.guest.enter(move |vmcs, _| {
+            assert_eq!(written(f::PIN_CONTROLS.raw()) >> POSTED & 1, 1);
+            assert_eq!(vmcs.apic.posted, core::ptr::from_ref(inbox.posted()).addr() as u64);
+            TOLD.take();
+            assert_eq!([0x51, 0x52].map(|vector| vm.post_fixed(id, vector)), [1; 2]);
+            assert_eq!(TOLD.take(), [0], "it takes both");
+            // As if it had taken them.
+            inbox.expect_telling();
+            assert_eq!((vm.post_fixed(id, 0x53), TOLD.take()), (1, vec![0]));
+            // A signal needs an exit.
+            assert_eq!(vm.deliver(NMI, id), 1);
+        }));
+        assert_eq!((driver.guest.count(Counter::KickEvent), TOLD.take()), (1, vec![]));
+        assert!(driver.guest.0.owner.take_events(), "what it has not taken is taken before the next entry");
+        signals::take_signals(driver.guest.0);
+        assert_eq!(driver.guest.0.state.lapic.highest_irr(), Some(0x53));
+        assert_eq!((vm.post_fixed(id, 8), driver.guest.0.owner.take_events()), (1, true), "the model's");
+    });
+}
+
+#[test]
+fn i10_the_handler_of_an_interrupt_that_an_exit_has_taken_runs_once() {
+    with_guest_of("memory=16777216", |guest| {
+        assert!(guest.vmcs().control(Word::Exit, ACKNOWLEDGE));
+        assert!(guest.enter(|vmcs, _| {
+            let interruption = event::VALID | event::TYPE_INTERRUPT | 0x31;
+            (vmcs.code, vmcs.interruption) = (1, interruption);
+        }));
+        assert_eq!(ACKNOWLEDGED.take(), [0x31]);
+        assert!(guest.enter(|_, _| {}));
+        assert_eq!(ACKNOWLEDGED.take(), []);
     });
 }

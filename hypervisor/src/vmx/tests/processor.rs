@@ -63,6 +63,10 @@ thread_local! {
     /// The fields of the VMCS.
     static WRITTEN: RefCell<BTreeMap<u32, u64>> = const { RefCell::new(BTreeMap::new()) };
     static STAY: RefCell<Option<Stay>> = const { RefCell::new(None) };
+    /// The interrupts whose handlers were to run.
+    pub(crate) static ACKNOWLEDGED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The CPUs that were told of posted interrupts.
+    pub(crate) static TOLD: RefCell<Vec<u32>> = const { RefCell::new(Vec::new()) };
     static ROOTS: &'static Roots = Box::leak(Box::default());
 }
 
@@ -86,8 +90,13 @@ impl Vmx for MockVmx {
 
     fn hold_interrupts() {}
 
-    fn release_interrupts() {
+    fn release_interrupts(acknowledged: Option<u8>) {
+        ACKNOWLEDGED.with_borrow_mut(|all| all.extend(acknowledged));
         offer::take_what_pends::<Self>();
+    }
+
+    fn tell(cpu: &PerCpu<Self>) {
+        TOLD.with_borrow_mut(|told| told.push(cpu.index));
     }
 
     unsafe fn run(_: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {

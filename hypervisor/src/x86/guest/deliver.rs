@@ -1,5 +1,6 @@
 //! Delivery of interrupt messages to a guest's vCPUs: from vCPUs, from devices, from doorbells.
 
+use coherence::Notify;
 use core::sync::atomic::Ordering;
 use hostlink::trace::Event;
 
@@ -7,7 +8,7 @@ use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigge
 use crate::iommu::routes::Receiver;
 use crate::vm::shared::Signal;
 use crate::vm::{Vcpu, Vm, VpIndex, trace};
-use crate::x86::processor::X86;
+use crate::x86::processor::{Vendor, X86};
 use crate::x86::vectors;
 
 impl<A: X86> Vm<A> {
@@ -56,8 +57,23 @@ impl<A: X86> Vm<A> {
     #[inline]
     pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
         trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+        if A::takes_posted() && vector >= 16 {
+            return self.post_to_processor(vcpu, vector);
+        }
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
+    }
+
+    /// The same where a processor in guest mode takes it by itself. Illegal vectors are for the
+    /// model.
+    fn post_to_processor(&self, vcpu: &Vcpu<A>, vector: u8) {
+        if !vcpu.inbox.post_to_processor(vector) {
+            return;
+        }
+        match vcpu.target.post_to_processor() {
+            Notify::Kick(cpu) => A::cpu(cpu.0).into_iter().for_each(<A as Vendor>::tell),
+            note => self.notified(vcpu, note),
+        }
     }
 
     /// A disabled local APIC accepts nothing. Plain vectors can be posted without a check, because
@@ -68,6 +84,10 @@ impl<A: X86> Vm<A> {
             return 0;
         }
         if let MessageKind::Fixed(vector) | MessageKind::Lowest(vector) = message.kind {
+            if message.trigger == Trigger::Edge {
+                self.post_fixed_to(vcpu, vector);
+                return 1;
+            }
             trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
         }
         vcpu.inbox.post(message.kind, message.trigger);

@@ -41,6 +41,9 @@ pub fn take_signals<A: X86>(context: &mut Context<'_, A>) {
     if context.vm.guest.has_messages.load(Ordering::Relaxed) {
         context.vm.spread_messages();
     }
+    if A::takes_posted() {
+        context.vcpu.inbox.expect_telling();
+    }
     context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
 }
 

@@ -1,7 +1,7 @@
 //! This architecture's implementation of VMX's operations.
 
 use coherence::CpuId;
-use core::arch::asm;
+use core::arch::{asm, naked_asm};
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use x86_64::instructions::tables::{sgdt, sidt};
 use x86_64::registers::control::{Cr0, Cr2, Cr3, Cr4, Efer};
@@ -10,6 +10,7 @@ use x86_64::registers::model_specific::Msr;
 use x86_64::registers::segmentation::{CS, SS, Segment};
 
 use super::{entry, features, invalidate};
+use crate::arch::x86_64::apic;
 use crate::image::{On, Processor};
 use crate::vm::PerCpu;
 use crate::vmx::capabilities::Capabilities;
@@ -21,6 +22,7 @@ use crate::vmx::run::{self, Failed, Instructions};
 use crate::vmx::switch::HostState;
 use crate::vmx::vmcs::Vmcs;
 use crate::x86::vcpu::registers::Registers;
+use crate::x86::vectors;
 
 const MSR_PAT: u32 = 0x277;
 
@@ -136,6 +138,23 @@ impl Instructions for Processor {
     }
 }
 
+/// Bytes of each piece of [`interrupts`].
+const INTERRUPT_BYTES: usize = 4;
+
+/// For each vector a function that interrupts its caller by it, as the machine would have.
+#[unsafe(naked)]
+extern "C" fn interrupts() {
+    naked_asm!(
+        ".set vector, 0",
+        ".rept 256",
+        "  .byte 0xcd, vector", // INT
+        "  ret",
+        "  int3",
+        "  .set vector, vector + 1",
+        ".endr",
+    )
+}
+
 /// The base that the descriptor of the task register has, which is of 16 bytes.
 fn task_base(gdt: u64, task: u16) -> u64 {
     let descriptor = (gdt + u64::from(task & !7)) as *const [u64; 2];
@@ -177,9 +196,19 @@ impl Vmx for On<OnVmx<Processor>> {
     fn hold_interrupts() {}
 
     #[inline(always)]
-    fn release_interrupts() {
-        // SAFETY: handlers need nothing but the stack; no lock is held here.
-        unsafe { asm!("sti", "nop", "cli", options(nostack)) };
+    fn release_interrupts(acknowledged: Option<u8>) {
+        match acknowledged {
+            // SAFETY: handlers need nothing but the stack; no lock is held here.
+            None => unsafe { asm!("sti", "nop", "cli", options(nostack)) },
+            // SAFETY: the same. The place is that of this vector's INT.
+            Some(vector) => unsafe {
+                asm!("call {}", in(reg) interrupts as *const () as usize + usize::from(vector) * INTERRUPT_BYTES);
+            },
+        }
+    }
+
+    fn tell(cpu: &PerCpu<Self>) {
+        apic::send_fixed(cpu.id as u32, vectors::POSTED);
     }
 
     #[inline(always)]

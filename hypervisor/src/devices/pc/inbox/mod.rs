@@ -11,6 +11,24 @@
 //! order, B finds the vCPU entered (and kicks it) or not entered (and its next entry takes the word
 //! again). A vector that D takes before its B costs one check that finds nothing.
 //!
+//! A processor may take edge-triggered vectors in guest mode, without the owner (Intel's posted
+//! interrupts, SDM volume 3, 30.6): from the [`Posted`] part of an inbox, when its notification
+//! interrupt arrives there.
+//!
+//! ```text
+//!    any CPU: post_to_processor            the owner, before an entry    the processor, in guest mode
+//!    A  a word here        (RMW, Release)  C  as above                   F  takes the interrupt
+//!    a  "told" here        (RMW, AcqRel)   c  clears "told" (RMW)        c  clears "told" (RMW)
+//!       if it was set: the end             D  as above                   D  the words here (RMW)
+//!    B  the notify word    (RMW, Release)
+//!    E  the interrupt, if B found guest mode
+//! ```
+//!
+//! A before a before B before E, c before D. If a finds "told" set, c is after a, so D sees A: who
+//! has set it goes on to B and E. If E arrives in the stay that B found, F follows. If it comes
+//! later, B has made the next entry check: C, c and D. Whoever takes it then as an interrupt of the
+//! machine does nothing.
+//!
 //! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
 //! vector is in both sets when they are drained, it is level-triggered: an EOI too many for the I/O
 //! APIC is harmless, a missing one blocks a line for good. `post_init` is after the vectors of the
@@ -44,7 +62,7 @@ pub struct Signals {
 /// once, as in IRR, except for NMIs.
 #[derive(Debug, Default)]
 pub struct Inbox {
-    edge: [AtomicU64; 4],
+    posted: Posted,
     /// Level-triggered vectors.
     level: [AtomicU64; 4],
     signals: AtomicU32,
@@ -53,7 +71,40 @@ pub struct Inbox {
     logical: AtomicU32,
 }
 
+/// What a processor may take by itself: a posted-interrupt descriptor.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Posted {
+    edge: [AtomicU64; 4],
+    /// [`TOLD`].
+    told: AtomicU64,
+}
+
+/// The owner or its processor has been told, or is about to be, since the vectors were taken.
+const TOLD: u64 = 1 << 0;
+
 impl Inbox {
+    /// The part that a processor may take by itself.
+    pub const fn posted(&self) -> &Posted {
+        &self.posted
+    }
+
+    /// A and a: posts an edge-triggered vector that a processor may take by itself. Returns whether
+    /// the caller is to tell it.
+    pub fn post_to_processor(&self, vector: u8) -> bool {
+        self.post_fixed(vector, Trigger::Edge);
+        // Pairs with `expect_telling`, and with what the processor does.
+        self.posted.told.fetch_or(TOLD, Ordering::AcqRel) & TOLD == 0
+    }
+
+    /// c: what is posted from here on is told anew. The owner takes the vectors after this.
+    pub fn expect_telling(&self) {
+        // The load avoids the locked instruction. The swap pairs with `post_to_processor`.
+        if self.posted.told.load(Ordering::Relaxed) != 0 {
+            self.posted.told.swap(0, Ordering::AcqRel);
+        }
+    }
+
     /// How its local APIC interprets logical destinations.
     pub fn logical(&self) -> Logical {
         // No order: see the field.
@@ -83,7 +134,7 @@ impl Inbox {
     /// Posts a vector.
     pub fn post_fixed(&self, vector: u8, trigger: Trigger) {
         let set = match trigger {
-            Trigger::Edge => &self.edge,
+            Trigger::Edge => &self.posted.edge,
             Trigger::Level => &self.level,
         };
         // Pairs with `take_word`.
@@ -129,7 +180,8 @@ impl Inbox {
         let signals = self.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
             // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
-            self.edge.iter().chain(&self.level).for_each(|word| _ = take_word(word));
+            self.expect_telling();
+            self.posted.edge.iter().chain(&self.level).for_each(|word| _ = take_word(word));
             lapic.init();
             self.set_address(lapic);
         }
@@ -145,8 +197,9 @@ impl Inbox {
     pub fn drain_vectors(&self, lapic: &mut Lapic) {
         for word in 0..4 {
             // Relaxed, as in `has_signals`.
-            if self.edge[word].load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed) != 0 {
-                let (edge, level) = (take_word(&self.edge[word]), take_word(&self.level[word]));
+            let edge = &self.posted.edge[word];
+            if edge.load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed) != 0 {
+                let (edge, level) = (take_word(edge), take_word(&self.level[word]));
                 lapic.accept_word(word, edge | level, level);
             }
         }
@@ -155,7 +208,7 @@ impl Inbox {
     /// The vectors that are waiting here, for a register dump.
     pub fn pending(&self) -> VectorSet {
         VectorSet::from_words(core::array::from_fn(|word| {
-            self.edge[word].load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed)
+            self.posted.edge[word].load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed)
         }))
     }
 }

@@ -4,12 +4,13 @@
 //! weaker than `Release` or `Acquire` where only another read-modify-write depends on it, as in the
 //! cancelling of vectors by INIT. Loom's read-modify-writes always read the newest value.
 
+use coherence::{Notify, Owner, Target};
 use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
 use crate::devices::pc::lapic::Effect;
-use crate::model::{OwnerAction, announced, explore, explored, hint_alone, take_events};
+use crate::model::{CPU, OwnerAction, announced, explore, explored, hint_alone, take_events};
 
 const VECTOR: u8 = 0x40;
 
@@ -100,6 +101,111 @@ explored! {
         || vector_is_found(OwnerAction::Enter, hint_alone, post_vector);
     fn g6_notify_word_read_without_order_before_signals(None) fails "announced and not found":
         || signal_is_found(OwnerAction::Enter, hint_alone, post_nmi);
+}
+
+/// The steps of a poster and of an owner whose processor takes vectors by itself.
+#[derive(Clone, Copy)]
+struct Posting {
+    post: fn(&Inbox, u8) -> bool,
+    /// The owner's c and D.
+    take: fn(&Inbox, &mut Lapic),
+}
+
+const POSTING: Posting = Posting {
+    post: Inbox::post_to_processor,
+    take: |inbox, lapic| {
+        inbox.expect_telling();
+        inbox.drain_vectors(lapic);
+    },
+};
+
+/// Two posters of a vector each. The owner checks and enters the guest, whose processor takes what
+/// is posted if the interrupt E has come. It stays there, where E comes at the end if it is on its
+/// way; or the stay ends (`leaves`), or the entry is refused: then the owner checks again, and E is
+/// of no effect.
+fn processor_takes_both(leaves: bool, Posting { post, take }: Posting) {
+    let vcpu = Arc::new((Target::new(), Inbox::default(), AtomicU32::new(0)));
+    let posters = [VECTOR, VECTOR + 1].map(|vector| {
+        let vcpu = vcpu.clone();
+        thread::spawn(move || {
+            let (target, inbox, interrupt) = &*vcpu;
+            if post(inbox, vector)
+                && let Notify::Kick(cpu) = target.post_to_processor()
+            {
+                assert_eq!(cpu, CPU);
+                interrupt.fetch_or(1, Ordering::Relaxed);
+            }
+        })
+    });
+    let (target, inbox, interrupt) = &*vcpu;
+    let (mut owner, mut lapic) = (target.owner().expect("free"), lapic());
+    let check = |owner: &mut Owner<'_>, lapic: &mut Lapic| {
+        if owner.take_events() {
+            take(inbox, lapic);
+        }
+    };
+    check(&mut owner, &mut lapic);
+    // F, in guest mode: c and D by the processor.
+    let by_processor = |lapic: &mut Lapic| {
+        if interrupt.swap(0, Ordering::Relaxed) != 0 {
+            inbox.posted.told.fetch_and(!TOLD, Ordering::AcqRel);
+            inbox.drain_vectors(lapic);
+        }
+    };
+    let stays = match owner.try_enter(CPU) {
+        Ok(in_guest) => {
+            by_processor(&mut lapic);
+            if leaves {
+                in_guest.leave()
+            } else {
+                core::mem::forget(in_guest)
+            }
+            !leaves
+        }
+        Err(_) => false,
+    };
+    posters.into_iter().for_each(|poster| poster.join().unwrap());
+    if stays {
+        by_processor(&mut lapic);
+    } else {
+        check(&mut owner, &mut lapic);
+    }
+    let found = [VECTOR + 1, VECTOR].map(|_| {
+        let vector = lapic.pending()?;
+        lapic.begin_service(vector);
+        let _end = lapic.eoi();
+        Some(vector)
+    });
+    assert_eq!(found, [Some(VECTOR + 1), Some(VECTOR)], "posted and not taken");
+}
+
+explored! {
+    fn i11_what_is_posted_is_taken_in_guest_mode_or_before(Some(3)): || processor_takes_both(false, POSTING);
+    fn i11_what_comes_after_the_stay_is_taken_before_the_next(Some(3)): || processor_takes_both(true, POSTING);
+    /// a before A: the processor takes the vectors in between, and nobody tells it again.
+    fn i11_told_before_it_is_posted(Some(3)) fails "posted and not taken": || {
+        processor_takes_both(false, Posting {
+            post: |inbox, vector| {
+                let is_first = inbox.posted.told.fetch_or(TOLD, Ordering::AcqRel) & TOLD == 0;
+                inbox.post_fixed(vector, Trigger::Edge);
+                is_first
+            },
+            ..POSTING
+        });
+    };
+    /// D before c.
+    fn i11_telling_expected_after_the_vectors_are_taken(Some(3)) fails "posted and not taken": || {
+        processor_takes_both(false, Posting {
+            take: |inbox, lapic| {
+                inbox.drain_vectors(lapic);
+                inbox.expect_telling();
+            },
+            ..POSTING
+        });
+    };
+    /// The owner takes the vectors, and c is left out.
+    fn i11_no_telling_is_expected(Some(3)) fails "posted and not taken":
+        || processor_takes_both(false, Posting { take: Inbox::drain_vectors, ..POSTING });
 }
 
 /// A level-triggered and an edge-triggered interrupt of one vector, beside the owner, which serves
