@@ -123,8 +123,7 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         self.cpu.last_exit.store(self.vmcs.code, Ordering::Relaxed);
         if self.vm.space.has_lists() && has_run {
             // Before others can see that the stay is over.
-            let memory = self.vm.space.slots().memory();
-            self.vmcs.take_listed(|gpa| memory.mark_dirty(gpa..gpa + Level::Page4K.size()));
+            self.vmcs.mark_listed(self.vm.space.slots());
         }
         has_run
     }

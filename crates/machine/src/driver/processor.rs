@@ -59,7 +59,7 @@ impl<'g, 'm, F: Architecture> Guest<'g, 'm, F> {
         }
         if vm.space.has_lists() {
             let (listed, memory) = (core::mem::take(&mut self.vcpu.listed), vm.space.slots().memory());
-            listed.into_iter().for_each(|gpa| memory.mark_dirty(gpa..gpa + 1));
+            memory.mark_listed(listed);
         }
         if machine.has(Bug::ListedLater) {
             self.vcpu.listed.extend(&listed);
