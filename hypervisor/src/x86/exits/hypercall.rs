@@ -18,9 +18,9 @@ pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
     let long_mode_64 = block.is_64bit();
     let caller = Caller {
         cpl: block.cpl(),
-        // A block may not have CR0 at hand.
+        // In 64-bit mode there is no need to look.
         protected_mode: long_mode_64 || block.read(Cr0) & CR0_PE != 0,
-        virtual_8086: block.read(Rflags) & RFLAGS_VM != 0,
+        virtual_8086: !long_mode_64 && block.read(Rflags) & RFLAGS_VM != 0,
         long_mode_64,
     };
     let parameters = caller.parameters(&context.state.registers.0);
