@@ -113,7 +113,7 @@ pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
 }
 
 /// C and D, as B has returned.
-#[inline]
+#[inline(always)] // As a part of the above.
 pub fn notified(here: &impl Reach, vcpu: VcpuIndex, note: Notify, line: Line) {
     match note {
         Notify::None if line == Line::Work => match here.scheduler().promote(vcpu) {
