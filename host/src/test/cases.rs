@@ -82,8 +82,8 @@ pub(super) enum Expect {
     NothingStale,
     /// Flushes are broken because they kick no target, and the hunter detects it.
     Stale,
-    /// The guest's kernel finds translations of others, and panics.
-    KernelPanic,
+    /// The guest's kernel or programs break, whatever comes first; how it ends is a matter of that.
+    Damage,
     /// Mmtest has toggled the ROM the expected number of times, and found everything correct.
     Intact,
     /// Each of the loops and the mixed run have finished, and their own checks have passed.
