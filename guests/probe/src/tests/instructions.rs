@@ -44,7 +44,7 @@ pub(super) fn not_shown() -> Verdict {
     for (name, result) in results {
         ensure!(result == Err(Fault::UNDEFINED), "{name}: {result:?}");
     }
-    // Elsewhere the processor alone decides: QEMU 10 executes some as what they resemble.
+    // Elsewhere the processor alone decides, and on QEMU 10 one of them ends the probe.
     if is_intels() {
         vmx_not_shown()?;
     }
