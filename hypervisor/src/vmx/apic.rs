@@ -99,9 +99,6 @@ impl VirtualApic {
     }
 }
 
-/// The controls that make the processor a local APIC.
-const CONTROLS: [u32; 3] = [controls::X2APIC, controls::APIC_REGISTERS, controls::DELIVERY];
-
 impl Vmcs {
     /// The next entry is the processor's to deliver interrupts, or the model's, as the local APIC's
     /// mode demands. Returns whether the processor has got requests.
@@ -166,7 +163,7 @@ impl Vmcs {
 
     fn set_mode(&mut self, is_processors: bool) {
         self.apic.keeper = if is_processors { Keeper::Back } else { Keeper::Model };
-        CONTROLS.into_iter().for_each(|bit| self.set_control(Word::Secondary, bit, is_processors));
+        controls::APIC.into_iter().for_each(|bit| self.set_control(Word::Secondary, bit, is_processors));
         self.set_control(Word::Pin, controls::POSTED, is_processors && self.controls.posted);
         self.dirty_words |= APIC_MODE;
     }

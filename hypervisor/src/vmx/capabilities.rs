@@ -4,10 +4,7 @@
 use core::fmt;
 use paging::{Ept, Level};
 
-use super::controls::{
-    ACKNOWLEDGE, APIC_REGISTERS, CHOSEN, Choice, Controls, DELIVERY, How, PAUSE_LOOP, POSTED, VPID, Word,
-    X2APIC,
-};
+use super::controls::{ACKNOWLEDGE, APIC, CHOSEN, Choice, Controls, How, PAUSE_LOOP, POSTED, VPID, Word};
 
 const BASIC: u32 = 0x480;
 const CR0_FIXED: [u32; 2] = [0x486, 0x487];
@@ -142,8 +139,8 @@ impl Capabilities {
         self.ept_vpid & bits == bits
     }
 
-    fn allows(&self, choice: &Choice) -> bool {
-        self.words[choice.word as usize] >> 32 & 1 << choice.bit != 0
+    fn allows(&self, word: Word, bit: u32) -> bool {
+        self.words[word as usize] >> 32 & 1 << bit != 0
     }
 
     fn forces(&self, choice: &Choice) -> bool {
@@ -158,11 +155,12 @@ impl Capabilities {
     pub fn choose(&self) -> Result<Controls, Lacking> {
         let mut words = self.words.map(|word| word as u32);
         for choice in CHOSEN {
+            let is_allowed = self.allows(choice.word, choice.bit);
             match choice.how {
-                _ if self.allows(choice) && choice.how.is_set() => {
+                _ if is_allowed && choice.how.is_set() => {
                     words[choice.word as usize] |= 1 << choice.bit;
                 }
-                How::Set | How::Later if !self.allows(choice) => {
+                How::Set | How::Later if !is_allowed => {
                     return Err(Lacking::Control(choice.name));
                 }
                 How::Later | How::Clear if self.forces(choice) => {
@@ -181,13 +179,12 @@ impl Capabilities {
         if let Some((_, name)) = required.iter().find(|(bits, _)| !self.has(*bits)) {
             return Err(Lacking::Nested(name));
         }
-        let is_offered = |word: Word, bit: u32| self.words[word as usize] >> 32 & 1 << bit != 0;
-        let has = |bit| is_offered(Word::Secondary, bit);
-        let apic = [X2APIC, APIC_REGISTERS, DELIVERY].into_iter().all(has);
-        let posted = apic && is_offered(Word::Pin, POSTED) && is_offered(Word::Exit, ACKNOWLEDGE);
+        let pause_loop = self.allows(Word::Secondary, PAUSE_LOOP);
+        let apic = APIC.into_iter().all(|bit| self.allows(Word::Secondary, bit));
+        let posted = apic && self.allows(Word::Pin, POSTED) && self.allows(Word::Exit, ACKNOWLEDGE);
         // A processor takes posted interrupts only where exits take interrupts.
         words[Word::Exit as usize] |= u32::from(posted) << ACKNOWLEDGE;
-        let controls = Controls { words, pause_loop: has(PAUSE_LOOP), apic, posted };
+        let controls = Controls { words, pause_loop, apic, posted };
         // A tag is of use only where what is kept under it can be dropped.
         let can_drop = self.has(ept::INVVPID) && self.ept_vpid & (ept::INVVPID_ONE | ept::INVVPID_ALL) != 0;
         Ok(if can_drop { controls } else { controls.without(Word::Secondary, VPID) })

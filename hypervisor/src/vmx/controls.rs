@@ -67,6 +67,8 @@ pub const VPID: u32 = 5;
 pub const APIC_REGISTERS: u32 = 8;
 /// Secondary: virtual-interrupt delivery.
 pub const DELIVERY: u32 = 9;
+/// Secondary: those that make the processor a local APIC.
+pub const APIC: [u32; 3] = [X2APIC, APIC_REGISTERS, DELIVERY];
 /// Secondary: PAUSE-loop exiting.
 pub const PAUSE_LOOP: u32 = 10;
 /// Secondary: page-modification logging.

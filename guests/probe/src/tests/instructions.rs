@@ -41,9 +41,7 @@ pub(super) fn not_shown() -> Verdict {
         ("the other vendor's hypercall", foreign_call()),
         ("RSM", attempt!(".byte 0x0f, 0xaa")),
     ];
-    for (name, result) in results {
-        ensure!(result == Err(Fault::UNDEFINED), "{name}: {result:?}");
-    }
+    are_undefined(&results)?;
     // Elsewhere the processor alone decides, and on QEMU 10 one of them ends the probe.
     if is_intels() {
         vmx_not_shown()?;
@@ -69,8 +67,12 @@ fn vmx_not_shown() -> Verdict {
         ("INVEPT", attempt!(".byte 0x66, 0x0f, 0x38, 0x80, 0x04, 0x24")),
         ("INVVPID", attempt!(".byte 0x66, 0x0f, 0x38, 0x81, 0x04, 0x24")),
     ];
+    are_undefined(&results)
+}
+
+fn are_undefined(results: &[(&str, Result<(), Fault>)]) -> Verdict {
     for (name, result) in results {
-        ensure!(result == Err(Fault::UNDEFINED), "{name}: {result:?}");
+        ensure!(*result == Err(Fault::UNDEFINED), "{name}: {result:?}");
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use core::arch::naked_asm;
 
-use crate::arch::x86_64::general::{load_registers, store_registers};
+use crate::arch::x86_64::general::{each_register, load, store};
 use crate::x86::vcpu::registers::Registers;
 
 /// Runs the guest until it exits.
@@ -31,13 +31,13 @@ pub(crate) unsafe extern "C" fn run_guest(guest: u64, registers: *mut Registers,
         "push rsi", // registers
         "mov rax, rdi",
         "vmload rax",
-        load_registers!("rsi"),
+        each_register!(load, "rsi"),
         "mov rdi, [rsi + 0x38]",
         "mov rsi, [rsi + 0x30]",
         "vmrun rax",
         "vmsave rax", // VMRUN restores RAX: the guest's VMCB
         "mov rax, [rsp]",
-        store_registers!("rax"),
+        each_register!(store, "rax"),
         "mov [rax + 0x30], rsi",
         "mov [rax + 0x38], rdi",
         "mov rax, [rsp + 8]",

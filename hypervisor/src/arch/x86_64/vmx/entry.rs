@@ -2,7 +2,7 @@
 
 use core::arch::naked_asm;
 
-use crate::arch::x86_64::general::{load_registers, store_registers};
+use crate::arch::x86_64::general::{each_register, load, store};
 use crate::x86::vcpu::registers::Registers;
 
 unsafe extern "C" {
@@ -40,7 +40,7 @@ pub(super) unsafe extern "C" fn run_guest(registers: *mut Registers, is_launched
         "vmwrite rax, rsp",
         "test esi, esi", // MOV keeps the flags
         "mov rax, [rdi]",
-        load_registers!("rdi"),
+        each_register!(load, "rdi"),
         "mov rsi, [rdi + 0x30]",
         "mov rdi, [rdi + 0x38]",
         "jnz 2f",
@@ -58,7 +58,7 @@ pub(super) unsafe extern "C" fn run_guest(registers: *mut Registers, is_launched
         "push rdi",
         "mov rdi, [rsp + 8]",
         "mov [rdi], rax",
-        store_registers!("rdi"),
+        each_register!(store, "rdi"),
         "mov [rdi + 0x30], rsi",
         "pop qword ptr [rdi + 0x38]",
         "xor eax, eax",
