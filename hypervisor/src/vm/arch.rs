@@ -19,6 +19,7 @@ use core::ops::Range;
 use hostlink::config::Config;
 use memslots::space::LogWay;
 use paging::{Format, Invalidation, Level, TableMemory};
+use transfer::{Archive, Flaw};
 
 pub use super::board::{Board, Clock, Cpus};
 pub use super::state::State;
@@ -163,6 +164,30 @@ pub unsafe trait Arch: Board {
 
     /// Resets all devices to their state after power-on. No vCPU runs.
     fn reset_devices(vm: &Vm<Self>);
+    /// Describes what the guest's vCPUs share: devices, and registers of all. No vCPU runs.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with a state that is read, or why this one cannot be written.
+    fn describe_shared(_vm: &Vm<Self>, _: &mut Archive<'_>) -> Result<(), Flaw> {
+        Err(Flaw::Unmovable("this architecture describes no guests"))
+    }
+
+    /// Describes a vCPU: its private state, and what is posted to it. No vCPU runs. When it is
+    /// read, what the vCPUs share has been read before.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    fn describe_vcpu(
+        _vm: &Vm<Self>,
+        _state: &mut Self::State,
+        _inbox: &Self::Inbox,
+        _: &mut Archive<'_>,
+    ) -> Result<(), Flaw> {
+        Err(Flaw::Unmovable("this architecture describes no guests"))
+    }
+
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;
 

@@ -15,6 +15,7 @@ use spin::Mutex;
 use super::arch::Arch;
 use super::awaited::Awaited;
 use super::change::OwnChange;
+use super::clock::GuestClock;
 use super::console::Rings;
 use super::files::{Bundle, CreateError, Files};
 use super::freed::Exists;
@@ -86,6 +87,8 @@ pub struct Vm<A: Arch> {
     pub guest: A::Shared,
     /// The files it was created from.
     pub files: Files,
+    /// Its clock.
+    pub clock: GuestClock,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: OwnChange<A>,
     /// Pending work that each of its vCPUs must check, and how many have stopped.
@@ -218,6 +221,7 @@ fn assemble<A: Arch>(
         shown,
         guest: shared,
         files,
+        clock: GuestClock::default(),
         change: OwnChange::none(),
         stopping: Stopping::default(),
         turn_wanted: AtomicBool::new(false),
@@ -316,7 +320,12 @@ impl<A: Arch> Vm<A> {
 
     /// Nanoseconds since the beginning of 1970.
     pub fn wall_ns(&self) -> u64 {
-        self.host.wall.ns(A::now())
+        self.clock.wall_ns(&self.host.wall, A::now())
+    }
+
+    /// What the machine's counter reads first at this time of the guest's date, or later.
+    pub fn wall_ticks(&self, wall_ns: u64) -> u64 {
+        self.clock.wall_ticks(&self.host.wall, wall_ns)
     }
 
     /// Whether the nested page table is compared with the slots after each change.

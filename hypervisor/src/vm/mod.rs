@@ -7,6 +7,7 @@ pub mod arch;
 pub mod awaited;
 pub mod board;
 mod change;
+pub mod clock;
 mod console;
 mod context;
 pub mod control;

@@ -110,7 +110,7 @@ fn ring<A: Arm64>(context: &mut Context<'_, A>) {
         rtc.update(vm.wall_ns());
         (rtc.irq_level(), rtc.due_ns())
     };
-    context.state.alarm = due.map_or(u64::MAX, |due| vm.host.wall.ticks(due));
+    context.state.alarm = due.map_or(u64::MAX, |due| vm.wall_ticks(due));
     set_line(vm, map::RTC_INTID, level);
 }
 

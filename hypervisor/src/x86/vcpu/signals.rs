@@ -71,7 +71,7 @@ fn take_rare_signals<A: X86>(context: &mut Context<'_, A>) {
 pub fn ring<A: X86>(context: &mut Context<'_, A>) {
     let vm = context.vm;
     let (messages, due) = vm.guest.platform.lock().ring(vm.wall_ns());
-    context.state.alarm = due.map_or(u64::MAX, |due| vm.host.wall.ticks(due));
+    context.state.alarm = due.map_or(u64::MAX, |due| vm.wall_ticks(due));
     for message in messages.into_iter().flatten() {
         vm.deliver(message, context.state.lapic.apic_id());
     }

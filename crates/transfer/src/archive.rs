@@ -1,0 +1,445 @@
+//! The state of a device as bytes.
+//!
+//! A device has one description, [`Described::describe`], which names its fields in order. By it the
+//! state is written, and read into a device that was made with the same configuration. So a field
+//! cannot be written and not read, and [`fields!`](crate::fields) does not compile while a field of
+//! the structure is left out.
+//!
+//! Numbers are little-endian, and nothing is padded. A flag is a byte, 0 or 1. What the description
+//! [keeps](Archive::same) of the receiver's, because it follows from the configuration, is compared.
+
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+/// What is wrong with a state that is read, or why it cannot be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// It ends too early, or does not fit where it is written.
+    Short,
+    /// It goes on behind its end, for this number of bytes.
+    Long(usize),
+    /// This field has a value that it cannot have.
+    Value(&'static str),
+    /// This differs between the two sides: what is here, and what was there.
+    Differs(&'static str, u64, u64),
+    /// A guest in this state cannot be written: what it has, or does.
+    Unmovable(&'static str),
+}
+
+impl Flaw {
+    /// The same, of the field with this name, unless an inner field is named.
+    #[must_use]
+    pub fn named(self, field: &'static str) -> Self {
+        match self {
+            Self::Value("") => Self::Value(field),
+            other => other,
+        }
+    }
+}
+
+impl core::fmt::Display for Flaw {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Short => f.write_str("it is too short"),
+            Self::Long(bytes) => write!(f, "{bytes} bytes follow its end"),
+            Self::Value(field) => write!(f, "{field} has a value that it cannot have"),
+            Self::Differs(what, here, there) => {
+                write!(f, "{what} is {here:#x} here, and was {there:#x} there")
+            }
+            Self::Unmovable(what) => write!(f, "{what}"),
+        }
+    }
+}
+
+/// A state that is written or read by its description.
+pub trait Described {
+    /// Describes the state: passes each field to the archive, in an order that never changes within
+    /// a version of the stream.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong. A device that was being read has any mixture of values then: it is dropped.
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw>;
+}
+
+enum Way<'a> {
+    Write(&'a mut [u8]),
+    Read(&'a [u8]),
+    #[cfg(any(test, feature = "random"))]
+    Random(u64),
+}
+
+/// The bytes of a state, which is being written or read.
+pub struct Archive<'a> {
+    way: Way<'a>,
+    at: usize,
+    base: u64,
+}
+
+impl<'a> Archive<'a> {
+    /// Writes a state to the beginning of `bytes`.
+    pub const fn writer(bytes: &'a mut [u8]) -> Self {
+        Self { way: Way::Write(bytes), at: 0, base: 0 }
+    }
+
+    /// Reads the state that is all of `bytes`.
+    pub const fn reader(bytes: &'a [u8]) -> Self {
+        Self { way: Way::Read(bytes), at: 0, base: 0 }
+    }
+
+    /// Gives each field a random value that it may have.
+    #[cfg(any(test, feature = "random"))]
+    pub const fn random(seed: u64) -> Self {
+        Self { way: Way::Random(seed), at: 0, base: 0 }
+    }
+
+    /// The guest's clock is by so many ticks ahead of the machine's (modulo 2^64): for
+    /// [`time`](Self::time).
+    #[must_use]
+    pub const fn with_clock(self, base: u64) -> Self {
+        Self { base, ..self }
+    }
+
+    /// Whether fields get values.
+    pub const fn is_reading(&self) -> bool {
+        !matches!(self.way, Way::Write(_))
+    }
+
+    /// Ends the state; returns its length in bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Long`] if not all has been read.
+    pub fn finish(self) -> Result<usize, Flaw> {
+        match self.way {
+            Way::Read(bytes) if self.at != bytes.len() => Err(Flaw::Long(bytes.len() - self.at)),
+            _ => Ok(self.at),
+        }
+    }
+
+    /// Bytes as they are.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Short`].
+    pub fn bytes(&mut self, field: &mut [u8]) -> Result<(), Flaw> {
+        let end = self.at.checked_add(field.len()).ok_or(Flaw::Short)?;
+        match &mut self.way {
+            Way::Write(bytes) => bytes.get_mut(self.at..end).ok_or(Flaw::Short)?.copy_from_slice(field),
+            Way::Read(bytes) => field.copy_from_slice(bytes.get(self.at..end).ok_or(Flaw::Short)?),
+            #[cfg(any(test, feature = "random"))]
+            Way::Random(seed) => field.fill_with(|| next_byte(seed)),
+        }
+        self.at = end;
+        Ok(())
+    }
+
+    /// A time by the machine's clock, `u64::MAX` for never: it is passed on by the guest's clock,
+    /// which goes on where it was.
+    ///
+    /// # Errors
+    ///
+    /// That it cannot be read.
+    pub fn time(&mut self, field: &mut u64) -> Result<(), Flaw> {
+        let base = self.base;
+        let by = |base: u64, time: u64| if time == u64::MAX { time } else { time.wrapping_add(base) };
+        self.through(field, |time| by(base, *time), |time| Some(by(base.wrapping_neg(), time)))
+    }
+
+    /// A value that follows from the configuration: it is not changed, and the same on both sides.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Differs`], or that it cannot be read.
+    pub fn same(&mut self, what: &'static str, here: u64) -> Result<(), Flaw> {
+        let mut there = here;
+        if !self.is_random() {
+            there.describe(self)?;
+        }
+        if there == here { Ok(()) } else { Err(Flaw::Differs(what, here, there)) }
+    }
+
+    /// A field that has only values which `may` admits.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`], or that it cannot be read.
+    pub fn only<T: Described>(&mut self, field: &mut T, may: impl Fn(&T) -> bool) -> Result<(), Flaw> {
+        for _ in 0..self.draws() {
+            field.describe(self)?;
+            if !self.is_reading() || may(field) {
+                return Ok(());
+            }
+        }
+        Err(Flaw::Value(""))
+    }
+
+    /// A field that is one of these values; their order is part of the format.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`], or that it cannot be read.
+    pub fn choice<T: Copy + PartialEq>(&mut self, field: &mut T, of: &[T]) -> Result<(), Flaw> {
+        let place =
+            |value: &T| of.iter().position(|other| other == value).and_then(|at| u8::try_from(at).ok());
+        self.through(
+            field,
+            |value| place(value).unwrap_or(u8::MAX),
+            |code| of.get(usize::from(code)).copied(),
+        )
+    }
+
+    /// A field in another form: `out` gives it, and `back` the field, if it has such a value.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`], or that it cannot be read.
+    pub fn through<T, S: Described>(
+        &mut self,
+        field: &mut T,
+        out: impl Fn(&T) -> S,
+        back: impl Fn(S) -> Option<T>,
+    ) -> Result<(), Flaw> {
+        for _ in 0..self.draws() {
+            let mut form = out(field);
+            form.describe(self)?;
+            if !self.is_reading() {
+                return Ok(());
+            }
+            if let Some(value) = back(form) {
+                *field = value;
+                return Ok(());
+            }
+        }
+        Err(Flaw::Value(""))
+    }
+
+    const fn is_random(&self) -> bool {
+        #[cfg(any(test, feature = "random"))]
+        return matches!(self.way, Way::Random(_));
+        #[cfg(not(any(test, feature = "random")))]
+        false
+    }
+
+    /// How often a value is tried: random ones until one is admitted.
+    const fn draws(&self) -> u32 {
+        if self.is_random() { 100_000 } else { 1 }
+    }
+}
+
+/// One step of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators").
+#[cfg(any(test, feature = "random"))]
+const fn next_byte(seed: &mut u64) -> u8 {
+    *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (*seed ^ *seed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed >> 56) as u8
+}
+
+macro_rules! numbers {
+    ($($number:ty)*) => { $(impl Described for $number {
+        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+            let mut bytes = self.to_le_bytes();
+            archive.bytes(&mut bytes)?;
+            *self = Self::from_le_bytes(bytes);
+            Ok(())
+        }
+    })* };
+}
+numbers!(u8 u16 u32 u64 u128 i8 i16 i32 i64);
+
+/// Nobody else uses the atomic meanwhile.
+macro_rules! atomics {
+    ($($atomic:ty)*) => { $(impl Described for $atomic {
+        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+            (&*self).describe(archive)
+        }
+    }
+
+    /// For an atomic in what several share, of which nobody else makes use meanwhile.
+    impl Described for &$atomic {
+        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+            // Relaxed: nobody else uses it.
+            let mut value = self.load(Ordering::Relaxed);
+            value.describe(archive)?;
+            self.store(value, Ordering::Relaxed);
+            Ok(())
+        }
+    })* };
+}
+atomics!(AtomicU8 AtomicU16 AtomicU32 AtomicU64 AtomicBool);
+
+impl Described for bool {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.choice(self, &[false, true])
+    }
+}
+
+impl<T: Described, const N: usize> Described for [T; N] {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        self.iter_mut().try_for_each(|each| each.describe(archive))
+    }
+}
+
+impl<T: Described + Default> Described for Option<T> {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let mut is_some = self.is_some();
+        is_some.describe(archive)?;
+        match self {
+            _ if !is_some => *self = None,
+            Some(value) => value.describe(archive)?,
+            None => self.insert(T::default()).describe(archive)?,
+        }
+        Ok(())
+    }
+}
+
+impl Described for () {
+    fn describe(&mut self, _: &mut Archive<'_>) -> Result<(), Flaw> {
+        Ok(())
+    }
+}
+
+macro_rules! tuples {
+    ($(($($type:ident $at:tt),*))*) => { $(impl<$($type: Described),*> Described for ($($type,)*) {
+        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+            $(self.$at.describe(archive)?;)*
+            Ok(())
+        }
+    })* };
+}
+tuples!((A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3));
+
+/// Describes a structure by its fields, all of which must be named:
+///
+/// * first those that are passed on, in the stream's order;
+/// * after `same`, numbers that follow from the configuration, which must be equal on both sides;
+/// * after `stays`, those that the receiver has of its own: say why beside them.
+///
+/// ```
+/// use transfer::{Archive, Described, Flaw, fields};
+///
+/// struct Timer { count: u32, hz: u64, last_look: u64 }
+///
+/// impl Described for Timer {
+///     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+///         // When somebody looked last is a time of the machine.
+///         fields!(self, archive: count; same hz; stays last_look)
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! fields {
+    ($value:expr, $archive:ident: $($field:ident),* $(; same $($same:ident),*)? $(; stays $($stays:ident),*)?) => {{
+        let Self { $($field,)* $($($same,)*)? $($($stays: _,)*)? } = $value;
+        $($crate::Described::describe($field, $archive).map_err(|flaw| flaw.named(stringify!($field)))?;)*
+        $($($archive.same(stringify!($same), u64::from(*$same))?;)*)?
+        Ok::<(), $crate::Flaw>(())
+    }};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    enum Mode {
+        #[default]
+        Off,
+        On,
+    }
+
+    impl Described for Mode {
+        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+            archive.choice(self, &[Self::Off, Self::On])
+        }
+    }
+
+    #[derive(Clone, Debug, Default, PartialEq, Eq)]
+    struct Device {
+        mode: Mode,
+        counts: [u16; 3],
+        due: Option<u64>,
+        level: bool,
+        hz: u32,
+        looked: u64,
+    }
+
+    impl Described for Device {
+        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+            fields!(self, archive: mode, counts, due, level; same hz; stays looked)
+        }
+    }
+
+    fn written(device: &mut Device) -> Vec<u8> {
+        let mut bytes = vec![0; 100];
+        let mut archive = Archive::writer(&mut bytes);
+        device.describe(&mut archive).expect("fits");
+        let len = archive.finish().expect("has an end");
+        bytes.truncate(len);
+        bytes
+    }
+
+    fn read(device: &mut Device, bytes: &[u8]) -> Result<usize, Flaw> {
+        let mut archive = Archive::reader(bytes);
+        device.describe(&mut archive)?;
+        archive.finish()
+    }
+
+    #[test]
+    fn m5_each_field_arrives_and_what_stays_is_the_receivers() {
+        for seed in 0..200 {
+            let mut there = Device { hz: 7, looked: 1, ..Device::default() };
+            there.describe(&mut Archive::random(seed)).expect("has values");
+            let mut here = Device { hz: 7, looked: 2, due: Some(1), ..Device::default() };
+            read(&mut here, &written(&mut there)).expect("is read");
+            assert_eq!(here, Device { looked: 2, ..there });
+        }
+    }
+
+    #[test]
+    fn m4_a_time_goes_on_by_the_guests_clock() {
+        let mut bytes = [0; 16];
+        let mut archive = Archive::writer(&mut bytes).with_clock(100);
+        for mut time in [1000, u64::MAX] {
+            archive.time(&mut time).expect("fits");
+        }
+        // There the machine's clock was at 1000 when the guest's was at 1100; here at 7.
+        let mut archive = Archive::reader(&bytes).with_clock(1100 - 7);
+        for expected in [7, u64::MAX] {
+            let mut time = 0;
+            archive.time(&mut time).expect("is read");
+            assert_eq!(time, expected);
+        }
+    }
+
+    #[test]
+    fn random_values_reach_every_variant() {
+        let random = |seed| {
+            let mut device = Device::default();
+            device.describe(&mut Archive::random(seed)).map(|()| device)
+        };
+        let all: Vec<_> = (0..50).map(|seed| random(seed).expect("has values")).collect();
+        assert!(all.iter().any(|device| device.mode == Mode::On && device.due.is_some() && !device.level));
+        assert!(all.iter().any(|device| device.mode == Mode::Off && device.due.is_none() && device.level));
+    }
+
+    #[test]
+    fn m6_short_long_and_wrong_states_are_flaws() {
+        let bytes = written(&mut Device { due: Some(5), hz: 7, ..Device::default() });
+        let mut here = Device { hz: 7, ..Device::default() };
+        for end in 0..bytes.len() {
+            assert_eq!(read(&mut here.clone(), &bytes[..end]), Err(Flaw::Short), "{end}");
+        }
+        assert_eq!(read(&mut here, &[&bytes[..], &[0]].concat()), Err(Flaw::Long(1)));
+        let with = |at: usize, value| {
+            let mut changed = bytes.clone();
+            changed[at] = value;
+            read(&mut Device { hz: 7, ..Device::default() }, &changed)
+        };
+        assert_eq!(with(0, 2), Err(Flaw::Value("mode")));
+        assert_eq!(with(7, 2), Err(Flaw::Value("due")));
+        assert_eq!(with(bytes.len() - 8, 9), Err(Flaw::Differs("hz", 7, 9)));
+        let mut small = [0; 4];
+        assert_eq!(Device::default().describe(&mut Archive::writer(&mut small)), Err(Flaw::Short));
+    }
+}

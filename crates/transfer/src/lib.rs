@@ -1,0 +1,13 @@
+//! Guests that are saved and moved: their state as a stream, the pages beside it, and who runs them.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`archive`] | one description of each device, by which its state is written and read |
+//!
+//! Nothing here allocates or touches hardware. Whatever is read is hostile input: it leads to a
+//! [`Flaw`], never to a panic or to a value that its type does not have.
+#![cfg_attr(not(any(test, loom)), no_std)]
+
+pub mod archive;
+
+pub use archive::{Archive, Described, Flaw};
