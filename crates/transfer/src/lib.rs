@@ -1,4 +1,5 @@
-//! Guests that are saved and moved: their state as a stream, the pages beside it, and who runs them.
+//! Guests that are saved and moved: their state as a stream, the pages beside it, and who runs
+//! them.
 //!
 //! | module | contents |
 //! |---|---|

@@ -41,8 +41,8 @@ impl GuestClock {
         machine.ticks(ns.wrapping_sub(self.wall.load(Ordering::Relaxed)))
     }
 
-    /// Lets the guest's counter be at `ticks`, and its date at `wall_ns`, when the machine's counter
-    /// is at `now`. No vCPU runs.
+    /// Lets the guest's counter be at `ticks`, and its date at `wall_ns`, when the machine's
+    /// counter is at `now`. No vCPU runs.
     pub fn set(&self, machine: &WallClock, now: u64, ticks: u64, wall_ns: u64) {
         self.base.store(ticks.wrapping_sub(now), Ordering::Relaxed);
         self.wall.store(wall_ns.wrapping_sub(machine.ns(now)), Ordering::Relaxed);

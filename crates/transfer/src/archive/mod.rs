@@ -1,14 +1,16 @@
 //! The state of a device as bytes.
 //!
-//! A device has one description, [`Described::describe`], which names its fields in order. By it the
-//! state is written, and read into a device that was made with the same configuration. So a field
+//! A device has one description, [`Described::describe`], which names its fields in order. By it
+//! the state is written, and read into a device that was made with the same configuration. So a field
 //! cannot be written and not read, and [`fields!`](crate::fields) does not compile while a field of
 //! the structure is left out.
 //!
 //! Numbers are little-endian, and nothing is padded. A flag is a byte, 0 or 1. What the description
 //! [keeps](Archive::same) of the receiver's, because it follows from the configuration, is compared.
 
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+mod kinds;
+#[cfg(test)]
+mod tests;
 
 /// What is wrong with a state that is read, or why it cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,80 +237,6 @@ const fn next_byte(seed: &mut u64) -> u8 {
     (mixed >> 56) as u8
 }
 
-macro_rules! numbers {
-    ($($number:ty)*) => { $(impl Described for $number {
-        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-            let mut bytes = self.to_le_bytes();
-            archive.bytes(&mut bytes)?;
-            *self = Self::from_le_bytes(bytes);
-            Ok(())
-        }
-    })* };
-}
-numbers!(u8 u16 u32 u64 u128 i8 i16 i32 i64);
-
-/// Nobody else uses the atomic meanwhile.
-macro_rules! atomics {
-    ($($atomic:ty)*) => { $(impl Described for $atomic {
-        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-            (&*self).describe(archive)
-        }
-    }
-
-    /// For an atomic in what several share, of which nobody else makes use meanwhile.
-    impl Described for &$atomic {
-        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-            // Relaxed: nobody else uses it.
-            let mut value = self.load(Ordering::Relaxed);
-            value.describe(archive)?;
-            self.store(value, Ordering::Relaxed);
-            Ok(())
-        }
-    })* };
-}
-atomics!(AtomicU8 AtomicU16 AtomicU32 AtomicU64 AtomicBool);
-
-impl Described for bool {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.choice(self, &[false, true])
-    }
-}
-
-impl<T: Described, const N: usize> Described for [T; N] {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        self.iter_mut().try_for_each(|each| each.describe(archive))
-    }
-}
-
-impl<T: Described + Default> Described for Option<T> {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let mut is_some = self.is_some();
-        is_some.describe(archive)?;
-        match self {
-            _ if !is_some => *self = None,
-            Some(value) => value.describe(archive)?,
-            None => self.insert(T::default()).describe(archive)?,
-        }
-        Ok(())
-    }
-}
-
-impl Described for () {
-    fn describe(&mut self, _: &mut Archive<'_>) -> Result<(), Flaw> {
-        Ok(())
-    }
-}
-
-macro_rules! tuples {
-    ($(($($type:ident $at:tt),*))*) => { $(impl<$($type: Described),*> Described for ($($type,)*) {
-        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-            $(self.$at.describe(archive)?;)*
-            Ok(())
-        }
-    })* };
-}
-tuples!((A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3));
-
 /// Describes a structure by its fields, all of which must be named:
 ///
 /// * first those that are passed on, in the stream's order;
@@ -335,111 +263,4 @@ macro_rules! fields {
         $($($archive.same(stringify!($same), u64::from(*$same))?;)*)?
         Ok::<(), $crate::Flaw>(())
     }};
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    enum Mode {
-        #[default]
-        Off,
-        On,
-    }
-
-    impl Described for Mode {
-        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-            archive.choice(self, &[Self::Off, Self::On])
-        }
-    }
-
-    #[derive(Clone, Debug, Default, PartialEq, Eq)]
-    struct Device {
-        mode: Mode,
-        counts: [u16; 3],
-        due: Option<u64>,
-        level: bool,
-        hz: u32,
-        looked: u64,
-    }
-
-    impl Described for Device {
-        fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-            fields!(self, archive: mode, counts, due, level; same hz; stays looked)
-        }
-    }
-
-    fn written(device: &mut Device) -> Vec<u8> {
-        let mut bytes = vec![0; 100];
-        let mut archive = Archive::writer(&mut bytes);
-        device.describe(&mut archive).expect("fits");
-        let len = archive.finish().expect("has an end");
-        bytes.truncate(len);
-        bytes
-    }
-
-    fn read(device: &mut Device, bytes: &[u8]) -> Result<usize, Flaw> {
-        let mut archive = Archive::reader(bytes);
-        device.describe(&mut archive)?;
-        archive.finish()
-    }
-
-    #[test]
-    fn m5_each_field_arrives_and_what_stays_is_the_receivers() {
-        for seed in 0..200 {
-            let mut there = Device { hz: 7, looked: 1, ..Device::default() };
-            there.describe(&mut Archive::random(seed)).expect("has values");
-            let mut here = Device { hz: 7, looked: 2, due: Some(1), ..Device::default() };
-            read(&mut here, &written(&mut there)).expect("is read");
-            assert_eq!(here, Device { looked: 2, ..there });
-        }
-    }
-
-    #[test]
-    fn m4_a_time_goes_on_by_the_guests_clock() {
-        let mut bytes = [0; 16];
-        let mut archive = Archive::writer(&mut bytes).with_clock(100);
-        for mut time in [1000, u64::MAX] {
-            archive.time(&mut time).expect("fits");
-        }
-        // There the machine's clock was at 1000 when the guest's was at 1100; here at 7.
-        let mut archive = Archive::reader(&bytes).with_clock(1100 - 7);
-        for expected in [7, u64::MAX] {
-            let mut time = 0;
-            archive.time(&mut time).expect("is read");
-            assert_eq!(time, expected);
-        }
-    }
-
-    #[test]
-    fn random_values_reach_every_variant() {
-        let random = |seed| {
-            let mut device = Device::default();
-            device.describe(&mut Archive::random(seed)).map(|()| device)
-        };
-        let all: Vec<_> = (0..50).map(|seed| random(seed).expect("has values")).collect();
-        assert!(all.iter().any(|device| device.mode == Mode::On && device.due.is_some() && !device.level));
-        assert!(all.iter().any(|device| device.mode == Mode::Off && device.due.is_none() && device.level));
-    }
-
-    #[test]
-    fn m6_short_long_and_wrong_states_are_flaws() {
-        let bytes = written(&mut Device { due: Some(5), hz: 7, ..Device::default() });
-        let mut here = Device { hz: 7, ..Device::default() };
-        for end in 0..bytes.len() {
-            assert_eq!(read(&mut here.clone(), &bytes[..end]), Err(Flaw::Short), "{end}");
-        }
-        assert_eq!(read(&mut here, &[&bytes[..], &[0]].concat()), Err(Flaw::Long(1)));
-        let with = |at: usize, value| {
-            let mut changed = bytes.clone();
-            changed[at] = value;
-            read(&mut Device { hz: 7, ..Device::default() }, &changed)
-        };
-        assert_eq!(with(0, 2), Err(Flaw::Value("mode")));
-        assert_eq!(with(7, 2), Err(Flaw::Value("due")));
-        assert_eq!(with(bytes.len() - 8, 9), Err(Flaw::Differs("hz", 7, 9)));
-        let mut small = [0; 4];
-        assert_eq!(Device::default().describe(&mut Archive::writer(&mut small)), Err(Flaw::Short));
-    }
 }

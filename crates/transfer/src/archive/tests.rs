@@ -1,0 +1,106 @@
+//! Archives of a made-up device.
+
+use super::*;
+use crate::fields;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mode {
+    #[default]
+    Off,
+    On,
+}
+
+impl Described for Mode {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.choice(self, &[Self::Off, Self::On])
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Device {
+    mode: Mode,
+    counts: [u16; 3],
+    due: Option<u64>,
+    level: bool,
+    hz: u32,
+    looked: u64,
+}
+
+impl Described for Device {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: mode, counts, due, level; same hz; stays looked)
+    }
+}
+
+fn written(device: &mut Device) -> Vec<u8> {
+    let mut bytes = vec![0; 100];
+    let mut archive = Archive::writer(&mut bytes);
+    device.describe(&mut archive).expect("fits");
+    let len = archive.finish().expect("has an end");
+    bytes.truncate(len);
+    bytes
+}
+
+fn read(device: &mut Device, bytes: &[u8]) -> Result<usize, Flaw> {
+    let mut archive = Archive::reader(bytes);
+    device.describe(&mut archive)?;
+    archive.finish()
+}
+
+#[test]
+fn m5_each_field_arrives_and_what_stays_is_the_receivers() {
+    for seed in 0..200 {
+        let mut there = Device { hz: 7, looked: 1, ..Device::default() };
+        there.describe(&mut Archive::random(seed)).expect("has values");
+        let mut here = Device { hz: 7, looked: 2, due: Some(1), ..Device::default() };
+        read(&mut here, &written(&mut there)).expect("is read");
+        assert_eq!(here, Device { looked: 2, ..there });
+    }
+}
+
+#[test]
+fn m4_a_time_goes_on_by_the_guests_clock() {
+    let mut bytes = [0; 16];
+    let mut archive = Archive::writer(&mut bytes).with_clock(100);
+    for mut time in [1000, u64::MAX] {
+        archive.time(&mut time).expect("fits");
+    }
+    // There the machine's clock was at 1000 when the guest's was at 1100; here at 7.
+    let mut archive = Archive::reader(&bytes).with_clock(1100 - 7);
+    for expected in [7, u64::MAX] {
+        let mut time = 0;
+        archive.time(&mut time).expect("is read");
+        assert_eq!(time, expected);
+    }
+}
+
+#[test]
+fn random_values_reach_every_variant() {
+    let random = |seed| {
+        let mut device = Device::default();
+        device.describe(&mut Archive::random(seed)).map(|()| device)
+    };
+    let all: Vec<_> = (0..50).map(|seed| random(seed).expect("has values")).collect();
+    assert!(all.iter().any(|device| device.mode == Mode::On && device.due.is_some() && !device.level));
+    assert!(all.iter().any(|device| device.mode == Mode::Off && device.due.is_none() && device.level));
+}
+
+#[test]
+fn m6_short_long_and_wrong_states_are_flaws() {
+    let bytes = written(&mut Device { due: Some(5), hz: 7, ..Device::default() });
+    let mut here = Device { hz: 7, ..Device::default() };
+    for end in 0..bytes.len() {
+        assert_eq!(read(&mut here.clone(), &bytes[..end]), Err(Flaw::Short), "{end}");
+    }
+    assert_eq!(read(&mut here, &[&bytes[..], &[0]].concat()), Err(Flaw::Long(1)));
+    let with = |at: usize, value| {
+        let mut changed = bytes.clone();
+        changed[at] = value;
+        read(&mut Device { hz: 7, ..Device::default() }, &changed)
+    };
+    assert_eq!(with(0, 2), Err(Flaw::Value("mode")));
+    assert_eq!(with(7, 2), Err(Flaw::Value("due")));
+    assert_eq!(with(bytes.len() - 8, 9), Err(Flaw::Differs("hz", 7, 9)));
+    let mut small = [0; 4];
+    assert_eq!(Device::default().describe(&mut Archive::writer(&mut small)), Err(Flaw::Short));
+}
