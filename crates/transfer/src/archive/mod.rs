@@ -1,9 +1,9 @@
 //! The state of a device as bytes.
 //!
 //! A device has one description, [`Described::describe`], which names its fields in order. By it
-//! the state is written, and read into a device that was made with the same configuration. So a field
-//! cannot be written and not read, and [`fields!`](crate::fields) does not compile while a field of
-//! the structure is left out.
+//! the state is written, and read into a device that was made with the same configuration. So a
+//! field cannot be written and not read, and [`fields!`](crate::fields) does not compile while a
+//! field of the structure is left out.
 //!
 //! Numbers are little-endian, and nothing is padded. A flag is a byte, 0 or 1. What the description
 //! [keeps](Archive::same) of the receiver's, because it follows from the configuration, is compared.
