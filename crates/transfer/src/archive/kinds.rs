@@ -37,6 +37,16 @@ macro_rules! atomics {
 }
 atomics!(AtomicU8 AtomicU16 AtomicU32 AtomicU64 AtomicBool);
 
+/// Those of what is model-checked.
+#[cfg(loom)]
+mod models {
+    use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+
+    use super::{Archive, Described, Flaw, Ordering};
+
+    atomics!(AtomicU8 AtomicU32 AtomicU64);
+}
+
 impl Described for bool {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         archive.choice(self, &[false, true])

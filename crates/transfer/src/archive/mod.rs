@@ -12,6 +12,8 @@ mod kinds;
 #[cfg(test)]
 mod tests;
 
+use core::ops::BitAnd;
+
 /// What is wrong with a state that is read, or why it cannot be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
@@ -173,6 +175,44 @@ impl<'a> Archive<'a> {
             }
         }
         Err(Flaw::Value(""))
+    }
+
+    /// A field in which only the bits of `may` can be set.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`], or that it cannot be read.
+    pub fn within<T>(&mut self, field: &mut T, may: T) -> Result<(), Flaw>
+    where
+        T: Described + Copy + PartialEq + BitAnd<Output = T>,
+    {
+        field.describe(self)?;
+        if self.is_random() {
+            *field = *field & may;
+        }
+        if *field & may == *field { Ok(()) } else { Err(Flaw::Value("")) }
+    }
+
+    /// The elements of a list that has room for `most`, at most 65,535: the present ones, which are
+    /// no longer in it, come from `now`, and `put` adds one.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`] if there are more, or that they cannot be read.
+    pub fn list<T: Described + Default>(
+        &mut self,
+        most: usize,
+        mut now: impl ExactSizeIterator<Item = T>,
+        mut put: impl FnMut(T),
+    ) -> Result<(), Flaw> {
+        let mut len = now.len() as u16;
+        self.only(&mut len, |&len| usize::from(len) <= most)?;
+        for _ in 0..len {
+            let mut element = now.next().unwrap_or_default();
+            element.describe(self)?;
+            put(element);
+        }
+        Ok(())
     }
 
     /// A field that is one of these values; their order is part of the format.

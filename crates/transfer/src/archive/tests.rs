@@ -104,3 +104,30 @@ fn m6_short_long_and_wrong_states_are_flaws() {
     let mut small = [0; 4];
     assert_eq!(Device::default().describe(&mut Archive::writer(&mut small)), Err(Flaw::Short));
 }
+
+#[test]
+fn m6_bits_and_lengths_are_bounded() {
+    let mut field = 0x1_u8;
+    assert_eq!(Archive::reader(&[0x81]).within(&mut field, 0x0f), Err(Flaw::Value("")));
+    assert_eq!(Archive::reader(&[0x05]).within(&mut field, 0x0f), Ok(()));
+    assert_eq!(field, 5);
+    assert_eq!(Archive::writer(&mut [0]).within(&mut field, 4), Err(Flaw::Value("")), "nobody could read it");
+    let list = |bytes: &[u8]| {
+        let (mut archive, mut list) = (Archive::reader(bytes), Vec::new());
+        archive.list(3, [7_u8].into_iter(), |element| list.push(element))?;
+        archive.finish().map(|_| list)
+    };
+    assert_eq!(list(&[2, 0, 8, 9]), Ok(vec![8, 9]));
+    assert_eq!((list(&[0, 0]), list(&[2, 0, 8])), (Ok(vec![]), Err(Flaw::Short)));
+    assert_eq!((list(&[4, 0, 1, 2, 3, 4]), list(&[3, 1])), (Err(Flaw::Value("")), Err(Flaw::Value(""))));
+    let mut bytes = [0; 4];
+    let mut archive = Archive::writer(&mut bytes);
+    assert_eq!(archive.list(3, [8_u8, 9].into_iter(), drop), Ok(()));
+    assert_eq!((archive.finish(), bytes), (Ok(4), [2, 0, 8, 9]));
+    for seed in 0..20 {
+        let mut list = Vec::new();
+        let mut archive = Archive::random(seed);
+        assert_eq!(archive.list(3, core::iter::empty::<u8>(), |element| list.push(element)), Ok(()));
+        assert_eq!((archive.within(&mut field, 0x0f), list.len() <= 3, field < 16), (Ok(()), true, true));
+    }
+}
