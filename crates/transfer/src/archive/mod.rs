@@ -193,24 +193,33 @@ impl<'a> Archive<'a> {
         if *field & may == *field { Ok(()) } else { Err(Flaw::Value("")) }
     }
 
-    /// The elements of a list that has room for `most`, at most 65,535: the present ones, which are
-    /// no longer in it, come from `now`, and `put` adds one.
+    /// The elements of a list that has room for `most`, at most 65,535. When it is read, `clear`
+    /// empties it, and `put` adds each.
     ///
     /// # Errors
     ///
     /// [`Flaw::Value`] if there are more, or that they cannot be read.
-    pub fn list<T: Described + Default>(
+    pub fn list<L, T>(
         &mut self,
+        list: &mut L,
         most: usize,
-        mut now: impl ExactSizeIterator<Item = T>,
-        mut put: impl FnMut(T),
-    ) -> Result<(), Flaw> {
-        let mut len = now.len() as u16;
+        clear: impl Fn(&mut L),
+        put: impl Fn(&mut L, T),
+    ) -> Result<(), Flaw>
+    where
+        for<'b> &'b L: IntoIterator<Item = &'b T>,
+        T: Described + Copy + Default,
+    {
+        let mut len = (&*list).into_iter().count() as u16;
         self.only(&mut len, |&len| usize::from(len) <= most)?;
+        if !self.is_reading() {
+            return (&*list).into_iter().try_for_each(|&(mut element)| element.describe(self));
+        }
+        clear(list);
         for _ in 0..len {
-            let mut element = now.next().unwrap_or_default();
+            let mut element = T::default();
             element.describe(self)?;
-            put(element);
+            put(list, element);
         }
         Ok(())
     }

@@ -113,8 +113,8 @@ fn m6_bits_and_lengths_are_bounded() {
     assert_eq!(field, 5);
     assert_eq!(Archive::writer(&mut [0]).within(&mut field, 4), Err(Flaw::Value("")), "nobody could read it");
     let list = |bytes: &[u8]| {
-        let (mut archive, mut list) = (Archive::reader(bytes), Vec::new());
-        archive.list(3, [7_u8].into_iter(), |element| list.push(element))?;
+        let (mut archive, mut list) = (Archive::reader(bytes), vec![7_u8]);
+        archive.list(&mut list, 3, Vec::clear, Vec::push)?;
         archive.finish().map(|_| list)
     };
     assert_eq!(list(&[2, 0, 8, 9]), Ok(vec![8, 9]));
@@ -122,12 +122,13 @@ fn m6_bits_and_lengths_are_bounded() {
     assert_eq!((list(&[4, 0, 1, 2, 3, 4]), list(&[3, 1])), (Err(Flaw::Value("")), Err(Flaw::Value(""))));
     let mut bytes = [0; 4];
     let mut archive = Archive::writer(&mut bytes);
-    assert_eq!(archive.list(3, [8_u8, 9].into_iter(), drop), Ok(()));
-    assert_eq!((archive.finish(), bytes), (Ok(4), [2, 0, 8, 9]));
+    let mut list = vec![8_u8, 9];
+    assert_eq!(archive.list(&mut list, 3, Vec::clear, Vec::push), Ok(()));
+    assert_eq!((archive.finish(), bytes, &list[..]), (Ok(4), [2, 0, 8, 9], &[8, 9][..]));
     for seed in 0..20 {
-        let mut list = Vec::new();
+        let mut list = Vec::<u8>::new();
         let mut archive = Archive::random(seed);
-        assert_eq!(archive.list(3, core::iter::empty::<u8>(), |element| list.push(element)), Ok(()));
+        assert_eq!(archive.list(&mut list, 3, Vec::clear, Vec::push), Ok(()));
         assert_eq!((archive.within(&mut field, 0x0f), list.len() <= 3, field < 16), (Ok(()), true, true));
     }
 }
