@@ -59,8 +59,8 @@ pub(super) const STEPS: [Step; 17] = [
     step("format").runs(FORMAT).about("the sources are formatted"),
     step("unit-tests").runs("test --workspace --exclude quell-probe --features quell-hypervisor/trace")
         .about("unit and property tests of all crates; the hypervisor's record a trace"),
-    step("model-tests").runs("test --profile model --lib -p quell-coherence -p quell-iommu -p quell-memslots -p quell-hostlink")
-    .about("flush protocol, IOMMU rings, memory slots, dirty logs, trace and console rings under loom")
+    step("model-tests").runs("test --profile model --lib -p quell-coherence -p quell-iommu -p quell-memslots -p quell-hostlink -p quell-transfer")
+    .about("flush protocol, IOMMU rings, memory slots, dirty logs, rings and channels under loom")
     .under_loom(),
     // Its documentation's examples cannot run under loom.
     step("model-tests-paging").runs("test --profile model --lib -p quell-paging")

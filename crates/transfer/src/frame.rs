@@ -1,0 +1,308 @@
+//! What goes through a [channel](crate::channel): a header of 16 bytes, and what follows it.
+//!
+//! | frame | from | argument | what follows |
+//! |---|---|---|---|
+//! | `Hello` | source | | a [`Hello`] |
+//! | `Slot` | source | guest physical address | a [`MemorySlot`], which is in no other frame |
+//! | `Zeros` | source | guest physical address | nothing: so many pages of zeros (`len` counts them) |
+//! | `Pages` | source | guest physical address | pages |
+//! | `Round` | source | its number | a [`Round`]: all pages that were written before it have been sent |
+//! | `Clock` | source | | a [`Clock`]: the guest stands still |
+//! | `State` | source | a [`Section`] | that state |
+//! | `End` | source | number of frames before it | nothing: the guest is complete |
+//! | `Go`, `Ready`, `Runs`, `Absent` | | | nothing: the [hand-over](crate::handover) |
+//! | `Next`, `Finish`, `Cut` | tool | | nothing: another round; the last one; it is over |
+//! | `Failed` | hypervisor | | why, as text |
+//!
+//! Lengths are in bytes. What follows a header is padded to a multiple of 8 bytes.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::archive::{Archive, Described, Flaw};
+use crate::fields;
+
+/// Version of the stream: of frames, and of all states in them.
+pub const VERSION: u32 = 1;
+/// Bytes of a header.
+pub const HEADER: usize = 16;
+/// Bytes of a page.
+pub const PAGE: usize = 4096;
+/// More bytes never follow a header.
+pub const BODY_MAX: usize = 64 << 10;
+
+/// A header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Header {
+    kind: u32,
+    len: u32,
+    /// The argument.
+    pub argument: u64,
+}
+
+macro_rules! kinds {
+    ($($(#[$about:meta])* $Kind:ident = $code:literal)+) => {
+        /// The kind of a frame.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u32)]
+        pub enum Kind { $($(#[$about])* $Kind = $code,)+ }
+
+        impl Kind {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$Kind,)+];
+
+            const fn of(code: u32) -> Option<Self> {
+                match code { $($code => Some(Self::$Kind),)+ _ => None }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// The beginning.
+    Hello = 1
+    /// A slot besides the guest's own memory.
+    Slot = 2
+    /// Pages of zeros.
+    Zeros = 3
+    /// Pages.
+    Pages = 4
+    /// The end of a round.
+    Round = 5
+    /// The guest's clock.
+    Clock = 6
+    /// The state of a device, or of a vCPU.
+    State = 7
+    /// The guest is complete.
+    End = 8
+    /// The target may run the guest.
+    Go = 16
+    /// The target could run the guest.
+    Ready = 17
+    /// The guest runs there.
+    Runs = 18
+    /// The guest does not run there, and never will.
+    Absent = 19
+    /// Another round.
+    Next = 32
+    /// The last round.
+    Finish = 33
+    /// The other side is gone, or wants no more.
+    Cut = 34
+    /// It cannot go on.
+    Failed = 35
+}
+
+impl Header {
+    /// A header; `len` counts pages for [`Kind::Zeros`], otherwise bytes.
+    pub const fn new(kind: Kind, argument: u64, len: u32) -> Self {
+        Self { kind: kind as u32, len, argument }
+    }
+
+    /// The frame's kind.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`] if there is no such kind, or more follows than any frame has.
+    pub fn kind(&self) -> Result<Kind, Flaw> {
+        let kind = Kind::of(self.kind).ok_or(Flaw::Value("the kind of a frame"))?;
+        let is_long = self.len as usize > BODY_MAX && kind != Kind::Zeros;
+        let is_torn = kind == Kind::Pages && !(self.len as usize).is_multiple_of(PAGE);
+        if is_long || is_torn { Err(Flaw::Value("the length of a frame")) } else { Ok(kind) }
+    }
+
+    /// Bytes that follow, without padding; for pages of zeros their number.
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether nothing follows.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes that follow, with padding.
+    pub const fn body(&self) -> usize {
+        if self.kind == Kind::Zeros as u32 { 0 } else { padded(self.len as usize) }
+    }
+}
+
+/// `len` bytes with their padding.
+pub const fn padded(len: usize) -> usize {
+    len.next_multiple_of(8)
+}
+
+/// Whose state follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Section {
+    /// What all vCPUs share.
+    Shared,
+    /// A vCPU, by its index.
+    Vcpu(u32),
+}
+
+impl Section {
+    /// As a frame's argument.
+    pub fn argument(self) -> u64 {
+        match self {
+            Self::Shared => 0,
+            Self::Vcpu(index) => 1 << 32 | u64::from(index),
+        }
+    }
+
+    /// The section of an argument.
+    pub const fn of(argument: u64) -> Option<Self> {
+        match (argument >> 32, argument as u32) {
+            (0, 0) => Some(Self::Shared),
+            (1, index) => Some(Self::Vcpu(index)),
+            _ => None,
+        }
+    }
+}
+
+/// What must be the same on both sides before anything is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hello {
+    /// The version of the stream.
+    pub version: u32,
+    /// A number for the instruction set: 0 is AMD64, 1 is Arm64.
+    pub architecture: u8,
+    /// Number of vCPUs.
+    pub vcpus: u32,
+    /// Bytes of the guest's own memory.
+    pub memory: u64,
+}
+
+impl Described for Hello {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: version, architecture, vcpus, memory)
+    }
+}
+
+impl Hello {
+    /// Compares what the other side says with what is here.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Differs`] with the first difference.
+    pub fn check(&self, there: &Self) -> Result<(), Flaw> {
+        let pairs = [
+            ("the version of the stream", self.version.into(), there.version.into()),
+            ("the instruction set (0 AMD64, 1 Arm64)", self.architecture.into(), there.architecture.into()),
+            ("the number of vCPUs", self.vcpus.into(), there.vcpus.into()),
+            ("the guest's memory", self.memory, there.memory),
+        ];
+        match pairs.into_iter().find(|(_, here, there)| here != there) {
+            Some((what, here, there)) => Err(Flaw::Differs(what, here, there)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A slot besides the guest's own memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemorySlot {
+    /// Its number.
+    pub id: u16,
+    /// Whether the guest can only read it.
+    pub read_only: bool,
+    /// Bytes.
+    pub size: u64,
+}
+
+impl Described for MemorySlot {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: id, read_only, size)
+    }
+}
+
+/// What a round has sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Pages that are not zero.
+    pub pages: u64,
+    /// Pages of zeros.
+    pub zeros: u64,
+    /// Ticks that it took.
+    pub ticks: u64,
+    /// Ticks per second.
+    pub hz: u64,
+}
+
+impl Described for Round {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: pages, zeros, ticks, hz)
+    }
+}
+
+/// What the guest's clocks showed when it stood still.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clock {
+    /// The guest's counter.
+    pub ticks: u64,
+    /// The guest's date, in nanoseconds since the beginning of 1970.
+    pub wall_ns: u64,
+    /// When that was: by the counter of the hypervisor's machine in its channel; between two tools,
+    /// and in a file, in nanoseconds since the beginning of 1970. [`Self::NOW`] for whenever the
+    /// guest goes on.
+    pub at: u64,
+    /// Ticks per second.
+    pub hz: u64,
+}
+
+impl Clock {
+    /// The guest's counter goes on where it was.
+    pub const NOW: u64 = u64::MAX;
+}
+
+impl Described for Clock {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: ticks, wall_ns, at, hz)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn m6_headers_are_checked_before_anything_is_read() {
+        for &kind in Kind::ALL {
+            assert_eq!(Header::new(kind, 7, 0).kind(), Ok(kind));
+        }
+        for code in [0, 9, 15, 20, 31, 36, u32::MAX] {
+            let header = Header { kind: code, len: 0, argument: 0 };
+            assert_eq!(header.kind(), Err(Flaw::Value("the kind of a frame")), "{code}");
+        }
+        let long = Flaw::Value("the length of a frame");
+        assert_eq!(Header::new(Kind::State, 0, BODY_MAX as u32 + 1).kind(), Err(long));
+        assert_eq!(Header::new(Kind::Pages, 0, 4097).kind(), Err(long));
+        let zeros = Header::new(Kind::Zeros, 0, u32::MAX);
+        assert_eq!((zeros.kind(), zeros.body()), (Ok(Kind::Zeros), 0));
+        assert_eq!(Header::new(Kind::State, 0, 9).body(), 16);
+    }
+
+    #[test]
+    fn sections_are_their_arguments() {
+        for section in [Section::Shared, Section::Vcpu(0), Section::Vcpu(u32::MAX)] {
+            assert_eq!(Section::of(section.argument()), Some(section));
+        }
+        assert_eq!((Section::of(1), Section::of(2 << 32)), (None, None));
+    }
+
+    #[test]
+    fn m7_a_difference_is_named() {
+        let here = Hello { version: VERSION, architecture: 0, vcpus: 2, memory: 1 << 28 };
+        assert_eq!(here.check(&here), Ok(()));
+        let there = [
+            (Hello { version: 2, ..here }, "version"),
+            (Hello { architecture: 1, ..here }, "instruction set"),
+            (Hello { vcpus: 3, ..here }, "vCPUs"),
+            (Hello { memory: 0, ..here }, "memory"),
+        ];
+        for (there, what) in there {
+            let Err(Flaw::Differs(named, ..)) = here.check(&there) else { panic!("{what} is taken") };
+            assert!(named.contains(what), "{named}");
+        }
+    }
+}
