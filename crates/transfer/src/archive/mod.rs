@@ -178,6 +178,24 @@ impl<'a> Archive<'a> {
         Err(Flaw::Value(""))
     }
 
+    /// A field that has only values which `kept` leaves as they are: bits that are not reserved, an
+    /// address that is canonical.
+    ///
+    /// # Errors
+    ///
+    /// [`Flaw::Value`], or that it cannot be read.
+    pub fn fixed<T: Described + Copy + PartialEq>(
+        &mut self,
+        field: &mut T,
+        kept: impl Fn(T) -> T,
+    ) -> Result<(), Flaw> {
+        field.describe(self)?;
+        if self.is_random() {
+            *field = kept(*field);
+        }
+        if kept(*field) == *field { Ok(()) } else { Err(Flaw::Value("")) }
+    }
+
     /// A field in which only the bits of `may` can be set.
     ///
     /// # Errors
@@ -187,11 +205,7 @@ impl<'a> Archive<'a> {
     where
         T: Described + Copy + PartialEq + BitAnd<Output = T>,
     {
-        field.describe(self)?;
-        if self.is_random() {
-            *field = *field & may;
-        }
-        if *field & may == *field { Ok(()) } else { Err(Flaw::Value("")) }
+        self.fixed(field, |value| value & may)
     }
 
     /// The elements of a list that has room for `most`, at most 65,535. When it is read, `clear`
@@ -223,6 +237,19 @@ impl<'a> Archive<'a> {
             put(list, element);
         }
         Ok(())
+    }
+
+    /// A field in this way.
+    ///
+    /// # Errors
+    ///
+    /// As `describe`.
+    pub fn by<T>(
+        &mut self,
+        field: &mut T,
+        describe: impl FnOnce(&mut T, &mut Self) -> Result<(), Flaw>,
+    ) -> Result<(), Flaw> {
+        describe(field, self)
     }
 
     /// A field that is one of these values; their order is part of the format.
@@ -265,7 +292,8 @@ impl<'a> Archive<'a> {
         Err(Flaw::Value(""))
     }
 
-    const fn is_random(&self) -> bool {
+    /// Whether fields get random values.
+    pub const fn is_random(&self) -> bool {
         #[cfg(any(test, feature = "random"))]
         return matches!(self.way, Way::Random(_));
         #[cfg(not(any(test, feature = "random")))]
@@ -289,7 +317,9 @@ const fn next_byte(seed: &mut u64) -> u8 {
 
 /// Describes a structure by its fields, all of which must be named:
 ///
-/// * first those that are passed on, in the stream's order;
+/// * first those that are passed on, in the stream's order, each with what it must be, if not
+///   all values are ones of it: `[|value| value & MASK]`, as [`Archive::fixed`] takes it, or
+///   `(|value, archive| …)`, as [`Archive::by`] does;
 /// * after `same`, numbers that follow from the configuration, which must be equal on both sides;
 /// * after `stays`, those that the receiver has of its own: say why beside them.
 ///
@@ -307,9 +337,12 @@ const fn next_byte(seed: &mut u64) -> u8 {
 /// ```
 #[macro_export]
 macro_rules! fields {
-    ($value:expr, $archive:ident: $($field:ident),* $(; same $($same:ident),*)? $(; stays $($stays:ident),*)?) => {{
+    (@one $archive:ident $field:ident) => { $crate::Described::describe($field, $archive) };
+    (@one $archive:ident $field:ident [$kept:expr]) => { $archive.fixed($field, $kept) };
+    (@one $archive:ident $field:ident ($way:expr)) => { $archive.by($field, $way) };
+    ($value:expr, $archive:ident: $($field:ident $([$kept:expr])? $(($way:expr))?),* $(; same $($same:ident),*)? $(; stays $($stays:ident),*)?) => {{
         let Self { $($field,)* $($($same,)*)? $($($stays: _,)*)? } = $value;
-        $($crate::Described::describe($field, $archive).map_err(|flaw| flaw.named(stringify!($field)))?;)*
+        $($crate::fields!(@one $archive $field $([$kept])? $(($way))?).map_err(|flaw| flaw.named(stringify!($field)))?;)*
         $($($archive.same(stringify!($same), u64::from(*$same))?;)*)?
         Ok::<(), $crate::Flaw>(())
     }};

@@ -28,7 +28,7 @@ struct Device {
 
 impl Described for Device {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: mode, counts, due, level; same hz; stays looked)
+        fields!(self, archive: mode, counts [|counts| counts.map(|count| count & 0xfff)], due (|due, archive| due.describe(archive)), level; same hz; stays looked)
     }
 }
 
@@ -99,6 +99,7 @@ fn m6_short_long_and_wrong_states_are_flaws() {
         read(&mut Device { hz: 7, ..Device::default() }, &changed)
     };
     assert_eq!(with(0, 2), Err(Flaw::Value("mode")));
+    assert_eq!(with(2, 0x10), Err(Flaw::Value("counts")));
     assert_eq!(with(7, 2), Err(Flaw::Value("due")));
     assert_eq!(with(bytes.len() - 8, 9), Err(Flaw::Differs("hz", 7, 9)));
     let mut small = [0; 4];
