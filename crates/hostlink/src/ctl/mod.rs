@@ -80,7 +80,7 @@ macro_rules! numbers {
         }
     )+};
 }
-numbers!(u16, u32, u64);
+numbers!(u8, u16, u32, u64);
 
 words! {
     /// How the hypervisor detects which pages are written.
@@ -89,6 +89,14 @@ words! {
         DirtyBits = "dirty-bits",
         /// By removing write access: an exit for the first store to each page.
         WriteProtection = "write-protection",
+    }
+
+    /// Whether a guest runs while it is sent.
+    SendWay {
+        /// It runs, and what it writes is sent again.
+        Live = "live",
+        /// It stands still.
+        Still = "still",
     }
 
     /// The guest's access to memory.
@@ -118,7 +126,7 @@ macro_rules! read_by_name {
         }
     )+};
 }
-read_by_name!(LogWay, Access, Log);
+read_by_name!(LogWay, SendWay, Access, Log);
 
 impl Word for GuestState {
     fn read(text: &str) -> Option<Self> {

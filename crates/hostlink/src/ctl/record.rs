@@ -149,6 +149,45 @@ records! {
         dirty: Runs = "{}",
     }
 
+    /// Memory through which a guest is sent or received, as `transfer::channel` describes. Whoever
+    /// has this record ends with a frame `Cut`, and touches the memory no more after that.
+    Channel {
+        /// Physical address.
+        channel: u64 = "{:#x}",
+        /// The session: that of an earlier request if the guest was given away in it.
+        session: u64 = "{:#x}",
+        /// 1 if the guest was given away, and it is not known what came of it.
+        given: u8 = "{}",
+    }
+
+    /// The end of sending a guest.
+    Sent {
+        /// 1 if it has gone; 0 if it runs here, or stands still as before.
+        away: u8 = "{}",
+        /// Rounds.
+        rounds: u32 = "{}",
+        /// Pages that were sent, without those of zeros.
+        pages: u64 = "{}",
+        /// Pages of zeros.
+        zeros: u64 = "{}",
+        /// Ticks of the clock for which it stood still before it was given away, or went on.
+        stopped: u64 = "{}",
+        /// Ticks of the longest step.
+        longest: u64 = "{}",
+        /// Ticks of the clock per second.
+        hz: u64 = "{}",
+    }
+
+    /// The end of receiving a guest.
+    Received {
+        /// Pages that were received, without those of zeros.
+        pages: u64 = "{}",
+        /// Ticks of the clock for which it stood still, by its own clock.
+        stopped: u64 = "{}",
+        /// Ticks of the clock per second.
+        hz: u64 = "{}",
+    }
+
     /// A round of a migration.
     Round {
         /// Its number; 0 copies all pages.

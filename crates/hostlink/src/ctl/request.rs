@@ -1,6 +1,6 @@
 //! Requests, one row each.
 
-use super::{Access, Input, LogWay, Word, parse_number};
+use super::{Access, Input, LogWay, SendWay, Word, parse_number};
 use crate::name::Name;
 use core::fmt;
 use core::str::SplitAsciiWhitespace;
@@ -172,6 +172,22 @@ requests! {
     "guest-reset" Reset of guest
     /// `guest-destroy GUEST`: ends a guest, whatever it does, and frees all that it has.
     "guest-destroy" Destroy of guest
+    /// `guest-send GUEST SESSION live|still`: sends a guest through a
+    /// [channel](super::record::Channel), which is the first record; the last one is a
+    /// [`record::Sent`](super::record::Sent). The guest runs on meanwhile, but for the last round,
+    /// or stands still.
+    "guest-send" Send {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+        /// A number by which both sides know this hand-over.
+        session: u64 = "{:#x}" "a number",
+        /// Whether the guest runs meanwhile.
+        way: SendWay = "{}" SendWay::EXPECTED,
+    }
+    /// `guest-receive GUEST`: creates a guest, and receives it through a
+    /// [channel](super::record::Channel), which is the first record; the last one is a
+    /// [`record::Received`](super::record::Received).
+    "guest-receive" Receive of guest
     /// `memory`: how much is free, as a [`record::Memory`](super::record::Memory).
     "memory" Memory
     /// `stats`: the counters, summed over the vCPUs, each as `NAME=VALUE`.
@@ -220,7 +236,7 @@ mod tests {
         Request::Input { guest: Name::GUEST, port: 0, bytes }
     }
 
-    const REQUESTS: [Request; 20] = [
+    const REQUESTS: [Request; 23] = [
         Request::Vms,
         Request::Slots,
         Request::Add { gpa: 1 << 40, size: 2 << 20, access: Access::ReadOnly },
@@ -241,6 +257,9 @@ mod tests {
         Request::Wake { guest: Name::GUEST },
         Request::Reset { guest: Name::GUEST },
         Request::Destroy { guest: Name::GUEST },
+        Request::Send { guest: Name::GUEST, session: u64::MAX, way: SendWay::Live },
+        Request::Send { guest: Name::GUEST, session: 0, way: SendWay::Still },
+        Request::Receive { guest: Name::GUEST },
     ];
 
     #[test]

@@ -66,6 +66,10 @@ states! {
     Failed = 5 "failed",
     /// It was destroyed, and its memory is being cleaned.
     Leaving = 6 "leaving",
+    /// It comes from another machine, or from a file.
+    Arriving = 7 "arriving",
+    /// It was given to another machine, and stands still here until it is known what came of it.
+    Given = 8 "given",
 }
 
 impl core::fmt::Display for GuestState {

@@ -97,6 +97,7 @@ impl<A: Arch> Life<A> {
             Request::Wake { guest } => change(guest, Change::Wake),
             Request::Reset { guest } => change(guest, Change::Reset),
             Request::Destroy { guest } => change(guest, Change::Destroy),
+            Request::Send { guest, .. } | Request::Receive { guest } => Some((Some(guest), Self::Over)),
             Request::Slots
             | Request::Add { .. }
             | Request::Delete { .. }

@@ -87,7 +87,9 @@ impl<A: Arch> Work<A> {
             | Request::Resume { .. }
             | Request::Wake { .. }
             | Request::Reset { .. }
-            | Request::Destroy { .. } => Err(Refusal::OfNoMemory),
+            | Request::Destroy { .. }
+            | Request::Send { .. }
+            | Request::Receive { .. } => Err(Refusal::OfNoMemory),
         };
         let work = begun.unwrap_or_else(|why| match why {
             // Another job, the guest's, is over soon.
