@@ -8,6 +8,7 @@ use hostlink::config::Config;
 use iommu::Stuck;
 use memslots::space::LogWay;
 use paging::{Invalidation, Level, Progress};
+use transfer::{Archive, Flaw};
 
 use crate::arm64::controls::STAGE2_BITS;
 use crate::arm64::exits;
@@ -165,6 +166,19 @@ where
     fn reset_devices(vm: &Vm<Self>) {
         vm.guest.reset();
         stolen_time::reset(vm);
+    }
+
+    fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        guest::described::describe(vm, archive)
+    }
+
+    fn describe_vcpu(
+        vm: &Vm<Self>,
+        state: &mut VcpuState<Self>,
+        inbox: &Inbox,
+        archive: &mut Archive<'_>,
+    ) -> Result<(), Flaw> {
+        vcpu::described::describe(vm, state, inbox, archive)
     }
 
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {

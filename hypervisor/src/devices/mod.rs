@@ -4,6 +4,8 @@
 //! what must happen elsewhere (an interrupt message to deliver, a byte to transmit, a power event,
 //! memory to be added or removed); the caller performs it.
 
+#[cfg(test)]
+pub(crate) mod described;
 pub mod pc;
 pub mod region;
 pub mod uart16550;

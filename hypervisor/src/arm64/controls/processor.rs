@@ -22,6 +22,8 @@ pub struct Processor {
     pub mpamidr: u64,
     /// CTR_EL0.
     pub ctr: u64,
+    /// DCZID_EL0.
+    pub dczid: u64,
     /// PMCR_EL0.N; 0 without performance monitor.
     pub counters: u64,
 }

@@ -15,6 +15,7 @@ fn everything() -> Processor {
         isar0: ONES,
         isar1: ONES,
         isar2: ONES,
+        dczid: u64::MAX,
         ctr: 0,
         mpamidr: u64::MAX,
         counters: 6,

@@ -4,6 +4,41 @@
 //! not, because they may come with registers that are not switched between vCPUs. Source: Arm DDI
 //! 0487, D24.2, the ID registers' fields.
 
+use transfer::{Archive, Flaw};
+
+use crate::arm64::processor::Processor;
+
+/// The registers of which a guest sees something, by CRm and op2.
+#[rustfmt::skip]
+const SHOWN: [(u32, u32, &str); 33] = [
+    (1, 0, "ID_PFR0_EL1"), (1, 1, "ID_PFR1_EL1"), (1, 2, "ID_DFR0_EL1"), (1, 3, "ID_AFR0_EL1"),
+    (1, 4, "ID_MMFR0_EL1"), (1, 5, "ID_MMFR1_EL1"), (1, 6, "ID_MMFR2_EL1"), (1, 7, "ID_MMFR3_EL1"),
+    (2, 0, "ID_ISAR0_EL1"), (2, 1, "ID_ISAR1_EL1"), (2, 2, "ID_ISAR2_EL1"), (2, 3, "ID_ISAR3_EL1"),
+    (2, 4, "ID_ISAR4_EL1"), (2, 5, "ID_ISAR5_EL1"), (2, 6, "ID_MMFR4_EL1"), (2, 7, "ID_ISAR6_EL1"),
+    (3, 0, "MVFR0_EL1"), (3, 1, "MVFR1_EL1"), (3, 2, "MVFR2_EL1"), (3, 3, "S3_0_C0_C3_3"),
+    (3, 4, "ID_PFR2_EL1"), (3, 5, "ID_DFR1_EL1"), (3, 6, "ID_MMFR5_EL1"), (3, 7, "S3_0_C0_C3_7"),
+    (4, 0, "ID_AA64PFR0_EL1"), (4, 1, "ID_AA64PFR1_EL1"), (5, 0, "ID_AA64DFR0_EL1"),
+    (6, 0, "ID_AA64ISAR0_EL1"), (6, 1, "ID_AA64ISAR1_EL1"), (6, 2, "ID_AA64ISAR2_EL1"),
+    (7, 0, "ID_AA64MMFR0_EL1"), (7, 1, "ID_AA64MMFR1_EL1"), (7, 2, "ID_AA64MMFR2_EL1"),
+];
+
+/// Compares all that a guest sees of the processor, which must be the same wherever it goes on.
+///
+/// # Errors
+///
+/// The register that differs, or that it cannot be read.
+pub fn compare<P: Processor>(archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    let processor = P::description();
+    archive.same("MIDR_EL1", processor.midr)?;
+    archive.same("REVIDR_EL1", P::identification(0, 6))?;
+    archive.same("ACTLR_EL1", P::auxiliary_control())?;
+    archive.same("CTR_EL0", processor.ctr)?;
+    archive.same("DCZID_EL0", processor.dczid)?;
+    let mut registers = SHOWN.iter();
+    registers
+        .try_for_each(|&(crm, op2, name)| archive.same(name, shown(crm, op2, P::identification(crm, op2))))
+}
+
 /// A guest's ID register S3_0_C0_C`crm`_`op2`; `value` is the processor's.
 pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {

@@ -44,6 +44,7 @@ pub(super) const DESCRIPTION: controls::Processor = controls::Processor {
     isar1: 0,
     isar2: 0,
     ctr: 3 << 14,
+    dczid: 4,
     mpamidr: 0,
     counters: 0,
 };

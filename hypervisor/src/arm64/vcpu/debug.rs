@@ -6,6 +6,8 @@
 //!
 //! Source: Arm DDI 0487, D2 "AArch64 Self-hosted Debug", and D24.3 for the registers.
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use super::registers::Name;
 
 /// Maximum number of breakpoints, and of watchpoints.
@@ -133,6 +135,27 @@ impl Default for Debug {
     fn default() -> Self {
         let [breakpoints, watchpoints] = [[Point::default(); EACH_MAX]; 2];
         Self { control: 0, channel_interrupts: 0, is_locked: true, claims: 0, breakpoints, watchpoints }
+    }
+}
+
+impl Described for Point {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: value, control)
+    }
+}
+
+impl Described for Debug {
+    /// Of the bits that the processor gets, the guest may have written each.
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let points = |control: u64| {
+            move |points: [Point; EACH_MAX]| {
+                points.map(|point| Point { value: point.value & !3, control: point.control & control })
+            }
+        };
+        fields!(self, archive: control [|control| control & MDSCR_KEPT],
+            channel_interrupts [|interrupts| interrupts & MDCCINT_KEPT], is_locked,
+            claims [|claims| claims & CLAIMS], breakpoints [points(BREAK_KEPT)],
+            watchpoints [points(WATCH_KEPT)])
     }
 }
 

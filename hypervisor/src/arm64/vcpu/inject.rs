@@ -5,11 +5,12 @@
 use super::exchanged::Register;
 use crate::arm64::processor::{Processor, Registers};
 
-const MODE: u64 = 0x1f;
-const EL0: u64 = 0b0_0000;
-const EL1T: u64 = 0b0_0100;
-const EL1H: u64 = 0b0_0101;
-/// SPSR bit: AArch32.
+/// SPSR's field M, and its values for AArch64.
+pub(super) const MODE: u64 = 0x1f;
+pub(super) const EL0: u64 = 0b0_0000;
+pub(super) const EL1T: u64 = 0b0_0100;
+pub(super) const EL1H: u64 = 0b0_0101;
+/// SPSR bit: AArch32. Without other bits, its EL0.
 pub const AARCH32: u64 = 1 << 4;
 /// NZCV, which an exception preserves; and DIT.
 const KEPT: u64 = 0xf << 28 | 1 << 24;

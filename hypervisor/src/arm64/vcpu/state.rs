@@ -54,11 +54,11 @@ pub struct VcpuState<P> {
     pub exit: Vector,
     /// Its debug registers.
     pub debug: Box<Debug>,
-    system: SystemRegisters,
-    float: Box<FloatState>,
-    interface: VirtualInterface,
+    pub(super) system: SystemRegisters,
+    pub(super) float: Box<FloatState>,
+    pub(super) interface: VirtualInterface,
     /// TCR_EL1 from before stage-1 walks were forbidden.
-    walks: u64,
+    pub(super) walks: u64,
     /// Ticks of the clock for which it waited for a CPU since the last reset.
     pub stolen: u64,
     /// When it looks whether the clock's alarm rings: it has set that alarm. Whichever vCPU has set
@@ -67,8 +67,8 @@ pub struct VcpuState<P> {
     /// Detects whether it spins.
     pub spin: SpinWatch,
     /// Its index, and the number of vCPUs.
-    place: (VpIndex, u32),
-    processor: PhantomData<fn() -> P>,
+    pub(super) place: (VpIndex, u32),
+    pub(super) processor: PhantomData<fn() -> P>,
 }
 
 impl<P: Processor> VcpuState<P> {

@@ -17,7 +17,7 @@ use memslots::Gpa;
 use crate::arm64::processor::Arm64;
 use crate::devices::virt::map;
 use crate::vm::shown::ShownMemory;
-use crate::vm::{Context, Vm};
+use crate::vm::{Context, Vm, VpIndex};
 
 const WORDS: usize = (map::STOLEN_TIME_BYTES / 8) as usize;
 const TIME: usize = 1;
@@ -52,8 +52,13 @@ pub fn add<A: Arm64>(context: &mut Context<'_, A>, ticks: u64) {
         return;
     }
     context.state.stolen = context.state.stolen.wrapping_add(ticks);
-    let ns = context.vm.guest.ns_per_tick.ns(context.state.stolen);
-    store(context.vm, context.vcpu.index as usize, ns);
+    tell(context.vm, context.vcpu.index, context.state.stolen);
+}
+
+/// Tells the guest for how long this vCPU has waited.
+#[inline]
+pub fn tell<A: Arm64>(vm: &Vm<A>, vcpu: VpIndex, stolen: u64) {
+    store(vm, vcpu as usize, vm.guest.ns_per_tick.ns(stolen));
 }
 
 /// The guest is reset.

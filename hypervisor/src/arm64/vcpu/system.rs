@@ -2,6 +2,8 @@
 //!
 //! Source: Arm DDI 0487, D1.2; Arm IHI 0069H, section 12.4.
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use super::exchanged::Register;
 use crate::arm64::processor::{Features, Processor};
 use crate::devices::virt::gic::{View, running_priority};
@@ -21,6 +23,14 @@ macro_rules! groups {
             #[derive(Clone, Debug)]
             struct $group { $($field: u64,)* }
 
+            impl Described for $group {
+                fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+                    let Self { $($field,)* } = self;
+                    $(archive.within($field, has(Register::$variant)).map_err(|flaw| flaw.named($name))?;)*
+                    Ok(())
+                }
+            }
+
             impl $group {
                 const RESET: Self = Self { $($field: $reset,)* };
 
@@ -39,6 +49,22 @@ macro_rules! groups {
 }
 
 for_each_register!(groups);
+
+/// The bits that a register can have, where they are the hypervisor's to write: a guest can write
+/// the others itself, all of them.
+const fn has(register: Register) -> u64 {
+    use Register as R;
+    /// ICH_VMCR_EL2 (IHI 0069H, section 12.4.8): the mask, both binary points, EOImode, CBPR,
+    /// FIQEn, AckCtl, and both groups.
+    const VMCR: u64 = 0xff << 24 | 7 << 21 | 7 << 18 | 1 << 9 | 0x1f;
+    match register {
+        R::IchVmcr => VMCR,
+        R::IchAp0r0 | R::IchAp1r0 | R::IchAp0r1 | R::IchAp1r1 => 0xffff_ffff,
+        R::IchAp0r2 | R::IchAp1r2 | R::IchAp0r3 | R::IchAp1r3 => 0xffff_ffff,
+        R::VirtualControl | R::PhysicalControl => Timer::ENABLED | Timer::MASKED | Timer::DUE,
+        _ => u64::MAX,
+    }
+}
 
 #[derive(Clone, Debug)]
 pub(super) struct SystemRegisters {
@@ -98,6 +124,12 @@ impl Timer {
     pub(super) fn is_due<P: Processor>(self) -> bool {
         let all = Self::ENABLED | Self::MASKED | Self::DUE;
         self.control::<P>() & all == Self::ENABLED | Self::DUE
+    }
+}
+
+impl Described for SystemRegisters {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: common, keys, deferred, matrix, tcr, timers)
     }
 }
 
@@ -166,6 +198,12 @@ pub(super) struct VirtualInterface {
     main: Interface,
     six: Priorities6,
     seven: Priorities7,
+}
+
+impl Described for VirtualInterface {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: main, six, seven)
+    }
 }
 
 impl VirtualInterface {

@@ -15,3 +15,6 @@ pub mod pci;
 pub mod pl011;
 pub mod pl031;
 pub mod psci;
+
+#[cfg(test)]
+mod tests;

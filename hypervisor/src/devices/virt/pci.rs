@@ -5,6 +5,7 @@
 use super::map::{PCI_ECAM_SIZE, PCI_MEMORY};
 use alloc::vec::Vec;
 use pci::Function;
+use transfer::{Archive, Described, Flaw};
 
 /// Device number of the first function.
 pub const FIRST: u8 = 1;
@@ -13,6 +14,14 @@ pub const FIRST: u8 = 1;
 #[derive(Clone, Debug, Default)]
 pub struct Pci {
     functions: Vec<Function>,
+}
+
+impl Described for Pci {
+    /// A guest with functions is not described.
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Self { functions } = self;
+        archive.same("number of PCI functions", functions.len() as u64)
+    }
 }
 
 impl Pci {

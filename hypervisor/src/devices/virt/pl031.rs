@@ -1,6 +1,8 @@
 //! Arm's real-time clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time, can be set, and has
 //! an alarm: it interrupts when the time is that of its match register (section 3.3.2).
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use crate::devices::wall_clock::NS;
 
 const DATA: u32 = 0x00;
@@ -29,6 +31,13 @@ pub struct Pl031 {
     /// When it will be, in nanoseconds after the beginning of 1970. None before the guest has
     /// written the match register.
     due_ns: Option<u64>,
+}
+
+impl Described for Pl031 {
+    /// Its times are the guest's, which go on where they were.
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: ahead, alarm, load, mask [|mask| mask & 1], is_raised, due_ns)
+    }
 }
 
 impl Pl031 {

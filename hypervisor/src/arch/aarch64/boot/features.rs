@@ -68,6 +68,7 @@ pub(crate) fn processor() -> Processor {
         isar1: read!("id_aa64isar1_el1"),
         isar2: read!("s3_0_c0_c6_2"),
         ctr: read!("ctr_el0"),
+        dczid: read!("dczid_el0"),
         mpamidr: 0,
         counters: 0,
     };

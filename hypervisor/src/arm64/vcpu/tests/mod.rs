@@ -9,6 +9,7 @@ use std::rc::Rc;
 
 mod audited;
 mod handed;
+mod moved;
 mod reset;
 
 use super::exchanged::Register;

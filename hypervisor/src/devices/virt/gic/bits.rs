@@ -1,6 +1,7 @@
 //! A set of INTIDs.
 
 use core::fmt;
+use transfer::{Archive, Described, Flaw};
 
 /// A set of INTIDs from 0 to 255.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -104,6 +105,12 @@ impl Bits {
             }
             None
         })
+    }
+}
+
+impl Described for Bits {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        self.0.describe(archive)
     }
 }
 

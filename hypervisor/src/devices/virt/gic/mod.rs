@@ -47,6 +47,8 @@ pub use redistributor::{RedistributorRegister, locate, read_foreign, write_forei
 pub use sgi::{Sgi, SgiGroup};
 pub use view::{View, running_priority};
 
+use transfer::{Archive, Described, Flaw};
+
 /// Private interrupts: SGIs 0 to 15, PPIs 16 to 31.
 pub const PRIVATE_COUNT: u8 = 32;
 /// Software generated interrupts.
@@ -84,6 +86,12 @@ impl Groups {
             2 => group1,
             _ => Bits::ALL,
         }
+    }
+}
+
+impl Described for Groups {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.within(&mut self.0, Self::BOTH.0)
     }
 }
 

@@ -1,6 +1,8 @@
 //! The registers that the distributor and the redistributor's SGI frame have at the same offsets
 //! (IHI 0069H sections 12.8 and 12.10), and the configuration state behind them.
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use super::{Bits, PRIORITY_MASK, SGI_COUNT};
 
 /// The meaning of a word with one bit per interrupt.
@@ -63,6 +65,12 @@ pub(super) struct Setup {
     /// Edge-triggered; otherwise level-sensitive.
     pub(super) edge: Bits,
     pub(super) priority: [u8; 256],
+}
+
+impl Described for Setup {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: enabled, group1, edge, priority [|each| each.map(|one| one & PRIORITY_MASK)])
+    }
 }
 
 impl Setup {

@@ -8,6 +8,7 @@
 mod tests;
 
 use arrayvec::ArrayVec;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;
@@ -115,6 +116,20 @@ impl Default for Pl011 {
             dmacr: 0,
             modem: FR_CTS | FR_DSR | FR_DCD,
         }
+    }
+}
+
+impl Described for Pl011 {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let received = |rx: &mut ArrayVec<u8, FIFO_LEN>, archive: &mut Archive<'_>| {
+            archive.list(rx, FIFO_LEN, ArrayVec::clear, ArrayVec::push)
+        };
+        fields!(self, archive: rx (received), overrun, rsr [|rsr| rsr & RSR_OVERRUN],
+            ilpr [|ilpr| ilpr & 0xff], ibrd [|ibrd| ibrd & 0xffff], fbrd [|fbrd| fbrd & 0x3f],
+            lcr_h [|lcr| lcr & 0xff], cr [|cr| cr & CR_MASK], ifls [|ifls| ifls & 0x3f],
+            imsc [|imsc| imsc & INT_MASK], ris [|ris| ris & INT_MASK],
+            quiet [|quiet| quiet & (INT_RX | INT_TIMEOUT)], dmacr [|dmacr| dmacr & 7],
+            modem [|modem| modem & (FR_CTS | FR_DSR | FR_DCD | FR_RI)])
     }
 }
 

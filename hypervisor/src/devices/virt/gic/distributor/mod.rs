@@ -8,6 +8,8 @@
 
 mod own_registers;
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use super::registers::Setup;
 use super::{Bits, Groups, INTIDS_MAX, PRIVATE_COUNT, vcpu_of};
 
@@ -94,6 +96,12 @@ impl Noted {
     }
 }
 
+impl Described for Noted {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: set, clear)
+    }
+}
+
 /// The distributor of a VM.
 #[derive(Clone, Debug)]
 pub struct Distributor {
@@ -124,6 +132,21 @@ pub struct Distributor {
     chosen: [u8; 256],
     next_choice: u8,
     awake: [u64; 4],
+}
+
+impl Described for Distributor {
+    /// What is at odds with the vCPUs' part loses the guest an interrupt, and harms nobody else.
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let (spis, vcpus) = (self.spis, self.vcpu_count);
+        let exist = |set: Bits| set.and(spis);
+        let are_vcpus = |each: [u8; 256]| each.map(|vcpu| if vcpu < vcpus { vcpu } else { 0 });
+        // The SPIs follow from their number. A guest with real lines is not described, so none is
+        // forwarded, and none of them ends.
+        fields!(self, archive: groups, setup, line [exist], latch [exist], active [exist], latch_noted,
+            active_noted, router [|each| each.map(|one| one & ROUTER_MASK)], held [exist],
+            holder [are_vcpus], in_service [exist], chosen [are_vcpus], next_choice, awake;
+            same vcpu_count, intid_count; stays spis, forwarded, ended)
+    }
 }
 
 impl Distributor {

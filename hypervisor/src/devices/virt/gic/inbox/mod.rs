@@ -13,6 +13,8 @@
 //! its next entry takes the word again). An item that D and E take before its P costs one check
 //! that finds nothing. The models beside this module run it under loom.
 
+use transfer::{Archive, Described, Flaw};
+
 use super::{Bits, Groups, Sgi, SgiGroup};
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
 
@@ -44,6 +46,17 @@ pub(super) struct Posted {
 }
 
 impl Inbox {
+    /// Describes what is posted. Nobody posts or takes meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// That it cannot be read.
+    pub fn describe(&self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Self { signals, spis, groups } = self;
+        // Whatever the bits are: they are masked when they are taken.
+        (signals, spis.each_ref(), groups).describe(archive)
+    }
+
     /// Posts an SGI; to be called for each of [`Sgi::targets`]. The caller then changes the notify
     /// word.
     pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) {

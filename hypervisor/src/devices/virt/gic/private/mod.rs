@@ -4,6 +4,8 @@ mod lists;
 mod own_registers;
 mod progress;
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use super::distributor::Claimed;
 use super::registers::Setup;
 use super::{Bits, Distributor, Effect, Groups, Inbox, LIST_MAX, ListRegister, PRIVATE_COUNT, View};
@@ -71,6 +73,24 @@ pub struct Private {
 }
 
 const PRIVATE: Bits = Bits::from_word(0, u32::MAX);
+
+impl Described for Private {
+    /// The vCPU has [left](Self::leave) its CPU, so no interrupt is linked, and none comes to be by
+    /// what is read: of the machine's interrupts a list register names those alone that its CPU has
+    /// forwarded.
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        if !self.linked.is_empty() || self.loaded_count != 0 {
+            return Err(Flaw::Unmovable("a vCPU is on a CPU"));
+        }
+        // Whether it is the last one follows from their number. Whether maintenance helps is found
+        // out again.
+        fields!(self, archive: awake, groups, setup, held [|held| held.without(PRIVATE)],
+            elsewhere [|set| set.and(*held)], line [|set| set.and(held.or(PRIVATE))],
+            latch [|set| set.and(held.or(PRIVATE))], active [|set| set.and(held.or(PRIVATE))],
+            unsettled [|set| set.without(PRIVATE)];
+            same vcpu; stays is_last, linked, loaded, loaded_count, changes, progress)
+    }
+}
 
 impl Private {
     /// The state of vCPU `vcpu` of `vcpu_count`, after reset.

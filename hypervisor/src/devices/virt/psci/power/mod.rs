@@ -13,6 +13,8 @@
 //! (Release), whose partner is A: the next start is written after the vCPU has read its last. The
 //! models beside this module run it under loom.
 
+use transfer::{Archive, Described, Flaw};
+
 use super::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
@@ -74,6 +76,27 @@ impl Power {
     /// A vCPU that is off.
     pub fn off() -> Self {
         Self { state: AtomicU32::new(OFF), entry: AtomicU64::new(0), context: AtomicU64::new(0) }
+    }
+
+    /// Describes the state of a vCPU that is on or not: whether it was told to start, and where.
+    /// Nobody turns it on or off meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// That it cannot be read, or that a vCPU that is on was told to start.
+    pub fn describe(&self, is_on: bool, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Self { state, entry, context } = self;
+        let mut pends = state.load(Ordering::Relaxed) == PENDING;
+        archive.fixed(&mut pends, |pends| pends && !is_on).map_err(|flaw| flaw.named("power"))?;
+        let now = if is_on {
+            ON
+        } else if pends {
+            PENDING
+        } else {
+            OFF
+        };
+        state.store(now, Ordering::Relaxed);
+        (entry, context).describe(archive)
     }
 
     /// Tells the vCPU to start. Then the caller changes its notify word and wakes it.
