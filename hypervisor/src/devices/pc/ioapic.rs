@@ -4,6 +4,7 @@
 use super::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use arrayvec::ArrayVec;
 use bitfield_struct::bitfield;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Number of pins.
 pub const PINS: usize = 24;
@@ -92,6 +93,19 @@ impl Default for IoApic {
     /// After reset: every pin masked, every line low.
     fn default() -> Self {
         Self { select: 0, id: 0, entries: [Entry::new().with_masked(true); PINS], lines: 0 }
+    }
+}
+
+impl Described for Entry {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let bits = WRITABLE | Self::new().with_remote_irr(true).into_bits();
+        archive.fixed(&mut self.0, |value| value & bits)
+    }
+}
+
+impl Described for IoApic {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: select, id [|id| id & 0xf], entries, lines [|lines| lines & ((1 << PINS) - 1)])
     }
 }
 

@@ -7,6 +7,7 @@
 mod tests;
 
 use arrayvec::ArrayVec;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;
@@ -56,6 +57,9 @@ const MSR_CONNECTED: u8 = 0xb0;
 /// The delta bits, cleared by reading.
 const MSR_DELTAS: u8 = 0x0f;
 
+/// Numbers of bytes for [`Uart16550::trigger`].
+const TRIGGERS: [usize; 4] = [1, 4, 8, 14];
+
 /// One serial port.
 #[derive(Clone, Debug)]
 pub struct Uart16550 {
@@ -91,6 +95,16 @@ impl Default for Uart16550 {
             msr: MSR_CONNECTED,
             scratch: 0,
         }
+    }
+}
+
+impl Described for Uart16550 {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let received = |rx: &mut ArrayVec<u8, FIFO_LEN>, archive: &mut Archive<'_>| {
+            archive.list(rx, FIFO_LEN, ArrayVec::clear, ArrayVec::push)
+        };
+        fields!(self, archive: rx (received), fifo_enabled, trigger (|trigger, archive| archive.choice(trigger, &TRIGGERS)),
+            thre_pending, overrun, divisor, ier [|ier| ier & 0x0f], lcr, mcr [|mcr| mcr & 0x1f], msr, scratch)
     }
 }
 
@@ -202,13 +216,7 @@ impl Uart16550 {
             self.rx.clear();
         }
         self.fifo_enabled = enable;
-        self.trigger = match value >> 6 {
-            _ if !enable => 1,
-            0 => 1,
-            1 => 4,
-            2 => 8,
-            _ => 14,
-        };
+        self.trigger = TRIGGERS[if enable { usize::from(value >> 6) } else { 0 }];
     }
 
     /// Loopback wires the four outputs to the four inputs.

@@ -13,6 +13,7 @@ mod tests;
 
 use crate::devices::wall_clock::NS;
 use time::{Date, Month, OffsetDateTime, Time};
+use transfer::{Archive, Described, Flaw, fields};
 
 /// The port that selects a byte; its bit 7 masks NMIs on a PC, and has no effect here.
 pub const INDEX: u16 = 0x70;
@@ -53,6 +54,7 @@ const PERIODIC: u8 = 1 << 6;
 const ALARM: u8 = 1 << 5;
 const UPDATE: u8 = 1 << 4;
 const EVENTS: [u8; 3] = [PERIODIC, ALARM, UPDATE];
+const WRITABLE_B: u8 = SET | PERIODIC | ALARM | UPDATE | BINARY | HOURS_24;
 /// Register C: the interrupt is asserted.
 const INTERRUPT: u8 = 1 << 7;
 const BINARY: u8 = 1 << 2;
@@ -156,6 +158,19 @@ impl Default for Cmos {
     }
 }
 
+/// By the guest's date, which goes on.
+impl Described for Cmos {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let kept = |mut bytes: [u8; SIZE]| {
+            bytes[usize::from(STATUS_A)] &= RATE;
+            bytes[usize::from(STATUS_B)] &= WRITABLE_B;
+            bytes
+        };
+        fields!(self, archive: index [|index| index & 0x7f], bytes [kept], ahead,
+            flags [|flags| flags & (PERIODIC | ALARM | UPDATE)], passed_ns)
+    }
+}
+
 impl Cmos {
     /// IN from one of the two ports, when it is `wall_ns` nanoseconds after the beginning of 1970.
     pub fn read(&mut self, port: u16, wall_ns: u64) -> u8 {
@@ -201,7 +216,7 @@ impl Cmos {
             STATUS_C | STATUS_D => {}
             STATUS_A => *byte = value & RATE,
             STATUS_B => {
-                *byte = value & (SET | PERIODIC | ALARM | UPDATE | BINARY | HOURS_24);
+                *byte = value & WRITABLE_B;
                 if value & SET != 0 {
                     // From here on the time is stopped, and may be changed.
                     *byte &= !UPDATE;

@@ -3,6 +3,7 @@
 
 use super::APIC_BASE_ADDRESS;
 use crate::devices::GeneralProtection;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// The processor is the one that starts the others. Read-only: writes are ignored.
 const BSP: u64 = 1 << 8;
@@ -76,6 +77,18 @@ impl Base {
             return Err(GeneralProtection);
         }
         Ok(Self { page: value & PAGE, interface, ..self })
+    }
+}
+
+impl Described for Interface {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.choice(self, &[Self::Off, Self::XApic, Self::X2Apic])
+    }
+}
+
+impl Described for Base {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: page [|page| page & PAGE], interface; same is_bsp)
     }
 }
 

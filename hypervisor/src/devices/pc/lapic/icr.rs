@@ -5,6 +5,7 @@
 use crate::devices::GeneralProtection;
 use crate::devices::pc::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use bitfield_struct::bitfield;
+use transfer::{Archive, Described, Flaw};
 
 /// The register (SDM vol. 3 figure 12-28, APM vol. 2 section 16.13).
 #[bitfield(u64)]
@@ -107,6 +108,12 @@ impl Icr {
             (_, Destination::SelfOnly | Destination::All) => Command::Nothing,
             _ => Command::Send(Message { kind, destination, trigger: Trigger::Edge }),
         }
+    }
+}
+
+impl Described for Icr {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.fixed(&mut self.0, |bits| bits & (!0 << 32 | Self::DEFINED))
     }
 }
 

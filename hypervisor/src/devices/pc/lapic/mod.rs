@@ -18,14 +18,16 @@ mod tests;
 mod timer;
 mod vectors;
 
-pub use timer::{PERIOD_US_MIN, TimerClock};
+pub use timer::{PERIOD_US_MIN, TimerClock, told_rate};
 pub use vectors::VectorSet;
 
 use super::message::{Address, Logical, Message, Trigger};
 use base::{Base, Interface};
 use icr::Icr;
 use page::PageRegisters;
+use registers::{LVT_BITS, SVR_WRITABLE};
 use timer::{Mode, Timer};
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Address of the registers after reset.
 pub const APIC_BASE_ADDRESS: u64 = 0xfee0_0000;
@@ -300,6 +302,15 @@ impl Lapic {
         if lvt & LVT_MASKED == 0 && lvt as u8 >= 16 {
             self.accept_fixed(lvt as u8, Trigger::Edge);
         }
+    }
+}
+
+impl Described for Lapic {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        const ERRORS: u32 = ESR_SEND_ILLEGAL_VECTOR | ESR_RECEIVED_ILLEGAL_VECTOR | ESR_ILLEGAL_REGISTER;
+        let lvt_bits = |lvt: [u32; LVT_COUNT]| core::array::from_fn(|at| lvt[at] & LVT_BITS[at].0);
+        fields!(self, archive: base, page, tpr, svr [|svr| svr & SVR_WRITABLE as u32], esr [|esr| esr & ERRORS],
+            errors [|errors| errors & ERRORS], icr, lvt [lvt_bits], irr, isr, tmr, timer; same id)
     }
 }
 

@@ -6,6 +6,7 @@ use super::icr::Icr;
 use super::registers::{LVT_BITS, SVR_WRITABLE};
 use super::{ESR_ILLEGAL_REGISTER, Effect, LVT_TIMER_MODE, Lapic, TIMER, msr};
 use crate::devices::pc::message::Logical;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Registers that x2APIC mode lacks, by the MSR numbers that they would have.
 const ARBITRATION: u32 = 0x809;
@@ -37,6 +38,12 @@ impl PageRegisters {
             // Reserved: only broadcasts match.
             _ => Logical::Flat(0),
         }
+    }
+}
+
+impl Described for PageRegisters {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: ldr [|ldr| ldr & 0xff00_0000], dfr [|dfr| dfr | DFR_READ_ONLY])
     }
 }
 

@@ -1,5 +1,7 @@
 //! The local APIC's timer, computed from the TSC: it stores its deadline and never counts.
 
+use transfer::{Archive, Described, Flaw, fields};
+
 /// The rates that the timer is computed with, in Hz. The guest is told the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimerClock {
@@ -56,10 +58,64 @@ pub(super) struct Timer {
     state: State,
 }
 
+/// A guest that has come from elsewhere goes on with the rate of the TSC that it was told.
+impl Described for TimerClock {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: tsc_hz (told_rate); same apic_hz)
+    }
+}
+
+/// The rate of the TSC, which may differ from that of the machine by less than what one cannot rely
+/// on anyway: 0.1 %.
+///
+/// # Errors
+///
+/// [`Flaw::Differs`], or that it cannot be read.
+pub fn told_rate(hz: &mut u64, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    let (here, mut there) = (*hz, *hz);
+    there.describe(archive)?;
+    if archive.is_random() {
+        return Ok(());
+    }
+    if here.abs_diff(there) > here / 1000 {
+        return Err(Flaw::Differs("the rate of the TSC", here, there));
+    }
+    *hz = there;
+    Ok(())
+}
+
+/// By the guest's TSC, which goes on.
+impl Described for State {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let out = |state: &Self| match *state {
+            Self::Idle => (0_u8, [0; 3]),
+            Self::Counting { start, due, deadline } => (1, [start, due, deadline]),
+            Self::Deadline(deadline) => (2, [deadline, 0, 0]),
+        };
+        archive.through(self, out, |(kind, [first, due, deadline])| match kind {
+            0 => Some(Self::Idle),
+            1 => Some(Self::Counting { start: first, due, deadline }),
+            2 => Some(Self::Deadline(first)),
+            _ => None,
+        })
+    }
+}
+
+impl Described for Timer {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: clock, divide [|divide| divide & 0b1011], initial, state)
+    }
+}
+
 impl Timer {
     pub(super) fn new(clock: TimerClock) -> Self {
         let clock = TimerClock { tsc_hz: clock.tsc_hz.max(1), apic_hz: clock.apic_hz.max(1) };
         Self { clock, divide: 0, initial: 0, state: State::Idle }
+    }
+
+    #[cfg(test)]
+    pub(super) const fn clock(&self) -> TimerClock {
+        self.clock
     }
 
     pub(super) fn reset(&mut self) {

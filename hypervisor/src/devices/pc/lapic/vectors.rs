@@ -1,5 +1,7 @@
 //! Sets of interrupt vectors.
 
+use transfer::{Archive, Described, Flaw};
+
 /// A set of the 256 interrupt vectors: the shape of IRR, ISR and TMR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VectorSet {
@@ -85,6 +87,19 @@ impl VectorSet {
     /// Register `index` (0 to 7) of the eight 32-bit registers that show the set to the guest.
     pub fn register(&self, index: usize) -> u32 {
         self.words.get(index / 2).map_or(0, |word| (word >> (index % 2 * 32)) as u32)
+    }
+}
+
+/// Without the vectors from 0 to 15, which are never requested.
+impl Described for VectorSet {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let mut words = self.words;
+        archive.fixed(&mut words, |[first, rest @ ..]| {
+            let [second, third, fourth] = rest;
+            [first & !super::ILLEGAL_VECTORS, second, third, fourth]
+        })?;
+        *self = Self::from_words(words);
+        Ok(())
     }
 }
 

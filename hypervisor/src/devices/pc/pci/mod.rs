@@ -16,6 +16,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use hostlink::rom::VENDOR_ID;
 use rom_device::{RomDevice, RomLen};
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Port of the configuration address register. Only double-word accesses reach it: other widths
 /// belong to other devices at the ports, such as the reset register.
@@ -71,6 +72,16 @@ pub struct Pci {
     address: u32,
     rom: RomDevice,
     owned: Vec<Function>,
+}
+
+impl Described for Pci {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let none = |owned: &mut Vec<Function>, _: &mut Archive<'_>| match owned.is_empty() {
+            true => Ok(()),
+            false => Err(Flaw::Unmovable("it has functions on its PCI bus")),
+        };
+        fields!(self, archive: address [|address| address & ADDRESS_BITS], rom, owned (none))
+    }
 }
 
 impl Pci {

@@ -6,6 +6,7 @@
 
 use super::{CLASS, COMMAND, ID, WINDOW};
 use hostlink::rom::{self, DEVICE_ID, VENDOR_ID};
+use transfer::{Archive, Described, Flaw, fields};
 
 /// Index of the double words with the subsystem's ids and with the ROM's base address.
 const SUBSYSTEM: u8 = 0x2c / 4;
@@ -36,6 +37,19 @@ impl RomLen {
 impl Default for RomLen {
     fn default() -> Self {
         const { Self::new(rom::LEN).unwrap() }
+    }
+}
+
+impl From<RomLen> for u64 {
+    fn from(len: RomLen) -> Self {
+        len.0.into()
+    }
+}
+
+impl Described for RomDevice {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let base = self.address_bits() | ROM_ENABLE;
+        fields!(self, archive: command [|command| command & MEMORY_SPACE], rom_base [|value| value & base]; same len)
     }
 }
 

@@ -11,6 +11,8 @@
 #[cfg(test)]
 mod tests;
 
+use transfer::{Archive, Described, Flaw, fields};
+
 /// The first of the ports of the three counters.
 pub const COUNTERS: u16 = 0x40;
 /// The port of the control words.
@@ -63,6 +65,36 @@ struct Counter {
     status: Option<u8>,
     /// The next byte to be read is the high one of two.
     is_high_next: bool,
+}
+
+impl Described for Bytes {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.choice(self, &[Self::Low, Self::High, Self::Both])
+    }
+}
+
+/// By the guest's date, which goes on.
+impl Described for Run {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let out = |run: &Self| match *run {
+            Self::Waiting => (0_u8, 0_u64),
+            Self::Since(start) => (1, start),
+            Self::Held(ticks) => (2, ticks),
+        };
+        archive.through(self, out, |form| match form {
+            (0, _) => Some(Self::Waiting),
+            (1, start) => Some(Self::Since(start)),
+            (2, ticks) => Some(Self::Held(ticks)),
+            _ => None,
+        })
+    }
+}
+
+impl Described for Counter {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: mode [|mode| mode % 6], is_decimal, bytes, period [|period| period.clamp(1, 0x1_0000)],
+            run, gate, written, latched, status, is_high_next)
+    }
 }
 
 impl Counter {
@@ -225,6 +257,12 @@ pub struct Pit {
 impl Default for Pit {
     fn default() -> Self {
         Self { counters: [Counter::new(true), Counter::new(true), Counter::new(false)], system: 0 }
+    }
+}
+
+impl Described for Pit {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: counters, system [|system| system & SYSTEM_WRITABLE])
     }
 }
 

@@ -9,6 +9,7 @@ mod tests;
 
 use ::pci::Function;
 use alloc::vec::Vec;
+use transfer::{Archive, Described, Flaw, fields};
 
 use super::cmos::{self, Cmos};
 use super::ioapic::{self, IoApic, Messages};
@@ -187,6 +188,12 @@ pub struct PcBoard {
     cmos: Cmos,
     pit: Pit,
     power: Power,
+}
+
+impl Described for PcBoard {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: com1, com2, ioapic, pci, cmos, pit, power)
+    }
 }
 
 impl PcBoard {

@@ -1,6 +1,7 @@
 use super::*;
-use crate::devices::GeneralProtection;
 use crate::devices::pc::message::{Destination, MessageKind};
+use crate::devices::{GeneralProtection, described};
+use baremetal::random::Random;
 
 const CLOCK: TimerClock = TimerClock { tsc_hz: 2_000_000_000, apic_hz: 1_000_000_000 };
 
@@ -298,4 +299,37 @@ fn init_keeps_identity_only() {
     set(&mut bsp, msr::LVT_TIMER, 0x40);
     set(&mut bsp, msr::INITIAL_COUNT, 100);
     assert_eq!(bsp.next_deadline(), Some(400), "the clock stays: 100 counts of 2 ticks of 2");
+}
+
+#[test]
+fn m5_random_states_of_a_local_apic_arrive_and_are_used() {
+    described::moves(lapic, |lapic| {
+        let mut random = Random::new(5);
+        for now in 0..40 {
+            let now = now << 32;
+            let number = 0x800 + random.below(0x40) as u32;
+            let value = random.word() >> random.below(64);
+            let _ = (lapic.read_msr(number, now), lapic.write_msr(number, value, now));
+            let page = APIC_BASE_ADDRESS + 16 * random.below(0x40);
+            let _ = (lapic.read_page(page, now), lapic.write_page(page, value as u32, now));
+            let _ = (lapic.expire(now), lapic.next_deadline());
+            if let Some(vector) = lapic.pending() {
+                lapic.begin_service(vector);
+            }
+        }
+    });
+}
+
+#[test]
+fn m7_a_tsc_of_another_rate_is_a_flaw_and_a_close_one_is_as_told() {
+    let bytes = described::written(&mut lapic());
+    for (tsc_hz, is_close) in [(2_001_000_000, true), (1_999_000_000, true), (2_100_000_000, false)] {
+        let mut here = Lapic::new(3, false, TimerClock { tsc_hz, ..CLOCK });
+        let read = described::read(&mut here, &bytes);
+        let differs = Flaw::Differs("the rate of the TSC", tsc_hz, CLOCK.tsc_hz);
+        assert_eq!(read, if is_close { Ok(()) } else { Err(differs) });
+        assert_eq!(is_close, here.timer.clock() == CLOCK);
+    }
+    let other = described::read(&mut x2apic(4, false), &bytes);
+    assert_eq!(other, Err(Flaw::Differs("id", 4, 3)));
 }
