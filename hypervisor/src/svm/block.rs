@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use coherence::asid::AsidSlot;
 use stay::tagged::start_over;
+use transfer::{Archive, Flaw};
 
 use super::audit::auditor::Auditor;
 use super::intercepts::{self, CR_WRITE_8, misc1};
@@ -301,8 +302,20 @@ impl ControlBlock for Vmcb {
         own.auditor.reset();
     }
 
+    fn begin_elsewhere(own: &mut Own) {
+        own.auditor.begin_elsewhere();
+    }
+
     fn begin_nmi(state: &mut VcpuState<Self>) {
         step::await_iret(state);
+    }
+
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.fixed(&mut self.cpl, |cpl| cpl & 3)?;
+        archive.fixed(&mut self.event_injection, event::kept)?;
+        archive.within(&mut self.interrupt_shadow, 1)?;
+        self.mark_dirty(clean::ALL);
+        Ok(())
     }
 
     fn prepare_iret<A: Cpus>(state: &mut VcpuState<Self>, is_interrupted: bool) {

@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use coherence::asid::AsidSlot;
 use stay::tagged::start_over;
+use transfer::{Archive, Described, Flaw};
 
 use super::apic::Keeper;
 use super::controls::{self, Word};
@@ -12,10 +13,13 @@ use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
 use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;
-use crate::x86::EFER_LMA;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;
+use crate::x86::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA};
+
+/// Of the debug exceptions that pend: one of them is enabled (25.4.2).
+const PENDING_ENABLED: u64 = 1 << 12;
 
 /// The guest's CR0 and CR4: what they are, and what the guest reads where that differs.
 const CR0: (Copied, Copied) = (Copied::Cr0, Copied::Cr0Shadow);
@@ -254,6 +258,20 @@ impl ControlBlock for Vmcs {
         let is_after_sti = self.interruptibility() & (BLOCKING_BY_STI | BLOCKING_BY_NMI) == BLOCKING_BY_STI;
         self.set_nmi_window(!is_after_sti);
         true
+    }
+
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let mut state = (self.interruptibility(), self.activity(), self.pending_debug());
+        archive.within(&mut state.0, SHADOWS | BLOCKING_BY_NMI)?;
+        archive.within(&mut state.1, 0)?;
+        archive.within(&mut state.2, DR6_BREAKPOINTS | PENDING_ENABLED | DR6_SINGLE_STEP)?;
+        archive.fixed(&mut self.event, event::kept)?;
+        self.pointers.describe(archive)?;
+        self.set_interruptibility(state.0);
+        self.set_activity(state.1);
+        self.set_pending_debug(state.2);
+        self.set_pointers(self.pointers);
+        Ok(())
     }
 
     fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _: bool) {}

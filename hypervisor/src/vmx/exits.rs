@@ -17,13 +17,12 @@ use crate::x86::vcpu::event::{TYPE_MASK, VALID, VECTOR_DB};
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{
-    CR0_PE, CR0_PG, CR4_PAE, CR4_PCIDE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA, EFER_LME, cpuid,
+    CR0_DEFINED, CR0_PE, CR0_PG, CR4_PAE, CR4_PCIDE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA, EFER_LME,
+    cpuid,
 };
 
 const CR0_NOT_WRITE_THROUGH: u64 = 1 << 29;
 const CR0_CACHE_DISABLE: u64 = 1 << 30;
-/// CR0's other bits that are not reserved: PE, MP, EM, TS, ET, NE; WP, AM.
-const CR0_OTHERS: u64 = 0x5_003f;
 
 /// DR6: an access to a debug register was detected.
 const DR6_DETECTED: u64 = 1 << 13;
@@ -96,9 +95,8 @@ fn write_cr0<A: Intel64>(context: &mut Context<'_, A>, value: u64) -> bool {
     {
         return false;
     }
-    let kept = CR0_PG | CR0_CACHE_DISABLE | CR0_NOT_WRITE_THROUGH | CR0_OTHERS;
     let block = &mut *context.state.block;
-    block.write(Cr0, value & kept | CR0_EXTENSION_TYPE);
+    block.write(Cr0, value & CR0_DEFINED | CR0_EXTENSION_TYPE);
     if is_switched {
         block.write(Efer, if to_long { efer | EFER_LMA } else { efer & !EFER_LMA });
     }

@@ -169,6 +169,9 @@ fields! {
     }
 }
 
+/// The entries of the highest level of PAE tables.
+pub const POINTERS: [Encoding<Quad, Write>; 4] = [GUEST_PDPTE0, GUEST_PDPTE1, GUEST_PDPTE2, GUEST_PDPTE3];
+
 #[cfg(test)]
 mod tests {
     use super::*;

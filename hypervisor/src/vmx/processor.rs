@@ -20,6 +20,7 @@ use super::outside::Register;
 use super::vmcs::Vmcs;
 use super::{intercepts, table};
 use crate::pages::Pages;
+use crate::stopping::STOP;
 use crate::vm::arch::{Arch, Board};
 use crate::vm::files::Defects;
 use crate::vm::{Context, Host, Next, PerCpu, Vm};
@@ -271,6 +272,9 @@ where
 
     #[inline(always)]
     fn leave(context: &mut Context<'_, Self>) {
+        if context.vm.attention() & STOP != 0 {
+            context.state.block.read_all();
+        }
         <Self as Vmx>::leave(&mut context.state.block);
     }
 }

@@ -1,15 +1,15 @@
 //! From the copies to the VMCS before an entry, and back after an exit.
 
 use super::controls::{DELIVERY, Word};
-use super::copies::{FIELDS, READ_AT_HALTS, READ_AT_ONCE};
+use super::copies::{Copied, FIELDS, READ_AT_HALTS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
 use super::intercepts::APIC_MAP;
 use super::outside::Register;
 use super::table::{ENTRY_FAILURE, EXCEPTION, INTERRUPT};
 use super::vmcs::{APIC_MODE, NEW_LIST, POINTERS, THRESHOLD, Vmcs};
-use crate::x86::DR6_BREAKPOINTS;
 use crate::x86::vcpu::event;
 use crate::x86::vectors::POSTED;
+use crate::x86::{CR0_PG, CR4_PAE, DR6_BREAKPOINTS, EFER_LMA};
 
 /// Bits of interruption information that an entry takes.
 const DELIVERABLE: u64 = 0x8000_0fff;
@@ -169,8 +169,10 @@ impl Vmcs {
     fn write_controls(&mut self, vmwrite: &mut impl FnMut(u32, u64)) {
         let dirty = core::mem::take(&mut self.dirty_words);
         if dirty & POINTERS != 0 {
-            let fields = [f::GUEST_PDPTE0, f::GUEST_PDPTE1, f::GUEST_PDPTE2, f::GUEST_PDPTE3];
-            fields.into_iter().zip(self.pointers).for_each(|(field, entry)| vmwrite(field.writable(), entry));
+            f::POINTERS
+                .into_iter()
+                .zip(self.pointers)
+                .for_each(|(field, entry)| vmwrite(field.writable(), entry));
         }
         if dirty & NEW_LIST != 0 && self.list.is_some() {
             vmwrite(f::LIST_INDEX.writable(), LAST_OF_LIST);
@@ -194,6 +196,23 @@ impl Vmcs {
         write(Word::Entry, f::ENTRY_CONTROLS);
         if dirty & THRESHOLD != 0 {
             vmwrite(f::TPR_THRESHOLD.writable(), self.threshold.into());
+        }
+    }
+
+    /// Reads all that the VMCS has of the guest, before the vCPU leaves its CPU and others look at
+    /// it.
+    #[cold]
+    pub(super) fn read_all(&mut self) {
+        for (place, (copy, field)) in self.copies.iter_mut().zip(FIELDS).enumerate() {
+            if self.stale >> place & 1 != 0 {
+                *copy = (self.vmread)(field);
+            }
+        }
+        self.stale = 0;
+        // The processor has loaded those itself, if the guest uses them.
+        let is_pae = self.copy(Copied::Cr0) & CR0_PG != 0 && self.copy(Copied::Cr4) & CR4_PAE != 0;
+        if is_pae && self.copy(Copied::Efer) & EFER_LMA == 0 && self.dirty_words & POINTERS == 0 {
+            self.pointers = f::POINTERS.map(|field| (self.vmread)(field.raw()));
         }
     }
 

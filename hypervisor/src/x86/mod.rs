@@ -46,6 +46,8 @@ pub const CR4_PAE: u64 = 1 << 5;
 pub const CR4_PCIDE: u64 = 1 << 17;
 /// CR0.PG: paging.
 pub const CR0_PG: u64 = 1 << 31;
+/// CR0's bits that are not reserved: PE, MP, EM, TS, ET, NE; WP, AM; NW, CD, PG.
+pub const CR0_DEFINED: u64 = 0xe005_003f;
 /// RFLAGS.TF: single step.
 pub const RFLAGS_TF: u64 = 1 << 8;
 /// RFLAGS.IF: interrupts are taken.

@@ -7,6 +7,7 @@ use hostlink::config::Config;
 use memslots::space::LogWay;
 use paging::{Invalidation, Level};
 use pci::Function;
+use transfer::{Archive, Flaw};
 
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::platform;
@@ -150,6 +151,19 @@ where
 
     fn reset_devices(vm: &Vm<Self>) {
         vm.reset_devices();
+    }
+
+    fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        vm.describe_shared(archive)
+    }
+
+    fn describe_vcpu(
+        vm: &Vm<Self>,
+        state: &mut VcpuState<<Self as Vendor>::Block>,
+        inbox: &Inbox,
+        archive: &mut Archive<'_>,
+    ) -> Result<(), Flaw> {
+        state.describe::<Self>(inbox, (vm.clock.base(), vm.guest.cr4_mask), archive)
     }
 
     fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {

@@ -5,12 +5,19 @@
 //! confuses the two (pitfall H13).
 
 use hostlink::config::ApicIds;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// The assignment of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
     vcpus: u32,
     reversed: bool,
+}
+
+impl Described for Assignment {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: ; same vcpus, reversed)
+    }
 }
 
 impl Assignment {

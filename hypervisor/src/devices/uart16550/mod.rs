@@ -57,9 +57,6 @@ const MSR_CONNECTED: u8 = 0xb0;
 /// The delta bits, cleared by reading.
 const MSR_DELTAS: u8 = 0x0f;
 
-/// Numbers of bytes for [`Uart16550::trigger`].
-const TRIGGERS: [usize; 4] = [1, 4, 8, 14];
-
 /// One serial port.
 #[derive(Clone, Debug)]
 pub struct Uart16550 {
@@ -103,7 +100,7 @@ impl Described for Uart16550 {
         let received = |rx: &mut ArrayVec<u8, FIFO_LEN>, archive: &mut Archive<'_>| {
             archive.list(rx, FIFO_LEN, ArrayVec::clear, ArrayVec::push)
         };
-        fields!(self, archive: rx (received), fifo_enabled, trigger (|trigger, archive| archive.choice(trigger, &TRIGGERS)),
+        fields!(self, archive: rx (received), fifo_enabled, trigger (|trigger, archive| archive.choice(trigger, &[1, 4, 8, 14])),
             thre_pending, overrun, divisor, ier [|ier| ier & 0x0f], lcr, mcr [|mcr| mcr & 0x1f], msr, scratch)
     }
 }
@@ -216,7 +213,13 @@ impl Uart16550 {
             self.rx.clear();
         }
         self.fifo_enabled = enable;
-        self.trigger = TRIGGERS[if enable { usize::from(value >> 6) } else { 0 }];
+        self.trigger = match value >> 6 {
+            _ if !enable => 1,
+            0 => 1,
+            1 => 4,
+            2 => 8,
+            _ => 14,
+        };
     }
 
     /// Loopback wires the four outputs to the four inputs.

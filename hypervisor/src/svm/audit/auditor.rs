@@ -18,9 +18,9 @@ pub struct Auditor {
     books: VcpuBooks,
     #[cfg(any(test, feature = "audit"))]
     left: Option<Left>,
-    /// DR0 to DR3.
+    /// DR0 to DR3, unless another machine has them.
     #[cfg(any(test, feature = "audit"))]
-    breakpoints: [u64; 4],
+    breakpoints: Option<[u64; 4]>,
 }
 
 /// The registers that VMRUN does not switch, as the vCPU left them. Of the vectors those that are
@@ -49,12 +49,17 @@ impl Left {
 impl Auditor {
     /// For a vCPU that has never run.
     pub fn new(index: u32) -> Self {
-        Self { books: VcpuBooks::new(index), left: Some(Left::RESET), breakpoints: [0; 4] }
+        Self { books: VcpuBooks::new(index), left: Some(Left::RESET), breakpoints: Some([0; 4]) }
     }
 
     /// The vCPU is reset: the translations that it may have left stay.
     pub fn reset(&mut self) {
-        (self.left, self.breakpoints) = (Some(Left::RESET), [0; 4]);
+        (self.left, self.breakpoints) = (Some(Left::RESET), Some([0; 4]));
+    }
+
+    /// The vCPU comes from another machine.
+    pub fn begin_elsewhere(&mut self) {
+        (self.left, self.breakpoints) = (None, None);
     }
 
     /// The vCPU has taken a flush of everything.
@@ -92,7 +97,7 @@ impl Auditor {
             is.xmm.into_iter().zip(should.xmm).try_for_each(|(is, should)| expect("XMM", is, should))?;
         }
         if vmcb.intercept_dr == 0 {
-            let pairs = A::read_breakpoints().into_iter().zip(self.breakpoints);
+            let pairs = A::read_breakpoints().into_iter().zip(self.breakpoints.into_iter().flatten());
             return pairs.into_iter().try_for_each(|(is, should)| expect("DR", is, should));
         }
         expect("intercepts of debug registers", vmcb.intercept_dr.into(), intercepts::DEBUG.into())
@@ -101,7 +106,7 @@ impl Auditor {
     /// Called right after VMRUN, if the guest has run.
     pub fn note<A: Amd64>(&mut self, cpu: &PerCpu<A>, vmcb: &Vmcb) {
         if vmcb.intercept_dr == 0 {
-            self.breakpoints = A::read_breakpoints();
+            self.breakpoints = Some(A::read_breakpoints());
         }
         self.books.note(&mut A::books(cpu).borrow_mut(), cpu.index, words(vmcb));
     }
@@ -135,6 +140,7 @@ impl Auditor {
         Self {}
     }
     pub const fn reset(&mut self) {}
+    pub const fn begin_elsewhere(&mut self) {}
     pub const fn take_flush(&mut self) {}
     pub const fn leave<A: Amd64>(&mut self) {}
     pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb) {}

@@ -16,12 +16,11 @@ use crate::x86::vcpu::state::{Activity, VcpuState};
 
 const ROUNDS: u64 = 300;
 
-/// Ranges of the control block that change (APM volume 2, appendix B): intercepts, the offset of
-/// the TSC, the interrupt that is offered, what an exit reports, the event to inject, and the
-/// guest's state but for what is reserved.
-const CHANGED: [core::ops::Range<usize>; 12] = [
+/// Ranges of the control block that change (APM volume 2, appendix B): intercepts, the interrupt
+/// that is offered, what an exit reports, the event to inject, and the guest's state but for what
+/// is reserved. The offset of the TSC changes by the guest's registers, and with its clock.
+const CHANGED: [core::ops::Range<usize>; 11] = [
     0x00..0x18,
-    0x50..0x58,
     0x60..0x90,
     0xa8..0xb0,
     0xc8..0xe0,

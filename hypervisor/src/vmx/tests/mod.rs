@@ -10,6 +10,9 @@ mod events;
 #[path = "../../svm/tests/memory.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod memory;
+#[path = "../../svm/tests/moved.rs"]
+#[expect(clippy::duplicate_mod, reason = "as above")]
+mod moved;
 #[path = "../../svm/tests/ports.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod ports;

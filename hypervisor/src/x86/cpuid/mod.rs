@@ -5,6 +5,7 @@
 //! works.
 
 pub mod kept;
+pub mod same;
 
 use kept::{
     EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, LEAF_1_ECX, LEAF_1_EDX, LEAF_7_EBX,

@@ -91,7 +91,7 @@ pub(super) fn perform_synthetic<A: X86>(
                 overlays.move_tsc_page(
                     &context.vm.space.slots().memory(),
                     page,
-                    context.vm.guest.partition.clock(),
+                    &context.vm.guest.partition.clock(),
                 );
             }
         }

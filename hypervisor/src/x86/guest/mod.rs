@@ -2,6 +2,7 @@
 //! flushes.
 
 pub mod deliver;
+mod described;
 pub mod flush;
 pub mod overlay;
 pub mod rom;
@@ -281,7 +282,9 @@ impl<A: X86> Vm<A> {
     pub fn ticks_used(&self, vcpu: &Vcpu<A>, now: u64) -> u64 {
         let used = self.host.sched.used_by(vcpu.row, now);
         let before = self.guest.used_before.get(vcpu.index as usize);
-        used.saturating_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)))
+        // Modulo 2^64: a guest that has come from elsewhere may have had more before.
+        let ticks = used.wrapping_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)));
+        ticks.cast_signed().max(0).cast_unsigned()
     }
 
     /// After a reset neither the ROM nor a function is decoded: returns whether that holds already.

@@ -10,6 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use memslots::{Gpa, GuestMemory};
 use tlfs::msr;
+use transfer::{Archive, Described, Flaw, fields};
 use zerocopy::IntoBytes;
 
 use crate::x86::hyperv::PageMove;
@@ -26,6 +27,23 @@ struct Saved(Option<Vec<u8>>);
 pub struct Overlays {
     hypercall: Saved,
     tsc: Saved,
+}
+
+impl Described for Saved {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let mut is_some = self.0.is_some();
+        is_some.describe(archive)?;
+        let page = self.0.take().filter(|_| is_some);
+        self.0 = is_some.then(|| page.unwrap_or_else(|| vec![0; PAGE]));
+        self.0.as_mut().map_or(Ok(()), |page| archive.bytes(page))
+    }
+}
+
+/// What is in the guest's pages is memory, and comes with it.
+impl Described for Overlays {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: hypercall, tsc)
+    }
 }
 
 impl Overlays {

@@ -2,6 +2,7 @@
 
 use hostlink::rom;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags};
+use transfer::{Archive, Described, Flaw, fields};
 
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::owned::{Busy, Followed};
@@ -21,6 +22,18 @@ pub struct Rom {
     len: RomLen,
     /// Address of its slot.
     base: Option<Gpa>,
+}
+
+/// Its contents follow from its length. Only a ROM that is not visible is described: the receiver
+/// has no slot for it.
+impl Described for Rom {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let hidden = |base: &mut Option<Gpa>, _: &mut Archive<'_>| match base {
+            None => Ok(()),
+            Some(_) => Err(Flaw::Unmovable("its expansion ROM is visible")),
+        };
+        fields!(self, archive: base (hidden); same len; stays image)
+    }
 }
 
 impl Rom {

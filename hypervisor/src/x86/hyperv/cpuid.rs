@@ -22,6 +22,7 @@ use tlfs::cpuid::{
 };
 
 use super::hypercall::PROFILE;
+use transfer::{Archive, Described, Flaw, fields};
 
 /// The properties of the partition's platform. Constant for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,13 @@ impl PartitionTraits {
         apic_hz: 1_000_000_000,
         gpa_bits: 40,
     };
+}
+
+/// The rate of the TSC is the clock's.
+impl Described for PartitionTraits {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, apic_hz, gpa_bits; stays tsc_hz)
+    }
 }
 
 impl PartitionTraits {

@@ -4,7 +4,8 @@
 //! Everything here is state with effects returned as values. Nothing touches guest memory, the
 //! local APIC or a clock: the vCPU loop passes times in, performs the returned effects, and thereby
 //! decides about locks and ordering. Times are those of the *partition's TSC*: the value that RDTSC
-//! returns on every virtual processor as long as the guest has not written to its TSC.
+//! returns on every virtual processor as long as the guest has not written to its TSC. It goes on
+//! when the guest moves to another machine; a [`Vp`] knows how far the machine's is behind.
 //!
 //! The interface is Microsoft's *Hypervisor Top Level Functional Specification* (TLFS); only
 //! working features are offered. There is no synthetic interrupt controller, no messages, no VMBus.

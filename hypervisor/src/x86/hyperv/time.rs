@@ -1,6 +1,10 @@
 //! The partition's reference time.
 
+use core::sync::atomic::{AtomicU64, Ordering};
 use tlfs::msr::TscPage;
+use transfer::{Archive, Described, Flaw};
+
+use crate::devices::pc::lapic::told_rate;
 
 /// Units of reference time per second: it counts 100 ns.
 pub const TICKS_PER_SECOND: u64 = 10_000_000;
@@ -12,6 +16,8 @@ pub const TICKS_PER_SECOND: u64 = 10_000_000;
 /// backwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReferenceClock {
+    /// The TSC's rate, as the guest was told.
+    tsc_hz: u64,
     /// Units per TSC tick as a fraction of 2^64; never 0.
     scale: u64,
     /// Scaled TSC at the partition's creation.
@@ -26,7 +32,17 @@ impl ReferenceClock {
             return None;
         }
         let scale = (((TICKS_PER_SECOND as u128) << 64) / tsc_hz as u128) as u64;
-        Some(Self { scale, origin: scaled(tsc, scale) })
+        Some(Self { tsc_hz, scale, origin: scaled(tsc, scale) })
+    }
+
+    /// The rate of its TSC.
+    pub const fn tsc_hz(&self) -> u64 {
+        self.tsc_hz
+    }
+
+    /// As numbers, for a [`SharedClock`].
+    const fn words(&self) -> [u64; 3] {
+        [self.tsc_hz, self.scale, self.origin]
     }
 
     /// Reference time at `tsc`. Monotonic; 0 before the partition's creation.
@@ -50,6 +66,45 @@ impl ReferenceClock {
     /// The contents of the reference TSC page.
     pub const fn page(&self) -> TscPage {
         TscPage { sequence: 1, reserved: 0, scale: self.scale, offset: (self.origin as i64).wrapping_neg() }
+    }
+}
+
+/// By the partition's TSC, which goes on.
+impl Described for ReferenceClock {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Self { mut tsc_hz, scale: _, mut origin } = *self;
+        told_rate(&mut tsc_hz, archive)?;
+        origin.describe(archive)?;
+        let clock = Self::new(tsc_hz, 0).ok_or(Flaw::Value("the rate of the TSC"))?;
+        *self = Self { origin, ..clock };
+        Ok(())
+    }
+}
+
+/// A clock that the virtual processors of a partition share. It changes only while none of them
+/// runs.
+#[derive(Debug)]
+pub struct SharedClock([AtomicU64; 3]);
+
+impl SharedClock {
+    /// This clock.
+    pub fn new(clock: ReferenceClock) -> Self {
+        Self(clock.words().map(AtomicU64::new))
+    }
+
+    /// The clock.
+    #[inline]
+    pub fn get(&self) -> ReferenceClock {
+        // Relaxed, here and below: see above.
+        let [tsc_hz, scale, origin] = self.0.each_ref().map(|word| word.load(Ordering::Relaxed));
+        ReferenceClock { tsc_hz, scale, origin }
+    }
+
+    /// Replaces it.
+    pub fn set(&self, clock: ReferenceClock) {
+        for (word, value) in self.0.iter().zip(clock.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
     }
 }
 

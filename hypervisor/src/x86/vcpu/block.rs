@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use stay::tagged::TranslationControls;
+use transfer::{Archive, Flaw};
 
 use super::checks::Conditions;
 use super::state::VcpuState;
@@ -188,6 +189,8 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn note_flush(own: &mut Self::Own);
     /// The vCPU is reset: what it has of its own, too.
     fn reset(own: &mut Self::Own);
+    /// The vCPU's state comes from another machine. It has not run here.
+    fn begin_elsewhere(_: &mut Self::Own) {}
     /// The guest takes an NMI: the next waits for the end of its handler.
     fn begin_nmi(state: &mut VcpuState<Self>);
 
@@ -200,6 +203,15 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// The guest is at the instruction that may end an NMI's handler: it executes it, unless an
     /// event comes first.
     fn prepare_iret<A: Cpus>(state: &mut VcpuState<Self>, is_interrupted: bool);
+
+    /// Describes what else the block has of a vCPU that is on no CPU: besides [`Field`]s and
+    /// segments, and what the next entry arranges by the state of the vCPU. What is read makes the
+    /// processor refuse the entry at worst.
+    ///
+    /// # Errors
+    ///
+    /// See [`Described::describe`](transfer::Described::describe).
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw>;
 
     /// Ends what [`prepare_iret`](Self::prepare_iret) began, if anything. To be called after each
     /// exit, before other code looks at RFLAGS and DR6. Returns whether a #DB is its own.

@@ -5,6 +5,8 @@
 //! causes an exit that loads them, and the instruction is executed again. A vCPU whose breakpoints
 //! are enabled has them loaded on arrival. APM volume 2, sections 13.1.1 and 15.8.1.
 
+use transfer::{Archive, Described, Flaw, fields};
+
 use super::block::ControlBlock;
 use super::block::Field::Dr7;
 use crate::x86::processor::X86;
@@ -19,6 +21,15 @@ pub(crate) struct DebugRegisters {
     are_loaded: bool,
     /// They were, on some CPU: before that none is enabled.
     are_used: bool,
+}
+
+/// Of a vCPU that is on no CPU. What is read may be in use.
+impl Described for DebugRegisters {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: values; stays are_loaded, are_used)?;
+        self.are_used |= archive.is_reading();
+        Ok(())
+    }
 }
 
 impl DebugRegisters {

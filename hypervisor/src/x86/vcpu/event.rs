@@ -61,6 +61,17 @@ pub const fn double_fault(protected_mode: bool) -> u64 {
     exception(VECTOR_DF) | if protected_mode { ERROR_VALID } else { 0 }
 }
 
+/// The event itself if it is one that waits for delivery between two stays: none, an NMI, or an
+/// exception. Otherwise the closest that is.
+pub const fn kept(event: u64) -> u64 {
+    let error = if event & ERROR_VALID != 0 { ERROR_VALID | event >> 32 << 32 } else { 0 };
+    match event & TYPE_MASK {
+        _ if event & VALID == 0 => 0,
+        TYPE_NMI => VALID | TYPE_NMI | 2,
+        _ => exception(event & 0x1f) | error,
+    }
+}
+
 /// Whether RFLAGS are pushed with RF set. They are for faults, whose instruction is executed again,
 /// except #DB, which is a fault at instruction breakpoints only and pushes 0 for those as well (SDM
 /// volume 3, section 18.3.1.1; APM section 13.1.1.3).

@@ -6,6 +6,7 @@
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
+use transfer::{Archive, Flaw};
 
 use crate::x86::processor::X86;
 
@@ -16,6 +17,12 @@ const ALIGNMENT: usize = 64;
 /// Initial x87 control word and MXCSR, at their places in the FXSAVE image.
 const FCW: (usize, u16) = (0, 0x37f);
 const MXCSR: (usize, u32) = (24, 0x1f80);
+/// Bits of MXCSR that every processor has: others raise #GP where it is loaded.
+const MXCSR_BITS: u32 = 0xffff;
+/// What follows MXCSR in an FXSAVE image. In an XSAVE image a header follows: the components that
+/// it has, and what must be zero.
+const OTHERS: usize = 484;
+const HEADER_REST: usize = 56;
 
 /// Components that a guest is shown if the processor has them: x87, SSE, AVX, AVX-512. The features
 /// of all others are hidden.
@@ -66,10 +73,48 @@ impl FpuState {
         }
     }
 
+    /// Describes the state of a vCPU that is on no CPU. The size and the places in the image follow
+    /// from what CPUID shows. What is read can be loaded without a fault: the header names no
+    /// component that the guest is not shown, and the rest of it is zero.
+    pub(crate) fn describe<A: X86>(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        archive.same("the size of extended states", self.size as u64)?;
+        let components = A::components();
+        let kept = |xcr0: u64| match xcr0 & components & SHOWN {
+            xcr0 if is_valid_xcr0(xcr0, components) => xcr0,
+            _ => XCR0_RESET,
+        };
+        archive.fixed(&mut self.xcr0, kept).map_err(|flaw| flaw.named("XCR0"))?;
+        // SAFETY: the area is ours, has this size, and was all written in `new`.
+        let area = unsafe { core::slice::from_raw_parts_mut(self.area.as_ptr(), self.size) };
+        let parts = area.split_first_chunk_mut::<{ MXCSR.0 }>();
+        let Some((first, rest)) = parts else { return Err(Flaw::Short) };
+        let Some((mxcsr, rest)) = rest.split_first_chunk_mut::<4>() else { return Err(Flaw::Short) };
+        let Some((others, rest)) = rest.split_first_chunk_mut::<OTHERS>() else { return Err(Flaw::Short) };
+        archive.bytes(first)?;
+        let mut value = u32::from_le_bytes(*mxcsr);
+        archive.within(&mut value, MXCSR_BITS).map_err(|flaw| flaw.named("MXCSR"))?;
+        *mxcsr = value.to_le_bytes();
+        archive.bytes(others)?;
+        if components == 0 {
+            return archive.bytes(rest);
+        }
+        let Some((present, rest)) = rest.split_first_chunk_mut::<8>() else { return Err(Flaw::Short) };
+        // The guest has no state in components that it is not shown.
+        let mut value = u64::from_le_bytes(*present) & components & SHOWN;
+        archive.within(&mut value, components & SHOWN).map_err(|flaw| flaw.named("extended states"))?;
+        *present = value.to_le_bytes();
+        let Some((header, rest)) = rest.split_first_chunk_mut::<HEADER_REST>() else {
+            return Err(Flaw::Short);
+        };
+        archive.fixed(header, |_| [0; HEADER_REST]).map_err(|flaw| flaw.named("an XSAVE header"))?;
+        archive.bytes(rest)
+    }
+
     /// Loads the state into the processor. Its XCR0 must have all components, as at the start and
     /// after [`save`](Self::save).
     pub(crate) fn load<A: X86>(&mut self) {
-        // SAFETY: the area was allocated for this, and holds an image that `save` or `reset` made.
+        // SAFETY: the area was allocated for this, and has an image of `save`, `reset` or
+        // `describe`.
         unsafe { A::load_fpu(self.area) };
         let components = A::components();
         if components != 0 && self.xcr0 != components {

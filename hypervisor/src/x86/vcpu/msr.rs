@@ -78,9 +78,13 @@ fn is_checked<A: X86>(number: u32) -> bool {
     }
 }
 
-/// Whether the address has 48 bits, sign-extended: guests have no larger ones.
+/// The address by its 48 bits, sign-extended: guests have no larger ones.
+pub(super) const fn canonical(address: u64) -> u64 {
+    (address << 16).cast_signed().wrapping_shr(16).cast_unsigned()
+}
+
 const fn is_canonical(address: u64) -> bool {
-    matches!(address.cast_signed() >> 47, 0 | -1)
+    canonical(address) == address
 }
 
 /// The registers that cause no exits when they are read; and whether the writes of each do.
@@ -201,5 +205,10 @@ impl<B: ControlBlock> VcpuState<B> {
 
 /// Each byte of PAT holds a memory type: 0, 1, 4, 5, 6 or 7 (APM volume 2, section 7.8.2).
 fn is_valid_pat(value: u64) -> bool {
-    value.to_le_bytes().iter().all(|byte| matches!(byte, 0 | 1 | 4..=7))
+    kept_pat(value) == value
+}
+
+/// PAT with 0 in place of what is no type.
+pub(super) fn kept_pat(value: u64) -> u64 {
+    u64::from_le_bytes(value.to_le_bytes().map(|byte| if matches!(byte, 0 | 1 | 4..=7) { byte } else { 0 }))
 }

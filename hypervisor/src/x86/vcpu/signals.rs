@@ -8,7 +8,8 @@ use tlfs::InputPage;
 
 use super::block::ControlBlock;
 use super::block::Field::TscOffset;
-use super::state::Activity;
+use super::state::{Activity, VcpuState};
+use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::message::Trigger;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Context, PerCpu, increase};
@@ -50,19 +51,28 @@ pub fn take_signals<A: X86>(context: &mut Context<'_, A>) {
 /// INIT, start-up and NMI.
 #[inline(never)]
 fn take_rare_signals<A: X86>(context: &mut Context<'_, A>) {
-    let signals = context.vcpu.inbox.take_signals(&mut context.state.lapic);
-    if signals.init {
+    if context.state.take_signals(&context.vcpu.inbox) {
         context.vm.readdressed();
-        context.state.set_init_state();
-        context.state.activity = Activity::WaitForStartup;
     }
-    if let Some(page) = signals.startup
-        && context.state.activity == Activity::WaitForStartup
-    {
-        context.state.start_up(page);
-    }
-    for _ in 0..signals.nmis {
-        context.state.nmi.post();
+}
+
+impl<B: ControlBlock> VcpuState<B> {
+    /// The same, for a vCPU's owner; returns whether its local APIC may have another address.
+    pub(super) fn take_signals(&mut self, inbox: &Inbox) -> bool {
+        let signals = inbox.take_signals(&mut self.lapic);
+        if signals.init {
+            self.set_init_state();
+            self.activity = Activity::WaitForStartup;
+        }
+        if let Some(page) = signals.startup
+            && self.activity == Activity::WaitForStartup
+        {
+            self.start_up(page);
+        }
+        for _ in 0..signals.nmis {
+            self.nmi.post();
+        }
+        signals.init
     }
 }
 

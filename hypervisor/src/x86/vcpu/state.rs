@@ -262,8 +262,10 @@ impl<B: ControlBlock> State for VcpuState<B> {
         self.fpu.reset();
         self.debug = DebugRegisters::default();
         self.tsc_aux = 0;
+        // What it has beyond that is the guest's clock, which goes on.
+        let clock = self.block.read(TscOffset).wrapping_sub(self.tsc_adjust);
+        self.block.write(TscOffset, clock);
         self.tsc_adjust = 0;
-        self.block.write(TscOffset, 0);
         msr::reset_pass_through(&mut *self.block);
         self.activity = Activity::WaitForStartup;
         self.alarm = u64::MAX;

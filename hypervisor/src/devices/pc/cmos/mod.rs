@@ -162,8 +162,13 @@ impl Default for Cmos {
 impl Described for Cmos {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         let kept = |mut bytes: [u8; SIZE]| {
-            bytes[usize::from(STATUS_A)] &= RATE;
-            bytes[usize::from(STATUS_B)] &= WRITABLE_B;
+            for (index, byte) in (0..).zip(&mut bytes) {
+                *byte &= match index {
+                    STATUS_A => RATE,
+                    STATUS_B => WRITABLE_B,
+                    _ => u8::MAX,
+                };
+            }
             bytes
         };
         fields!(self, archive: index [|index| index & 0x7f], bytes [kept], ahead,

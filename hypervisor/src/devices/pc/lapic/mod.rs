@@ -308,7 +308,10 @@ impl Lapic {
 impl Described for Lapic {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         const ERRORS: u32 = ESR_SEND_ILLEGAL_VECTOR | ESR_RECEIVED_ILLEGAL_VECTOR | ESR_ILLEGAL_REGISTER;
-        let lvt_bits = |lvt: [u32; LVT_COUNT]| core::array::from_fn(|at| lvt[at] & LVT_BITS[at].0);
+        let lvt_bits = |mut lvt: [u32; LVT_COUNT]| {
+            lvt.iter_mut().zip(LVT_BITS).for_each(|(entry, (bits, _))| *entry &= bits);
+            lvt
+        };
         fields!(self, archive: base, page, tpr, svr [|svr| svr & SVR_WRITABLE as u32], esr [|esr| esr & ERRORS],
             errors [|errors| errors & ERRORS], icr, lvt [lvt_bits], irr, isr, tmr, timer; same id)
     }

@@ -3,17 +3,18 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use tlfs::msr::{self, CrashControl, HypercallMsr, PageMsr};
+use transfer::{Archive, Described, Flaw, fields};
 
 use super::cpuid::PartitionTraits;
 use super::crash;
 use super::msrs::{CrashMessage, CrashReport, GpFault, MsrEffect, PageMove};
-use super::time::ReferenceClock;
+use super::time::{ReferenceClock, SharedClock};
 
 /// The state that a partition's virtual processors share.
 #[derive(Debug)]
 pub struct Partition {
     platform: PartitionTraits,
-    clock: ReferenceClock,
+    clock: SharedClock,
     /// [`HypercallMsr`]. Written under the lock of `registers`. Read without it at each hypercall.
     /// Relaxed, because no other read depends on it, and a guest that disables the page while
     /// another of its processors makes a call cannot tell which is first.
@@ -30,6 +31,17 @@ struct Registers {
     crashes: u32,
 }
 
+impl Described for Registers {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: guest_os_id, reference_tsc (describe_page), invariant_tsc, crash, crashes)
+    }
+}
+
+/// Describes a register with a page.
+pub(super) fn describe_page(page: &mut PageMsr, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    archive.through(page, |page| page.into_bits(), |bits| Some(PageMsr::from_bits(bits)))
+}
+
 impl Partition {
     /// A partition that is created when its TSC is `now`. `None` if the TSC is too slow for a
     /// [`ReferenceClock`].
@@ -37,7 +49,7 @@ impl Partition {
         let clock = ReferenceClock::new(platform.tsc_hz, now)?;
         Some(Self {
             platform,
-            clock,
+            clock: SharedClock::new(clock),
             hypercall: AtomicU64::new(0),
             registers: Mutex::new(Registers::default()),
         })
@@ -49,8 +61,9 @@ impl Partition {
     }
 
     /// The partition's reference time.
-    pub fn clock(&self) -> &ReferenceClock {
-        &self.clock
+    #[inline]
+    pub fn clock(&self) -> ReferenceClock {
+        self.clock.get()
     }
 
     /// Whether hypercalls are enabled: the guest has identified itself and has a hypercall page.
@@ -73,15 +86,34 @@ impl Partition {
         self.hypercall.store(0, Ordering::Relaxed);
     }
 
+    /// Describes it; see [`Described`]. None of its virtual processors runs.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn describe(&self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Self { platform, clock, hypercall, registers } = self;
+        { *platform }.describe(archive)?;
+        let mut time = clock.get();
+        time.describe(archive)?;
+        clock.set(time);
+        registers.lock().describe(archive)?;
+        let may = |bits: &u64| HypercallMsr::from_bits(*bits).gpa().is_none_or(|gpa| platform.has_gpa(gpa));
+        let mut page = hypercall.load(Ordering::Relaxed);
+        archive.only(&mut page, may).map_err(|flaw| flaw.named("the hypercall page"))?;
+        hypercall.store(page, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Reads a partition-wide register; `None` for other registers.
     pub(super) fn read_msr(&self, number: u32, now: u64) -> Option<u64> {
         Some(match number {
             msr::GUEST_OS_ID => self.registers.lock().guest_os_id,
             msr::HYPERCALL => self.hypercall().into_bits(),
             msr::RESET => 0,
-            msr::TIME_REF_COUNT => self.clock.time_at(now),
+            msr::TIME_REF_COUNT => self.clock().time_at(now),
             msr::REFERENCE_TSC => self.registers.lock().reference_tsc.into_bits(),
-            msr::TSC_FREQUENCY => self.platform.tsc_hz,
+            msr::TSC_FREQUENCY => self.clock().tsc_hz(),
             msr::APIC_FREQUENCY => self.platform.apic_hz,
             msr::CRASH_P0..=msr::CRASH_P4 => *self.registers.lock().crash.get(crash_index(number))?,
             msr::CRASH_CTL => CrashControl::new().with_message(true).with_notify(true).into_bits(),

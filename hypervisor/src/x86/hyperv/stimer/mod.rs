@@ -5,10 +5,13 @@
 //! The same holds for a timer with an invalid vector.
 
 use tlfs::msr::StimerConfig;
+use transfer::{Archive, Described, Flaw, fields};
 
 use super::msrs::GpFault;
 use super::time::ReferenceClock;
 
+/// The bits of a configuration that are not reserved.
+const DEFINED: u64 = 0xf_1fff;
 /// The lowest valid interrupt vector.
 const VECTOR_MIN: u8 = 16;
 
@@ -25,12 +28,39 @@ pub struct Stimer {
     due: Option<Due>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Due {
     /// Reference time.
     time: u64,
     /// The partition's TSC at that time.
     tsc: u64,
+}
+
+/// By the partition's times, which go on.
+impl Described for Stimer {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let by_bits = |config: &mut StimerConfig, archive: &mut Archive<'_>| {
+            let mut bits = config.into_bits();
+            archive.fixed(&mut bits, |bits| {
+                let config = StimerConfig::from_bits(bits & DEFINED);
+                config.with_enable(config.enable() && can_signal(config)).into_bits()
+            })?;
+            *config = StimerConfig::from_bits(bits);
+            Ok(())
+        };
+        fields!(self, archive: config (by_bits), count, due)
+    }
+}
+
+impl Described for Due {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: time, tsc)
+    }
+}
+
+/// Whether a timer can interrupt.
+const fn can_signal(config: StimerConfig) -> bool {
+    config.direct_mode() && config.apic_vector() >= VECTOR_MIN
 }
 
 impl Stimer {
@@ -54,8 +84,7 @@ impl Stimer {
         if config.has_reserved() {
             return Err(GpFault);
         }
-        let can_signal = config.direct_mode() && config.apic_vector() >= VECTOR_MIN;
-        self.config = config.with_enable(config.enable() && can_signal);
+        self.config = config.with_enable(config.enable() && can_signal(config));
         self.start(clock, now);
         Ok(())
     }
@@ -67,8 +96,7 @@ impl Stimer {
         if count == 0 {
             self.config.set_enable(false);
         } else if self.config.auto_enable() {
-            let can_signal = self.config.direct_mode() && self.config.apic_vector() >= VECTOR_MIN;
-            self.config.set_enable(can_signal);
+            self.config.set_enable(can_signal(self.config));
         }
         self.start(clock, now);
     }

@@ -2,10 +2,11 @@
 
 use arrayvec::ArrayVec;
 use tlfs::msr::{self, PageMsr};
+use transfer::{Archive, Described, Flaw, fields};
 
 use super::eoi_assist::{ApicView, EoiAssist, Settled};
 use super::msrs::{GpFault, MsrEffect, MsrRead, PageMove, icr_to_x2apic};
-use super::partition::Partition;
+use super::partition::{Partition, describe_page};
 use super::stimer::Stimer;
 
 /// Synthetic timers of a virtual processor.
@@ -18,8 +19,17 @@ pub struct Vp {
     assist_page: PageMsr,
     eoi_assist: EoiAssist,
     timers: [Stimer; STIMERS],
-    /// The earliest expiration of a timer; `u64::MAX` if there is none.
+    /// The earliest expiration of a timer by the machine's TSC; `u64::MAX` if there is none.
     due_tsc: u64,
+    /// How far the partition's TSC is ahead of the machine's, modulo 2^64.
+    ahead: u64,
+}
+
+/// How far the clocks are apart is the receiver's, and so is what follows from that.
+impl Described for Vp {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        fields!(self, archive: assist_page (describe_page), eoi_assist, timers; same index; stays due_tsc, ahead)
+    }
 }
 
 impl Vp {
@@ -32,6 +42,7 @@ impl Vp {
             eoi_assist: EoiAssist::default(),
             timers: [Stimer::default(); STIMERS],
             due_tsc: u64::MAX,
+            ahead: 0,
         }
     }
 
@@ -42,10 +53,16 @@ impl Vp {
 
     /// Resets everything to the state at creation: for a reset of the partition, not for INIT.
     pub fn reset(&mut self) {
-        *self = Self::new(self.index);
+        *self = Self { ahead: self.ahead, ..Self::new(self.index) };
     }
 
-    /// RDMSR at the partition's TSC `now`.
+    /// The partition's TSC is so far ahead of the machine's from now on.
+    pub fn set_ahead(&mut self, ahead: u64) {
+        self.ahead = ahead;
+        self.find_due();
+    }
+
+    /// RDMSR when the machine's TSC is `now`.
     ///
     /// # Errors
     ///
@@ -62,12 +79,12 @@ impl Vp {
                 let timer = self.timers.get(index).ok_or(GpFault)?;
                 if is_count { timer.count() } else { timer.config() }
             }
-            _ => partition.read_msr(number, now).ok_or(GpFault)?,
+            _ => partition.read_msr(number, now.wrapping_add(self.ahead)).ok_or(GpFault)?,
         };
         Ok(MsrRead::Value(value))
     }
 
-    /// WRMSR at the partition's TSC `now`.
+    /// WRMSR when the machine's TSC is `now`.
     ///
     /// # Errors
     ///
@@ -88,10 +105,11 @@ impl Vp {
             msr::STIMER0_CONFIG..=msr::STIMER3_COUNT => {
                 let (index, is_count) = timer_register(number);
                 let timer = self.timers.get_mut(index).ok_or(GpFault)?;
+                let (clock, now) = (partition.clock(), now.wrapping_add(self.ahead));
                 if is_count {
-                    timer.set_count(value, partition.clock(), now);
+                    timer.set_count(value, &clock, now);
                 } else {
-                    timer.set_config(value, partition.clock(), now)?;
+                    timer.set_config(value, &clock, now)?;
                 }
                 self.find_due();
                 Ok(MsrEffect::Timers)
@@ -101,25 +119,27 @@ impl Vp {
         }
     }
 
-    /// The partition's TSC at the earliest expiration of a synthetic timer. If it is in the past,
+    /// The machine's TSC at the earliest expiration of a synthetic timer. If it is in the past,
     /// [`Vp::expire`] has vectors to return.
     pub fn next_deadline_tsc(&self) -> Option<u64> {
         (self.due_tsc != u64::MAX).then_some(self.due_tsc)
     }
 
     fn find_due(&mut self) {
-        self.due_tsc = self.timers.iter().filter_map(Stimer::deadline_tsc).min().unwrap_or(u64::MAX);
+        let due = self.timers.iter().filter_map(Stimer::deadline_tsc).min();
+        let behind = self.ahead.cast_signed().saturating_neg();
+        self.due_tsc = due.map_or(u64::MAX, |due| due.saturating_add_signed(behind));
     }
 
     /// The vectors to request at the virtual processor's own local APIC, fixed and edge-triggered,
-    /// for the timers that have expired by the partition's TSC `now`; each once.
+    /// for the timers that have expired by the machine's TSC `now`; each once.
     #[inline]
     pub fn expire(&mut self, partition: &Partition, now: u64) -> ArrayVec<u8, STIMERS> {
         if now < self.due_tsc {
             return ArrayVec::new();
         }
-        let clock = partition.clock();
-        let vectors = self.timers.iter_mut().filter_map(|timer| timer.expire(clock, now)).collect();
+        let (clock, now) = (partition.clock(), now.wrapping_add(self.ahead));
+        let vectors = self.timers.iter_mut().filter_map(|timer| timer.expire(&clock, now)).collect();
         self.find_due();
         vectors
     }

@@ -1,0 +1,250 @@
+//! A vCPU, and what it shares with others, is written, and goes on on another machine.
+
+use baremetal::random::Random;
+use transfer::{Archive, Flaw};
+
+use super::processor::{CODE, DATA, Guest, Tested, processor, with_guest};
+
+use crate::devices::pc::lapic::msr::{SVR, TSC_DEADLINE};
+use crate::devices::pc::message::Trigger;
+use crate::svm::tests::random::goes_on;
+use crate::vm::arch::{Arch, Clock, State};
+use crate::vm::mock;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::{Cr4, Lstar, Rflags, Rip, TscOffset};
+use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::registers::RAX;
+use crate::x86::vcpu::state::Activity;
+use tlfs::msr;
+
+fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    let context = &mut *guest.0;
+    Tested::describe_shared(context.vm, archive)?;
+    Tested::describe_vcpu(context.vm, context.state, &context.vcpu.inbox, archive)
+}
+
+/// The vCPU leaves its CPU meanwhile.
+fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    Tested::save_state(guest.0);
+    let result = act(guest);
+    Tested::reload_state(guest.0);
+    result
+}
+
+fn written(guest: &mut Guest<'_, '_>) -> Vec<u8> {
+    off(guest, |guest| {
+        let mut bytes = vec![0; 1 << 16];
+        let mut archive = Archive::writer(&mut bytes).with_clock(guest.0.vm.clock.base());
+        describe(guest, &mut archive).expect("it is written");
+        let len = archive.finish().expect("it fits");
+        bytes.truncate(len);
+        bytes
+    })
+}
+
+/// Reads a state. The guest's clock goes on at `ticks`.
+fn read(guest: &mut Guest<'_, '_>, bytes: &[u8], ticks: u64) -> Result<(), Flaw> {
+    let vm = guest.0.vm;
+    vm.clock.set(&vm.host.wall, Tested::now(), ticks, 0);
+    off(guest, |guest| {
+        let mut archive = Archive::reader(bytes).with_clock(vm.clock.base());
+        describe(guest, &mut archive)?;
+        archive.finish().map(|_| ())
+    })
+}
+
+fn enters(guest: &mut Guest<'_, '_>, seed: u64) {
+    goes_on(guest, (seed, 0), |guest| guest.enter(|_, _| {}));
+}
+
+#[test]
+fn m5_each_field_of_a_vcpu_arrives_and_it_enters_the_guest() {
+    for seed in 0..60 {
+        let bytes = with_guest(&[], |guest| {
+            off(guest, |guest| describe(guest, &mut Archive::random(seed)).expect("has values"));
+            written(guest)
+        });
+        with_guest(&[], |guest| {
+            read(guest, &bytes, 1 << 50).expect("is read");
+            assert!(written(guest) == bytes, "seed {seed}");
+            enters(guest, seed);
+        });
+    }
+}
+
+/// Nothing that a stream says stops the hypervisor: it is a flaw, or the guest's own affair.
+#[test]
+fn m6_a_changed_state_is_a_flaw_or_the_guests_affair() {
+    let bytes = with_guest(&[], written);
+    let mut random = Random::new(6);
+    for round in 0..150 {
+        let mut changed = bytes.clone();
+        for _ in 0..=random.below(3) {
+            changed[random.below(bytes.len() as u64) as usize] ^= 1 << random.below(8);
+        }
+        let end = random.below(bytes.len() as u64) as usize;
+        with_guest(&[], |guest| {
+            assert_eq!(read(guest, &bytes[..end], 0), Err(Flaw::Short), "{end}");
+            if read(guest, &changed, random.word()).is_ok() {
+                enters(guest, round);
+            }
+        });
+    }
+}
+
+/// What is written by WRMSR, XSETBV or XRSTOR at an entry must not fault there.
+#[test]
+fn m6_what_would_fault_where_it_is_loaded_is_a_flaw() {
+    let with = |break_it: &dyn Fn(&mut Guest<'_, '_>)| {
+        with_guest(&[], |guest| {
+            off(guest, |guest| {
+                break_it(guest);
+                let mut bytes = vec![0; 1 << 16];
+                describe(guest, &mut Archive::writer(&mut bytes))
+            })
+        })
+    };
+    assert_eq!(with(&|guest| guest.set_field(Lstar, 1 << 47)), Err(Flaw::Value("LSTAR")));
+    assert_eq!(with(&|guest| guest.set_field(Cr4, 1 << 40)), Err(Flaw::Value("CR4")));
+    assert_eq!(with(&|guest| guest.0.state.tsc_aux = 1 << 32), Err(Flaw::Value("TSC_AUX")));
+    assert_eq!(with(&|_| {}), Ok(()));
+}
+
+#[test]
+fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
+    let bytes = with_guest(&[], written);
+    with_guest(&[], |guest| {
+        processor(|processor| processor.bits = Some(0));
+        assert_eq!(read(guest, &bytes, 0), Err(Flaw::Differs("SSE3", 0, 1)));
+    });
+}
+
+#[test]
+fn m5_what_pends_is_delivered_on_the_other_machine() {
+    let bytes = with_guest(&[], |guest| {
+        guest.set(RAX, 0x1234);
+        guest.set_field(Rip, CODE + 7);
+        guest.0.state.lapic.accept_fixed(0x51, Trigger::Edge);
+        guest.0.vcpu.inbox.post_fixed(0x52, Trigger::Edge);
+        guest.0.vcpu.inbox.post_nmi();
+        guest.0.state.nmi = Nmi::BLOCKED;
+        guest.0.state.activity = Activity::Halted;
+        written(guest)
+    });
+    with_guest(&[], |guest| {
+        read(guest, &bytes, 0).expect("is read");
+        let state = &mut *guest.0.state;
+        assert_eq!((state.registers.0[RAX], state.block.read(Rip)), (0x1234, CODE + 7));
+        assert_eq!(state.nmi & (Nmi::BLOCKED | Nmi::PENDING), Nmi::BLOCKED | Nmi::PENDING);
+        assert_eq!((state.activity, state.lapic.pending()), (Activity::Halted, Some(0x52)));
+        state.nmi = Nmi::default();
+        state.block.write(Rflags, 0x202);
+        state.update_activity();
+        assert!(state.is_running());
+        for vector in [0x52, 0x51] {
+            assert_eq!(guest.0.state.lapic.pending(), Some(vector));
+            guest.0.state.lapic.begin_service(vector);
+            let _ = guest.0.state.lapic.eoi();
+        }
+    });
+}
+
+#[test]
+fn m4_timers_that_were_due_fire_once_and_time_never_steps_back() {
+    let (deadline, timer) = (1 << 40, 0x4000_00b0);
+    let mut rdtsc = 0;
+    let (bytes, reference, ticks) = with_guest(&[], |guest| {
+        guest.write_msr(0x3b, 5000);
+        // TSC deadline, vector 0x61; a periodic synthetic timer each 1 ms, vector 0x62.
+        let _ = guest.0.state.lapic.write_page(0xfee0_0320, 0x4_0061, 0);
+        guest.write_msr(TSC_DEADLINE, deadline);
+        guest.write_msr(timer, 1 | 1 << 1 | 1 << 12 | 0x62 << 4);
+        guest.write_msr(timer + 1, 10_000);
+        let partition = &guest.0.vm.guest.partition;
+        let now = Tested::now();
+        rdtsc = now.wrapping_add(guest.field(TscOffset));
+        let page = partition.clock().page();
+        assert_eq!(page.scale, partition.clock().page().scale);
+        (written(guest), partition.clock().time_at(now), now)
+    });
+    with_guest(&[], |guest| {
+        // The machine's clock is far ahead; the guest stood still for some time.
+        mock::offer::advance::<Tested>(1 << 30);
+        read(guest, &bytes, ticks + 50_000).expect("is read");
+        let now = Tested::now();
+        let tsc = now.wrapping_add(guest.field(TscOffset));
+        assert!((rdtsc + 50_000..rdtsc + 51_000).contains(&tsc), "{tsc} after {rdtsc}");
+        let vm = guest.0.vm;
+        let clock = vm.guest.partition.clock();
+        let time = clock.time_at(vm.clock.at(now));
+        assert!(time >= reference, "{time} after {reference}");
+        // Nothing is due yet, or the periodic timer is.
+        let due = guest.0.state.next_deadline(now);
+        assert!(due < u64::MAX);
+        mock::offer::advance::<Tested>(1 << 41);
+        let now = Tested::now();
+        assert!(guest.0.state.next_deadline(now) <= now);
+        Tested::expire_timers(guest.0, now);
+        let fired = |guest: &Guest<'_, '_>| guest.0.state.lapic.highest_irr();
+        assert_eq!(fired(guest), Some(0x62));
+        for vector in [0x62, 0x61] {
+            assert_eq!(guest.0.state.lapic.pending(), Some(vector));
+            guest.0.state.lapic.begin_service(vector);
+            let _ = guest.0.state.lapic.eoi();
+        }
+        assert_eq!(fired(guest), None, "once for all periods that were missed");
+        let next = guest.0.state.next_deadline(now);
+        assert!(next > now && next < u64::MAX);
+        // A reset keeps the clock.
+        guest.0.state.reset(&guest.0.vcpu.inbox);
+        assert_eq!(guest.field(TscOffset), vm.clock.base());
+    });
+}
+
+/// The page and the register never differ: the guest's memory comes with it, and so does the clock
+/// that the page was made of.
+#[test]
+fn m4_the_tsc_page_is_right_on_the_other_machine() {
+    const PAGE: u64 = DATA + 0x4000;
+    let (bytes, [scale, offset]) = with_guest(&[], |guest| {
+        guest.write_msr(msr::REFERENCE_TSC, PAGE | 1);
+        (written(guest), [8, 16].map(|at| guest.read(PAGE + at)))
+    });
+    with_guest(&[], |guest| {
+        mock::offer::advance::<Tested>(123_456_789);
+        read(guest, &bytes, 7 << 40).expect("is read");
+        let vm = guest.0.vm;
+        let page = vm.guest.partition.clock().page();
+        assert_eq!((page.scale, page.offset.cast_unsigned()), (scale, offset));
+        for _ in 0..100 {
+            let before = Tested::now();
+            let value = guest.0.state.hyperv.read_msr(&vm.guest.partition, msr::TIME_REF_COUNT, before);
+            let tsc = before.wrapping_add(guest.field(TscOffset));
+            let by_page = ((u128::from(tsc) * u128::from(scale)) >> 64) as u64;
+            let by_page = by_page.wrapping_add(offset);
+            assert_eq!(value, Ok(crate::x86::hyperv::MsrRead::Value(by_page)));
+        }
+        // What the page covered comes back.
+        guest.write_msr(msr::REFERENCE_TSC, 0);
+        assert_eq!(guest.read(PAGE + 8), 0);
+    });
+}
+
+#[test]
+fn m5_an_end_of_interrupt_in_memory_is_settled_before_the_guest_is_written() {
+    const PAGE: u64 = DATA + 0x6000;
+    let bytes = with_guest(&[], |guest| {
+        guest.write_msr(msr::VP_ASSIST_PAGE, PAGE | 1);
+        guest.0.state.lapic.accept_fixed(0x41, Trigger::Edge);
+        guest.0.state.lapic.begin_service(0x41);
+        assert!(guest.enter(|_, _| {}));
+        assert_eq!(guest.read(PAGE) & 1, 0, "an offer ends with the stay");
+        written(guest)
+    });
+    with_guest(&[], |guest| {
+        read(guest, &bytes, 0).expect("is read");
+        assert!(guest.enter(|_, _| {}));
+        assert_eq!(guest.0.state.lapic.highest_isr(), Some(0x41));
+        let _ = guest.write_msr(SVR, 0);
+    });
+}

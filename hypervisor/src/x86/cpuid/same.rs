@@ -1,0 +1,70 @@
+//! A guest sees the same processor wherever it goes: what CPUID answers is compared, feature by
+//! feature where it has names.
+
+use transfer::{Archive, Flaw};
+
+use super::kept::{
+    EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, Feature, LEAF_1_ECX, LEAF_1_EDX,
+    LEAF_7_EBX, LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX,
+};
+use super::{View, answer};
+use crate::x86::hyperv::cpuid::CpuidResult;
+use crate::x86::processor::Vendor;
+
+/// A register of an answer: leaf, subleaf, number from EAX on.
+type Register = (u32, u32, usize);
+
+const NAMED: [(Register, &[Feature]); 10] = [
+    ((1, 0, 2), LEAF_1_ECX),
+    ((1, 0, 3), LEAF_1_EDX),
+    ((7, 0, 1), LEAF_7_EBX),
+    ((7, 0, 2), LEAF_7_ECX),
+    ((7, 0, 3), LEAF_7_EDX),
+    ((0xd, 1, 0), XSAVE_EAX),
+    ((0x8000_0001, 0, 2), EXTENDED_1_ECX),
+    ((0x8000_0001, 0, 3), EXTENDED_1_EDX),
+    ((0x8000_0008, 0, 1), EXTENDED_8_EBX),
+    ((0x8000_001a, 0, 0), EXTENDED_1A_EAX),
+];
+
+/// The other leaves: from one to another, and subleaves up to one.
+const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 9] = [
+    (0..=0, 0, "CPUID 0: the vendor, and the highest leaf"),
+    (1..=1, 0, "CPUID 1: the processor's signature"),
+    (2..=6, 7, "CPUID 2 to 6: the caches"),
+    (7..=0xc, 1, "CPUID 7 to 0xc"),
+    (0xd..=0xd, 63, "CPUID 0xd: the places of extended states"),
+    (0x8000_0000..=0x8000_0001, 0, "CPUID 0x80000000: the highest leaf"),
+    (0x8000_0002..=0x8000_0006, 0, "CPUID 0x80000002 to 0x80000006: the processor's name, caches, TLBs"),
+    (0x8000_0007..=0x8000_0008, 0, "CPUID 0x80000008: widths of addresses"),
+    (0x8000_0009..=0x8000_001e, 0, "CPUID 0x80000009 to 0x8000001e"),
+];
+
+/// Compares what a vCPU sees.
+///
+/// # Errors
+///
+/// The first feature, or leaf, that differs.
+pub fn describe<A: Vendor>(view: View, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    let registers = |leaf, subleaf| {
+        let CpuidResult { eax, ebx, ecx, edx } = answer::<A>(leaf, subleaf, view);
+        // The size for the XCR0 that is in the processor at this moment.
+        [eax, if (leaf, subleaf) == (0xd, 0) { 0 } else { ebx }, ecx, edx]
+    };
+    for ((leaf, subleaf, register), features) in NAMED {
+        let word = registers(leaf, subleaf).into_iter().nth(register).unwrap_or(0);
+        for &(bit, name, _) in features {
+            archive.same(name, (word >> bit & 1).into())?;
+        }
+    }
+    for (leaves, last, name) in OTHERS {
+        // FNV-1a: any difference shows, though not which.
+        let words = leaves.flat_map(|leaf| (0..=last).map(move |subleaf| (leaf, subleaf)));
+        let words = words.flat_map(|(leaf, subleaf)| registers(leaf, subleaf));
+        let digest = words.fold(0xcbf2_9ce4_8422_2325, |digest: u64, word| {
+            (digest ^ u64::from(word)).wrapping_mul(0x0100_0000_01b3)
+        });
+        archive.same(name, digest)?;
+    }
+    Ok(())
+}
