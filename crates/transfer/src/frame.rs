@@ -199,20 +199,18 @@ impl Hello {
     }
 }
 
-/// A slot besides the guest's own memory.
+/// A slot besides the guest's own memory, to which the guest can store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemorySlot {
     /// Its number.
     pub id: u16,
-    /// Whether the guest can only read it.
-    pub read_only: bool,
     /// Bytes.
     pub size: u64,
 }
 
 impl Described for MemorySlot {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: id, read_only, size)
+        fields!(self, archive: id, size)
     }
 }
 
@@ -227,6 +225,13 @@ pub struct Round {
     pub ticks: u64,
     /// Ticks per second.
     pub hz: u64,
+}
+
+impl Round {
+    /// So many pages more, of zeros or not.
+    pub const fn add(&mut self, count: u64, zeros: bool) {
+        *if zeros { &mut self.zeros } else { &mut self.pages } += count;
+    }
 }
 
 impl Described for Round {

@@ -4,6 +4,7 @@ use ::pci::Function;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
+use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use iommu::Stuck;
 use memslots::space::LogWay;
@@ -88,6 +89,7 @@ where
     type Workspace = Workspace;
     type Devices = OwnedFunctions;
 
+    const MACHINE: Architecture = Architecture::Arm64;
     /// All flushes are broadcasts.
     const COUNTS_SECTIONS: bool = true;
 

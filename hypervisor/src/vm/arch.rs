@@ -16,6 +16,7 @@
 use alloc::vec::Vec;
 use core::ops::Range;
 
+use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use memslots::space::LogWay;
 use paging::{Format, Invalidation, Level, TableMemory};
@@ -76,6 +77,9 @@ pub unsafe trait Arch: Board {
     type Devices: Devices<Self>;
     /// Whether sections of software translations are counted (see [`stay::Stay::COUNTED`]).
     const COUNTS_SECTIONS: bool;
+
+    /// Which architecture it is.
+    const MACHINE: Architecture;
 
     /// Refuses a configuration that this image or processor cannot serve.
     ///
@@ -159,6 +163,13 @@ pub unsafe trait Arch: Board {
     /// left. Returns true only when none is left and no change of the slots is in progress. No vCPU
     /// runs.
     fn reset_slots(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
+        true
+    }
+
+    /// After the devices' states were read: begins to [add](Vm::begin_change) the slots that the
+    /// devices have in these states. Returns true only when all are there, and no change of the
+    /// slots is in progress. No vCPU runs.
+    fn follow_state(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
         true
     }
 

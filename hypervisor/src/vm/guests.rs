@@ -198,7 +198,8 @@ impl<A: Arch> Host<A> {
 
     /// Whether a guest with another number runs, or may go on.
     fn lives_beside(&self, number: u32) -> bool {
-        let lives = |other| matches!(self.state_of(other), GuestState::Running | GuestState::Paused);
+        use GuestState::{Arriving, Given, Paused, Running};
+        let lives = |other| matches!(self.state_of(other), Running | Paused | Arriving | Given);
         (0..MAX_GUESTS).any(|other| other != number && lives(other))
     }
 

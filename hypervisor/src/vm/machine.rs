@@ -3,9 +3,8 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use coherence::{Notify, Target};
-use core::cell::UnsafeCell;
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use hostlink::config::{self, Config, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
@@ -13,7 +12,6 @@ use paging::{Level, Progress};
 use spin::Mutex;
 
 use super::arch::Arch;
-use super::awaited::Awaited;
 use super::change::OwnChange;
 use super::clock::GuestClock;
 use super::console::Rings;
@@ -27,45 +25,13 @@ use super::reset::Reset;
 use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
+pub use super::vcpu::Vcpu;
 use crate::loader::LoadError;
 use crate::sched::{CpuIndex, Line, VcpuIndex, notify};
 use crate::stopping::{REQUESTS, Stopping};
 
 /// Index of a vCPU in its guest; also its VP index.
 pub type VpIndex = u32;
-
-/// One virtual CPU.
-pub struct Vcpu<A: Arch> {
-    /// Index in the machine; also its VP index.
-    pub index: VpIndex,
-    /// Its row among the vCPUs of all machines.
-    pub row: VcpuIndex,
-    /// The flush engine's view of the vCPU, which belongs to the row. Its owner is the only one
-    /// that may touch `state`.
-    pub target: &'static Target,
-    /// Interrupts posted by other CPUs.
-    pub inbox: A::Inbox,
-    /// The word it waits for, if it is passive in a queue.
-    pub awaited: Awaited,
-    state: UnsafeCell<A::State>,
-}
-
-// SAFETY: `state` is reached only through `state()`, whose caller owns the target; the rest is
-// atomic.
-unsafe impl<A: Arch> Sync for Vcpu<A> {}
-
-impl<A: Arch> Vcpu<A> {
-    /// The private state.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds the target's `Owner`, and no reference from an earlier call is alive.
-    #[expect(clippy::mut_from_ref, reason = "ownership is proved by the target's token")]
-    pub unsafe fn state(&self) -> &mut A::State {
-        // SAFETY: the token is exclusive, so there is no other reference.
-        unsafe { &mut *self.state.get() }
-    }
-}
 
 /// A virtual machine.
 pub struct Vm<A: Arch> {
@@ -89,6 +55,8 @@ pub struct Vm<A: Arch> {
     pub files: Files,
     /// Its clock.
     pub clock: GuestClock,
+    /// The session in which it was given to another machine: meaningful while its state says so.
+    pub(super) given: AtomicU64,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: OwnChange<A>,
     /// Pending work that each of its vCPUs must check, and how many have stopped.
@@ -203,13 +171,8 @@ fn assemble<A: Arch>(
     let identity = host.take_identities(config.vcpus);
     let shared = A::share(config, &host.common, &space, claim)?;
     let targets = host.targets(first, config.vcpus);
-    let vcpu = |(index, target)| Vcpu {
-        index,
-        row: first + index,
-        target,
-        inbox: A::Inbox::default(),
-        awaited: Awaited::default(),
-        state: UnsafeCell::new(A::new_vcpu(&shared, index, identity + index)),
+    let vcpu = |(index, target)| {
+        Vcpu::new((index, first + index), target, A::new_vcpu(&shared, index, identity + index))
     };
     Ok(Box::new(Vm {
         host,
@@ -222,6 +185,7 @@ fn assemble<A: Arch>(
         guest: shared,
         files,
         clock: GuestClock::default(),
+        given: AtomicU64::new(0),
         change: OwnChange::none(),
         stopping: Stopping::default(),
         turn_wanted: AtomicBool::new(false),

@@ -40,6 +40,7 @@ mod switch;
 #[cfg(test)]
 mod tests;
 pub mod trace;
+mod vcpu;
 
 pub use context::{Access, Context, FaultOutcome, Next};
 pub use counting::increase;

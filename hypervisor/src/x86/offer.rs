@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::ops::Range;
+use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use memslots::space::LogWay;
 use paging::{Invalidation, Level};
@@ -77,6 +78,7 @@ where
     type Workspace = Workspace;
     type Devices = OwnedFunctions;
 
+    const MACHINE: Architecture = <Self as Vendor>::ARCHITECTURE;
     /// All flushes are requests.
     const COUNTS_SECTIONS: bool = false;
 
@@ -147,6 +149,10 @@ where
 
     fn reset_slots(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
         vm.reset_pci(cpu)
+    }
+
+    fn follow_state(vm: &'static Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+        vm.follow_pci(cpu)
     }
 
     fn reset_devices(vm: &Vm<Self>) {

@@ -198,6 +198,20 @@ impl<'a> End<'a> {
         Ok(())
     }
 
+    /// Writes the next bytes, as [`write`](Self::write) does.
+    ///
+    /// # Errors
+    ///
+    /// [`Broken`], also if there is no room.
+    pub fn write_all(&mut self, ahead: usize, bytes: &[u8]) -> Result<(), Broken> {
+        let mut left = bytes;
+        self.write(ahead, bytes.len(), |piece| {
+            let (now, later) = left.split_at(piece.len());
+            piece.copy_from_slice(now);
+            left = later;
+        })
+    }
+
     /// Lets the reader see the next `len` bytes, which have been written.
     pub fn publish(&mut self, len: usize) {
         self.writes.counts.publish(len as u64);
@@ -228,6 +242,19 @@ impl<'a> End<'a> {
             see(unsafe { core::slice::from_raw_parts(self.reads.data.add(at), len) });
         }
         Ok(())
+    }
+
+    /// Reads bytes, as [`read`](Self::read) does.
+    ///
+    /// # Errors
+    ///
+    /// [`Broken`], also if they are not there.
+    pub fn read_all(&self, ahead: usize, bytes: &mut [u8]) -> Result<(), Broken> {
+        let mut at = 0;
+        self.read(ahead, bytes.len(), |piece| {
+            bytes[at..at + piece.len()].copy_from_slice(piece);
+            at += piece.len();
+        })
     }
 
     /// Gives the next `len` bytes, which have been read, back to the writer.

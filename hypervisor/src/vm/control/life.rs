@@ -1,7 +1,7 @@
 //! Requests about the life of guests, and about all of them.
 
 use alloc::boxed::Box;
-use hostlink::ctl::{Input, Request, record};
+use hostlink::ctl::{Input, Request, SendWay, record};
 use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
@@ -9,10 +9,12 @@ use memslots::{SlotError, SlotId};
 use paging::{Invalidation, Progress};
 
 use super::Answer;
+use super::moving::{Receiving, Sending};
 use super::refusal::Refusal;
 use crate::stopping;
 use crate::vm::arch::Arch;
 use crate::vm::dma::Devices;
+use crate::vm::files::Files;
 use crate::vm::gone::Left;
 use crate::vm::load::Load;
 use crate::vm::machine::Vm;
@@ -33,7 +35,11 @@ pub(super) enum Life<A: Arch> {
     /// A guest is to be created.
     Create(Name),
     /// A guest's memory is being filled; then it starts, if it is to.
-    Load { vm: &'static Vm<A>, load: Option<Load<A>>, starts: bool },
+    Load {
+        vm: &'static Vm<A>,
+        load: Option<Load<A>>,
+        starts: bool,
+    },
     /// The devices of a guest that has ended are being reset, before it is loaded again.
     Again(&'static Vm<A>),
     /// A guest is to change its state.
@@ -42,6 +48,12 @@ pub(super) enum Life<A: Arch> {
     Pausing(&'static Vm<A>),
     /// A guest is being destroyed.
     Destroy(Box<Destroy<A>>),
+    /// A guest is to be sent in this session.
+    Send(Name, u64, SendWay),
+    Sending(Box<Sending<A>>),
+    /// A guest is to be received.
+    Receive(Name),
+    Receiving(Box<Receiving<A>>),
     /// The request is done.
     Over,
 }
@@ -97,7 +109,8 @@ impl<A: Arch> Life<A> {
             Request::Wake { guest } => change(guest, Change::Wake),
             Request::Reset { guest } => change(guest, Change::Reset),
             Request::Destroy { guest } => change(guest, Change::Destroy),
-            Request::Send { guest, .. } | Request::Receive { guest } => Some((Some(guest), Self::Over)),
+            Request::Send { guest, session, way } => Some((Some(guest), Self::Send(guest, session, way))),
+            Request::Receive { guest } => Some((Some(guest), Self::Receive(guest))),
             Request::Slots
             | Request::Add { .. }
             | Request::Delete { .. }
@@ -168,6 +181,13 @@ impl<A: Arch> Life<A> {
                 return Ok(Progress::Done);
             }
             Self::Destroy(destroy) => return destroy.step(host),
+            Self::Send(guest, session, way) => *self = send(host, (*guest, *session, *way), answer)?,
+            Self::Sending(sending) => return sending.step(answer),
+            Self::Receive(guest) => {
+                let (number, files) = empty(host, *guest)?;
+                *self = Self::Receiving(Box::new(Receiving::new(host, number, files, answer)?));
+            }
+            Self::Receiving(receiving) => return receiving.step(answer),
         }
         Ok(Progress::More)
     }
@@ -200,12 +220,29 @@ fn send_guest<A: Arch>(host: &'static Host<A>, number: usize, answer: &mut Answe
     Some(number + 1)
 }
 
-fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusal> {
+/// A guest that does not exist: its number and its files.
+fn empty<A: Arch>(host: &'static Host<A>, name: Name) -> Result<(u32, &'static Files), Refusal> {
     let (number, state) = number_of(host, name)?;
     if state != GuestState::Empty {
         return Err(Refusal::State { guest: name, state, wanted: "empty" });
     }
-    let files = host.bundle.guests.get(number as usize).ok_or(Refusal::NoGuest(name))?;
+    host.bundle.guests.get(number as usize).map(|files| (number, files)).ok_or(Refusal::NoGuest(name))
+}
+
+fn send<A: Arch>(
+    host: &'static Host<A>,
+    (name, session, way): (Name, u64, SendWay),
+    answer: &mut Answer,
+) -> Result<Life<A>, Refusal> {
+    let (number, state) = number_of(host, name)?;
+    let may = matches!(state, GuestState::Running | GuestState::Paused | GuestState::Given);
+    let vm = host.guest(number).filter(|_| may);
+    let vm = vm.ok_or(Refusal::State { guest: name, state, wanted: "running or paused" })?;
+    Ok(Life::Sending(Box::new(Sending::new(vm, session, way, answer)?)))
+}
+
+fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusal> {
+    let (number, files) = empty(host, name)?;
     let vm = host.create_guest(number, files).map_err(Refusal::Create)?;
     Ok(match Load::new(vm) {
         Ok(load) => Life::Load { vm, load: Some(load), starts: false },
@@ -247,15 +284,7 @@ impl Change {
                 if state == Running {
                     stop_soon(vm);
                 }
-                let stage = if state == Loaded { Stage::Devices } else { Stage::Stop };
-                host.entry(number).set_state(GuestState::Leaving, 0);
-                return Ok(Life::Destroy(Box::new(Destroy {
-                    vm,
-                    stage,
-                    scratch: FlushScratch::new(),
-                    left: None,
-                    because: None,
-                })));
+                return Ok(Life::Destroy(Box::new(Destroy::of(vm, state != Loaded))));
             }
             (Self::Start, _) => return Err(refused("loaded, off or failed")),
             (Self::Resume, _) => return Err(refused("paused")),
@@ -272,7 +301,14 @@ fn stop_soon<A: Arch>(vm: &Vm<A>) {
 }
 
 impl<A: Arch> Destroy<A> {
-    fn step(&mut self, host: &'static Host<A>) -> Result<Progress, Refusal> {
+    /// Begins to destroy a guest that stops, or that has never run.
+    pub(super) fn of(vm: &'static Vm<A>, has_run: bool) -> Self {
+        vm.host.set_state(vm, GuestState::Leaving, 0);
+        let stage = if has_run { Stage::Stop } else { Stage::Devices };
+        Self { vm, stage, scratch: FlushScratch::new(), left: None, because: None }
+    }
+
+    pub(super) fn step(&mut self, host: &'static Host<A>) -> Result<Progress, Refusal> {
         let vm = self.vm;
         self.stage = match &mut self.stage {
             Stage::Stop if !vm.has_stopped() => return Ok(Progress::Waiting),

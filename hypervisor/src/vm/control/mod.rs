@@ -11,6 +11,7 @@
 mod cost;
 mod life;
 mod migrate;
+mod moving;
 mod refusal;
 mod requests;
 mod runs;
@@ -233,6 +234,11 @@ impl<A: Arch> Channel<A> {
 }
 
 impl Answer {
+    /// One that nobody waits for.
+    const fn unheard() -> Self {
+        Self { number: 0, awaits: false, is_abandoned: true }
+    }
+
     /// Sends a record: one per step.
     pub fn record<A: Arch>(&mut self, fields: &dyn fmt::Display) {
         if !self.is_abandoned {

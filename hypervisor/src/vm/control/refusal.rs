@@ -4,6 +4,8 @@ use core::fmt;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 use memslots::{Slot, SlotError};
+use transfer::Flaw;
+use transfer::channel::Broken;
 
 use crate::vm::arch::Arch;
 use crate::vm::dma::Devices;
@@ -44,6 +46,16 @@ pub(super) enum Refusal {
     OfNoMemory,
     /// There is no guest of this name, or none at all.
     NoneSuch,
+    /// It cannot be sent, or what comes is no guest.
+    Moves(Flaw),
+    /// The host tool's end of the channel makes no sense.
+    Channel,
+    /// It has ended.
+    HasEnded,
+    /// It was given away in this session, and it is not known what came of it.
+    Given(u64),
+    /// The connection ended before all of it was there, or before it was to run.
+    Dropped,
     /// Too many requests wait that are about the same guest, or about none.
     TooMany,
 }
@@ -84,6 +96,16 @@ impl fmt::Display for Refusal {
             }
             Self::OfNoMemory => f.write_str("the request is about no guest's memory"),
             Self::NoneSuch => f.write_str("there is no such guest"),
+            Self::Moves(flaw) => write!(f, "{flaw}"),
+            Self::Channel => f.write_str("the channel's counts make no sense"),
+            Self::HasEnded => f.write_str("the guest has ended"),
+            Self::Given(session) => {
+                write!(
+                    f,
+                    "the guest was given away in session {session:#x}: ask the other side what came of it"
+                )
+            }
+            Self::Dropped => f.write_str("the guest was not to run here in the end"),
             Self::TooMany => f.write_str("too many requests about the same guest wait for their turn"),
             Self::Create(why) => write!(f, "{why}"),
             Self::NoPort(port) => write!(f, "the guest has no serial port {port}"),
@@ -95,6 +117,12 @@ impl fmt::Display for Refusal {
             }
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }
+    }
+}
+
+impl From<Broken> for Refusal {
+    fn from(Broken: Broken) -> Self {
+        Self::Channel
     }
 }
 

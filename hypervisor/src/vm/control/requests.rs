@@ -235,12 +235,22 @@ pub(super) fn find<A: Arch>(vm: &Vm<A>, slot: u16) -> Result<Slot, Refusal> {
 }
 
 fn add<A: Arch>(vm: &'static Vm<A>, gpa: Gpa, size: u64, access: Access) -> Result<Work<A>, Refusal> {
-    let mut flags = SlotFlags::empty();
-    flags.set(SlotFlags::READ_ONLY, access == Access::ReadOnly);
     let memory = vm.space.slots().memory();
     let id = (0..u16::MAX).map(SlotId).find(|&id| memory.get(id).is_none());
-    let id = id.ok_or(Refusal::Slot(SlotError::Full))?;
     drop(memory);
+    add_as(vm, id.ok_or(Refusal::Slot(SlotError::Full))?, gpa, size, access)
+}
+
+/// Begins to add memory as the slot of this number.
+pub(super) fn add_as<A: Arch>(
+    vm: &'static Vm<A>,
+    id: SlotId,
+    gpa: Gpa,
+    size: u64,
+    access: Access,
+) -> Result<Work<A>, Refusal> {
+    let mut flags = SlotFlags::empty();
+    flags.set(SlotFlags::READ_ONLY, access == Access::ReadOnly);
     // Errors in the request itself are reported before a lack of memory here.
     let probe = Slot { id, gpa, size, host: memslots::PhysAddr(0), flags };
     let possible = vm.space.slots().would_add(&probe);

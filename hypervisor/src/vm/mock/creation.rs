@@ -130,6 +130,7 @@ impl<A: Arch> MockBoard<A> {
                 line: String::new(),
                 hung_up: None,
                 enough: None,
+                tool: None,
             }),
             turned: cpus.iter().map(|_| Condvar::new()).collect(),
             kicks: AtomicU64::new(0),

@@ -83,7 +83,12 @@ struct Turns {
     hung_up: Option<u64>,
     /// The run ends when so many requests have been answered.
     enough: Option<usize>,
+    tool: Option<Tool>,
 }
+
+/// What the host tool does besides, whenever a CPU passes its turn on: it sees all answers so far,
+/// and returns requests that it makes at once.
+pub(crate) type Tool = Box<dyn FnMut(&[String]) -> Vec<String> + Send>;
 
 impl Turns {
     fn is_due(&self, cpu: u32, now: u64) -> bool {
@@ -177,6 +182,10 @@ impl<A: Arch> MockBoard<A> {
 
     pub(crate) fn answers(&self) -> Vec<String> {
         self.lock().answers.clone()
+    }
+
+    pub(crate) fn set_tool(&self, tool: Tool) {
+        self.lock().tool = Some(tool);
     }
 
     pub(crate) fn type_in(&self, bytes: &[u8]) {
@@ -338,6 +347,11 @@ impl<A: Arch> MockBoard<A> {
         turns.left -= 1;
         if turns.left == 0 {
             self.stop(turns, End::Endless);
+        }
+        let now = self.time();
+        let Turns { tool, answers, asked, .. } = &mut *turns;
+        for line in tool.as_mut().map(|tool| tool(answers)).unwrap_or_default() {
+            asked.push_back((now, [line.as_bytes(), b"\n"].concat()));
         }
         if turns.enough.is_some_and(|enough| turns.answered() >= enough) {
             self.stop(turns, End::Quiet);

@@ -297,6 +297,14 @@ impl<A: X86> Vm<A> {
         matches!(self.guest.owned.functions.lock().hide(self, cpu), Ok(Followed::WasThere))
     }
 
+    /// The ROM's slot is where the device decodes it: returns whether that holds already. No vCPU
+    /// runs.
+    pub fn follow_pci(&'static self, cpu: &PerCpu<A>) -> bool {
+        let base = self.guest.platform.lock().rom_base().map(Gpa);
+        let followed = self.guest.rom.lock().follow(self, cpu, 0, base);
+        matches!(followed, Ok(Followed::WasThere))
+    }
+
     /// The functions that the guest owns follow what it has written.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use memslots::{Gpa, MmioCache};
 use stay::MMIO_PAGES;
 use std::collections::BTreeMap;
+use transfer::{Archive, Described, Flaw};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activity {
@@ -59,6 +60,26 @@ pub(in crate::vm::tests) struct Vcpu {
     pub(super) exits_on_pause: bool,
     pub(super) word: Option<Word>,
     pub(super) mmio: MmioCache<MMIO_PAGES>,
+}
+
+impl Described for Vcpu {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Self { at, rounds, activity, got, wants, timer, worked, since, .. } = self;
+        archive.through(at, |at| *at as u64, |at| usize::try_from(at).ok())?;
+        // Programs are short: how often each operation has been counted, plus one.
+        let list = |rounds: &BTreeMap<usize, u32>| {
+            core::array::from_fn::<u32, 16, _>(|at| rounds.get(&at).map_or(0, |count| count + 1))
+        };
+        let map = |list: [u32; 16]| {
+            let rounds = list.iter().enumerate().filter(|(_, count)| **count > 0);
+            Some(rounds.map(|(at, count)| (at, count - 1)).collect())
+        };
+        archive.through(rounds, list, map)?;
+        archive.choice(activity, &[Activity::Off, Activity::Running, Activity::Halted])?;
+        [got, wants, worked].into_iter().try_for_each(|word| word.describe(archive))?;
+        archive.time(timer)?;
+        since.describe(archive)
+    }
 }
 
 impl State for Vcpu {

@@ -21,11 +21,13 @@ use alloc::vec::Vec;
 use coherence::{CpuId, Hardware, NoDevices};
 use core::ops::{ControlFlow, Range};
 use core::sync::atomic::Ordering;
+use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use hostlink::counters::Counter;
 use memslots::space::LogWay;
 use memslots::{Gpa, SlotError};
 use paging::{Amd64Nested, Invalidation, Level};
+use transfer::{Archive, Described, Flaw};
 
 /// The flusher: it uses kicks.
 struct Kicks<'a>(&'a Vm<MockArch>);
@@ -58,6 +60,7 @@ unsafe impl Arch for MockArch {
     type Workspace = ();
     type Devices = NoDevices;
 
+    const MACHINE: Architecture = Architecture::Arm64;
     const COUNTS_SECTIONS: bool = false;
 
     fn check(_: &Config<'_>) -> Result<(), CreateError> {
@@ -128,6 +131,21 @@ unsafe impl Arch for MockArch {
         vm.guest.done.store(0, Ordering::Relaxed);
         let owned = vm.vcpus.iter().filter(|vcpu| vcpu.target.owner().is_none());
         assert!(owned.count() <= 1, "no vCPU but the one that carries out the reset is on a CPU");
+    }
+
+    fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        (&vm.guest.done).describe(archive)
+    }
+
+    fn describe_vcpu(
+        _: &Vm<Self>,
+        state: &mut Vcpu,
+        inbox: &Inbox,
+        archive: &mut Archive<'_>,
+    ) -> Result<(), Flaw> {
+        (&inbox.interrupts).describe(archive)?;
+        (&inbox.start).describe(archive)?;
+        state.describe(archive)
     }
 
     fn device_regions(_: &Vm<Self>) -> impl IntoIterator<Item = Region> {

@@ -1,0 +1,222 @@
+//! The hypervisor's end of a channel to the host tool: whole frames, in memory of its own.
+
+use alloc::boxed::Box;
+use core::marker::PhantomData;
+use core::ptr;
+
+use memslots::{Gpa, GuestMemory};
+use transfer::channel::{Broken, DATA, End, Sizes};
+use transfer::frame::{BODY_MAX, HEADER, Header, Kind, PAGE, padded};
+use transfer::handover::Heard;
+use transfer::{Archive, Flaw};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::super::refusal::Refusal;
+use crate::vm::Host;
+use crate::vm::arch::Arch;
+
+/// Pages that a frame has at most.
+pub(super) const PAGES_MAX: u64 = (BODY_MAX / PAGE) as u64;
+
+/// Something in the stream is wrong, or the channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    Broken,
+    Flaw(Flaw),
+}
+
+impl From<Broken> for Fault {
+    fn from(Broken: Broken) -> Self {
+        Self::Broken
+    }
+}
+
+impl From<Flaw> for Fault {
+    fn from(flaw: Flaw) -> Self {
+        Self::Flaw(flaw)
+    }
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Broken => Self::Channel,
+            Fault::Flaw(flaw) => Self::Moves(flaw),
+        }
+    }
+}
+
+/// A channel.
+pub(super) struct Line<A> {
+    at: u64,
+    sizes: Sizes,
+    end: End<'static>,
+    /// For a state that is being written or read.
+    scratch: Box<[u8]>,
+    /// Frames that were put.
+    pub(super) frames: u64,
+    arch: PhantomData<fn() -> A>,
+}
+
+impl<A: Arch> Line<A> {
+    /// Takes memory for a channel.
+    pub(super) fn take(host: &Host<A>, sizes: Sizes) -> Result<Self, Refusal> {
+        let (at, largest) = {
+            let mut free = host.free.lock();
+            (free.take(sizes.total(), PAGE as u64, u64::MAX), free.largest())
+        };
+        let at = at.ok_or(Refusal::NoMemory { size: sizes.total(), largest })?;
+        // SAFETY: it was free, and is mapped.
+        unsafe { A::zero(at, DATA) };
+        let memory = ptr::with_exposed_provenance_mut(at as usize);
+        // SAFETY: mapped one to one, its counts are zero, and it has no other user but the tool
+        // until `give_back`.
+        let end = unsafe { End::of_hypervisor(memory, sizes) };
+        let scratch = alloc::vec![0; BODY_MAX].into_boxed_slice();
+        Ok(Self { at, sizes, end, scratch, frames: 0, arch: PhantomData })
+    }
+
+    /// Frees the memory. The tool does not use it any more.
+    pub(super) fn give_back(&mut self, host: &Host<A>) {
+        host.free.lock().add(self.at..self.at + self.sizes.total());
+    }
+
+    /// Physical address of the channel.
+    pub(super) const fn place(&self) -> u64 {
+        self.at
+    }
+
+    /// Shows the tool the machine's clock.
+    pub(super) fn show_clock(&self) {
+        self.end.show_clock(A::now());
+    }
+
+    /// Whether there is room for any frame.
+    pub(super) fn has_room(&self) -> Result<bool, Broken> {
+        Ok(self.end.room()? >= HEADER + BODY_MAX)
+    }
+
+    /// Puts a frame for which there is room.
+    pub(super) fn put(&mut self, kind: Kind, argument: u64, body: &[u8]) -> Result<(), Broken> {
+        let header = Header::new(kind, argument, body.len() as u32);
+        self.end.write_all(HEADER, body)?;
+        self.publish(header)
+    }
+
+    /// Puts a frame with what `describe` writes.
+    pub(super) fn put_state(
+        &mut self,
+        kind: Kind,
+        argument: u64,
+        base: u64,
+        describe: impl FnOnce(&mut Archive<'_>) -> Result<(), Flaw>,
+    ) -> Result<(), Fault> {
+        let mut scratch = core::mem::take(&mut self.scratch);
+        let mut archive = Archive::writer(&mut scratch).with_clock(base);
+        let written = describe(&mut archive).and_then(|()| archive.finish());
+        let put = written
+            .map_err(Fault::Flaw)
+            .and_then(|len| Ok(self.put(kind, argument, scratch.get(..len).unwrap_or(&[]))?));
+        self.scratch = scratch;
+        put
+    }
+
+    /// Says something to the other side.
+    pub(super) fn say(&mut self, what: Heard) -> Result<(), Broken> {
+        let kind = match what {
+            Heard::Ready => Kind::Ready,
+            Heard::Go => Kind::Go,
+            Heard::Runs => Kind::Runs,
+            Heard::Absent => Kind::Absent,
+            Heard::Cut => Kind::Cut,
+        };
+        self.put(kind, 0, &[])
+    }
+
+    /// Puts a frame with the first of `pages` pages at `gpa`: those up to the first one of zeros,
+    /// or those of zeros. There is room. Returns how many, and whether they are zero.
+    pub(super) fn put_pages(
+        &mut self,
+        memory: &GuestMemory<'_>,
+        gpa: u64,
+        pages: u64,
+    ) -> Result<(u64, bool), Broken> {
+        let mut count = 0;
+        let mut zeros = false;
+        while count < pages.min(PAGES_MAX) {
+            // Pages of zeros are read to the same place.
+            let ahead = HEADER + if zeros { 0 } else { count as usize * PAGE };
+            let is_zero = self.read_page(memory, gpa + count * PAGE as u64, ahead)?;
+            if count == 0 {
+                zeros = is_zero;
+            } else if is_zero != zeros {
+                break;
+            }
+            count += 1;
+        }
+        let (kind, len) = if zeros { (Kind::Zeros, count) } else { (Kind::Pages, count * PAGE as u64) };
+        self.publish(Header::new(kind, gpa, len as u32))?;
+        Ok((count, zeros))
+    }
+
+    /// Reads a page, and tells whether it is zero.
+    fn read_page(&mut self, memory: &GuestMemory<'_>, gpa: u64, ahead: usize) -> Result<bool, Broken> {
+        let (mut from, mut is_zero) = (gpa, true);
+        self.end.write(ahead, PAGE, |piece| {
+            if memory.read(Gpa(from), piece).is_err() {
+                // The slot has been removed meanwhile: the guest finds nothing there either.
+                piece.fill(0);
+            }
+            from += piece.len() as u64;
+            let (words, rest) = piece.as_chunks::<8>();
+            is_zero = is_zero && rest.is_empty() && words.iter().all(|word| *word == [0; 8]);
+        })?;
+        Ok(is_zero)
+    }
+
+    fn publish(&mut self, header: Header) -> Result<(), Broken> {
+        self.end.write_all(0, header.as_bytes())?;
+        self.end.publish(HEADER + header.body());
+        self.frames += 1;
+        Ok(())
+    }
+
+    /// The next frame, if it is there as a whole.
+    pub(super) fn next(&self) -> Result<Option<(Header, Kind)>, Fault> {
+        if self.end.filled()? < HEADER {
+            return Ok(None);
+        }
+        let mut bytes = [0; HEADER];
+        self.end.read_all(0, &mut bytes)?;
+        let header = Header::read_from_bytes(&bytes).map_err(|_| Flaw::Short)?;
+        let kind = header.kind()?;
+        Ok((self.end.filled()? >= HEADER + header.body()).then_some((header, kind)))
+    }
+
+    /// Lets `see` have what follows the next frame's header, in pieces.
+    pub(super) fn body(&self, header: Header, see: impl FnMut(&[u8])) -> Result<(), Fault> {
+        Ok(self.end.read(HEADER, header.len(), see)?)
+    }
+
+    /// Reads what follows the next frame's header by a description.
+    pub(super) fn read_state(
+        &mut self,
+        header: Header,
+        base: u64,
+        describe: impl FnOnce(&mut Archive<'_>) -> Result<(), Flaw>,
+    ) -> Result<(), Fault> {
+        let state = self.scratch.get_mut(..header.len()).ok_or(Flaw::Short)?;
+        self.end.read_all(HEADER, state)?;
+        let mut archive = Archive::reader(state).with_clock(base);
+        describe(&mut archive)?;
+        archive.finish()?;
+        Ok(())
+    }
+
+    /// The next frame is done with.
+    pub(super) fn done(&mut self, header: Header) {
+        self.end.take(HEADER + header.body());
+    }
+}
+
+const _: () = assert!(padded(BODY_MAX) == BODY_MAX);

@@ -1,0 +1,68 @@
+//! Guests that leave for another machine or a file, and guests that arrive.
+//!
+//! Both are requests like others: they are served in steps, between which vCPUs run. What is sent
+//! goes through a [channel](transfer::channel) to the host tool, which carries it. The tool decides
+//! when the last round begins; who runs the guest is decided here, by
+//! [`transfer::handover`].
+//!
+//! # The order of a page and its flush
+//!
+//! A page is copied after its mark was taken and the flush for that is over (`memslots`, the table
+//! of dirty logs): a store through a translation that was cached before is in the copy, or in the
+//! next fetch. The last fetch is made while no vCPU runs, and its flush is over before anything is
+//! copied. What the source's vCPUs owe as flushes is not sent: the target begins with tags that
+//! nobody has used, and with empty caches of addresses without memory.
+
+mod line;
+mod receive;
+mod rounds;
+mod send;
+
+pub(super) use receive::Receiving;
+pub(super) use send::Sending;
+
+use hostlink::architecture::Architecture;
+use memslots::Slot;
+use transfer::frame::{Hello, Section, VERSION};
+use transfer::{Archive, Flaw};
+
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+use crate::vm::shown::DEVICE_SLOT;
+
+/// A step that copies goes on for so long, in microseconds, or ends with a frame behind that.
+const STEP_US: u64 = 50;
+
+/// What both sides must agree on.
+fn hello<A: Arch>(vm: &Vm<A>) -> Hello {
+    Hello {
+        version: VERSION,
+        architecture: u8::from(A::MACHINE == Architecture::Arm64),
+        vcpus: vm.vcpu_count(),
+        memory: vm.files.config.memory,
+    }
+}
+
+/// The section after this one.
+fn next_section<A: Arch>(vm: &Vm<A>, section: Section) -> Option<Section> {
+    let next = match section {
+        Section::Shared => 0,
+        Section::Vcpu(index) => index + 1,
+    };
+    (next < vm.vcpu_count()).then_some(Section::Vcpu(next))
+}
+
+/// Writes or reads the state of a guest whose vCPUs have all stopped, or never ran.
+fn describe<A: Arch>(vm: &Vm<A>, section: Section, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    let Section::Vcpu(index) = section else { return A::describe_shared(vm, archive) };
+    let vcpu = vm.vcpus.get(index as usize).ok_or(Flaw::Value("the index of a vCPU"))?;
+    let _owner = vcpu.target.owner().ok_or(Flaw::Unmovable("one of its vCPUs runs"))?;
+    // SAFETY: the owner was just taken.
+    let state = unsafe { vcpu.state() };
+    A::describe_vcpu(vm, state, &vcpu.inbox, archive)
+}
+
+/// Whether a slot is the memory of a device, which follows from the device's state.
+fn is_devices(slot: &Slot) -> bool {
+    slot.id == DEVICE_SLOT || slot.is_device()
+}

@@ -1,0 +1,331 @@
+//! A guest arrives.
+//!
+//! It is created as others are, and its memory becomes zero. Then frames are taken as they come:
+//! what the guest is made of once, in order; pages at any time before the clock. When all is there
+//! and checked, it is [`Target::Ready`], and runs when it hears that it may.
+
+use alloc::boxed::Box;
+use hostlink::ctl::{Access, record};
+use hostlink::guests::GuestState;
+use memslots::{Gpa, SlotId, Sweep};
+use paging::Progress;
+use transfer::channel::Sizes;
+use transfer::frame::{Clock, Header, Hello, Kind, MemorySlot, PAGE, Section};
+use transfer::handover::{Act, Heard, Target};
+use transfer::{Described, Flaw};
+
+use super::super::Answer;
+use super::super::life::Destroy;
+use super::super::refusal::Refusal;
+use super::super::requests::{Work, add_as};
+use super::line::{Fault, Line, PAGES_MAX};
+use super::{STEP_US, describe, hello, next_section};
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+use crate::vm::files::Files;
+use crate::vm::host::Host;
+use crate::vm::slot_memory::CLEAR_BYTES;
+
+enum Stage<A: Arch> {
+    /// All memory becomes zero.
+    Zero(Sweep),
+    Hello,
+    /// Slots, pages, and the clock behind them.
+    Memory,
+    /// A slot is being added.
+    Adding(Box<Work<A>>),
+    State(Section),
+    End,
+    /// Slots of devices follow the devices' states.
+    Devices,
+    /// Memory is cleaned out of the caches, for a guest that runs without them.
+    Clean(Sweep),
+    /// The hand-over decides.
+    Complete,
+    Destroy(Box<Destroy<A>>),
+    /// The tool has to leave the channel.
+    Closes,
+}
+
+/// A guest that is being received.
+pub(in super::super) struct Receiving<A: Arch> {
+    host: &'static Host<A>,
+    /// The guest. It is gone in [`Stage::Closes`], unless it runs.
+    vm: &'static Vm<A>,
+    line: Line<A>,
+    handover: Target,
+    stage: Stage<A>,
+    frames: u64,
+    pages: u64,
+    clock: Clock,
+    /// Ticks for which it stood still, by its own clock.
+    stopped: u64,
+    because: Option<Refusal>,
+    is_closed: bool,
+}
+
+impl<A: Arch> Receiving<A> {
+    /// Creates the guest of this number, which does not exist.
+    pub(in super::super) fn new(
+        host: &'static Host<A>,
+        number: u32,
+        files: &Files,
+        answer: &mut Answer,
+    ) -> Result<Self, Refusal> {
+        let mut line = Line::take(host, Sizes::TARGET)?;
+        let vm = match host.create_guest(number, files) {
+            Ok(vm) => vm,
+            Err(why) => {
+                line.give_back(host);
+                return Err(Refusal::Create(why));
+            }
+        };
+        host.set_state(vm, GuestState::Arriving, 0);
+        answer.record::<A>(&record::Channel { channel: line.place(), session: 0, given: 0 });
+        Ok(Self {
+            host,
+            vm,
+            line,
+            handover: Target::default(),
+            stage: Stage::Zero(Sweep::new(CLEAR_BYTES)),
+            frames: 0,
+            pages: 0,
+            clock: Clock::default(),
+            stopped: 0,
+            because: None,
+            is_closed: false,
+        })
+    }
+
+    /// Makes a short step.
+    pub(in super::super) fn step(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        let start = A::now();
+        self.line.show_clock();
+        if answer.is_abandoned && !self.is_closed {
+            self.is_closed = true;
+            self.told(Heard::Cut);
+        }
+        let mut progress = Ok(Progress::More);
+        while matches!(progress, Ok(Progress::More)) && A::now() - start < A::ticks_of_us(STEP_US) {
+            progress = self.advance(answer);
+        }
+        match progress {
+            Err(why) if matches!(self.handover, Target::Arriving | Target::Ready) => {
+                self.fail(why);
+                Ok(Progress::More)
+            }
+            progress => progress,
+        }
+    }
+
+    /// What came is no guest: tells the tool, and destroys it.
+    fn fail(&mut self, why: Refusal) {
+        let text = alloc::format!("{why}");
+        // If the channel is broken the tool learns it at the request's end.
+        let _ = self.line.put(Kind::Failed, 0, text.as_bytes());
+        self.because = Some(why);
+        self.told(Heard::Cut);
+    }
+
+    fn told(&mut self, heard: Heard) {
+        match self.handover.hear(heard) {
+            Act::Run(then) => {
+                let now = A::now();
+                self.stopped = match self.clock.at {
+                    Clock::NOW => 0,
+                    at => now.saturating_sub(at),
+                };
+                self.vm.host.start(self.vm);
+                self.stage = Stage::Closes;
+                if let Some(what) = then {
+                    // The ring to the tool has held one frame so far.
+                    let _ = self.line.say(what);
+                }
+            }
+            Act::Destroy => {
+                // A change of the slots ends first.
+                if !matches!(self.stage, Stage::Adding(_)) {
+                    self.stage = Stage::Destroy(Box::new(Destroy::of(self.vm, false)));
+                }
+            }
+            Act::Wait | Act::Say(_) => {}
+        }
+    }
+
+    fn advance(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        let vm = self.vm;
+        match &mut self.stage {
+            Stage::Zero(sweep) => {
+                let memory = vm.space.slots().memory();
+                match sweep.next(&memory) {
+                    Some(piece) if piece.slot.is_read_only() => {}
+                    // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
+                    Some(piece) => unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) },
+                    None => self.stage = Stage::Hello,
+                }
+            }
+            Stage::Adding(work) => {
+                let progress = work.step(vm, &mut Answer::unheard());
+                if matches!(progress, Ok(Progress::More | Progress::Waiting | Progress::OutOfTables)) {
+                    return progress;
+                }
+                self.stage = match self.handover {
+                    Target::Dropped => Stage::Destroy(Box::new(Destroy::of(vm, false))),
+                    _ => Stage::Memory,
+                };
+                progress?;
+            }
+            Stage::Devices => match vm.step_change(None) {
+                Progress::Done if A::follow_state(vm, A::this_cpu()) => {
+                    self.stage = Stage::Clean(Sweep::new(CLEAR_BYTES));
+                }
+                Progress::Waiting => return Ok(Progress::Waiting),
+                _ => {}
+            },
+            Stage::Clean(sweep) => {
+                let memory = vm.space.slots().memory();
+                match sweep.next(&memory).filter(|_| A::must_clean()) {
+                    Some(piece) => A::clean(piece.host),
+                    None => {
+                        self.stage = Stage::Complete;
+                        if let Act::Say(what) = self.handover.complete() {
+                            self.line.say(what)?;
+                        }
+                    }
+                }
+            }
+            Stage::Destroy(destroy) => {
+                let progress = destroy.step(vm.host)?;
+                if progress != Progress::Done {
+                    return Ok(progress);
+                }
+                self.stage = Stage::Closes;
+            }
+            Stage::Closes if self.is_closed => return self.end(answer),
+            _ => return self.take(),
+        }
+        Ok(Progress::More)
+    }
+
+    /// Takes the next frame.
+    fn take(&mut self) -> Result<Progress, Refusal> {
+        let next = match self.line.next() {
+            Err(_) if self.because.is_some() || self.handover == Target::Running => None,
+            next => next?,
+        };
+        let Some((header, kind)) = next else { return Ok(Progress::Waiting) };
+        match kind {
+            Kind::Cut => {
+                self.is_closed = true;
+                self.told(Heard::Cut);
+            }
+            // What was under way when it could not go on.
+            _ if matches!(self.stage, Stage::Closes) => {}
+            Kind::Go => self.told(Heard::Go),
+            _ => {
+                self.place(header, kind)?;
+                self.frames += 1;
+            }
+        }
+        self.line.done(header);
+        Ok(Progress::More)
+    }
+
+    /// Puts what a frame brings where it belongs.
+    fn place(&mut self, header: Header, kind: Kind) -> Result<(), Fault> {
+        let vm = self.vm;
+        match (kind, &self.stage) {
+            (Kind::Hello, Stage::Hello) => {
+                let mut there = Hello::default();
+                self.line.read_state(header, 0, |archive| there.describe(archive))?;
+                hello(vm).check(&there)?;
+                self.stage = Stage::Memory;
+            }
+            (Kind::Slot, Stage::Memory) => {
+                let mut slot = MemorySlot::default();
+                self.line.read_state(header, 0, |archive| slot.describe(archive))?;
+                let (id, at) = (SlotId(slot.id), Gpa(header.argument));
+                let work = add_as(vm, id, at, slot.size, Access::ReadWrite);
+                let work = work.map_err(|_| Flaw::Value("a slot of the guest's"))?;
+                self.stage = Stage::Adding(Box::new(work));
+            }
+            (Kind::Zeros, Stage::Memory) => self.zero(header)?,
+            (Kind::Pages, Stage::Memory) => {
+                let (mut at, mut is_lost) = (header.argument, false);
+                if !at.is_multiple_of(PAGE as u64) {
+                    return Err(Flaw::Value("the address of a page").into());
+                }
+                let memory = vm.space.slots().memory();
+                self.line.body(header, |piece| {
+                    is_lost |= memory.write(Gpa(at), piece).is_err();
+                    at = at.saturating_add(piece.len() as u64);
+                })?;
+                if is_lost {
+                    return Err(Flaw::Value("the address of a page").into());
+                }
+                self.pages += (header.len() / PAGE) as u64;
+            }
+            // The tool's to look at.
+            (Kind::Round, Stage::Memory) => {}
+            (Kind::Clock, Stage::Memory) => {
+                self.line.read_state(header, 0, |archive| self.clock.describe(archive))?;
+                self.set_clock()?;
+                self.stage = Stage::State(Section::Shared);
+            }
+            (Kind::State, &Stage::State(section)) => {
+                if Section::of(header.argument) != Some(section) {
+                    return Err(Flaw::Value("the order of the states").into());
+                }
+                let base = vm.clock.base();
+                self.line.read_state(header, base, |archive| describe(vm, section, archive))?;
+                self.stage = next_section(vm, section).map_or(Stage::End, Stage::State);
+            }
+            (Kind::End, Stage::End) if header.argument == self.frames => self.stage = Stage::Devices,
+            _ => return Err(Flaw::Value("the order of the frames").into()),
+        }
+        Ok(())
+    }
+
+    /// Pages become zero again.
+    fn zero(&self, header: Header) -> Result<(), Fault> {
+        let wrong = Flaw::Value("the address of a page");
+        let (mut at, mut left) = (header.argument, (header.len() * PAGE) as u64);
+        if !at.is_multiple_of(PAGE as u64) || header.len() as u64 > PAGES_MAX {
+            return Err(wrong.into());
+        }
+        let memory = self.vm.space.slots().memory();
+        while left > 0 {
+            let slot =
+                memory.next_memory(Gpa(at)).filter(|slot| slot.contains(Gpa(at)) && !slot.is_read_only());
+            let slot = slot.ok_or(wrong)?;
+            let offset = at - slot.gpa.0;
+            let bytes = left.min(slot.size - offset);
+            // SAFETY: inside the slot, whose memory is the guest's alone, and no vCPU runs.
+            unsafe { A::zero(slot.host.0 + offset, bytes) };
+            (at, left) = (at + bytes, left - bytes);
+        }
+        Ok(())
+    }
+
+    /// The guest's clocks go on from where they were at a time of this machine's.
+    fn set_clock(&self) -> Result<(), Flaw> {
+        let Clock { ticks, wall_ns, at, hz } = self.clock;
+        let tolerance = A::hz() / 1000;
+        if hz.abs_diff(A::hz()) > tolerance {
+            return Err(Flaw::Differs("the rate of the clock in Hz", A::hz(), hz));
+        }
+        // Never later than now: time would go back.
+        let at = at.min(A::now());
+        self.vm.clock.set(&self.vm.host.wall, at, ticks, wall_ns);
+        Ok(())
+    }
+
+    fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        self.line.give_back(self.host);
+        if self.handover == Target::Running {
+            answer.record::<A>(&record::Received { pages: self.pages, stopped: self.stopped, hz: A::hz() });
+            return Ok(Progress::Done);
+        }
+        Err(self.because.unwrap_or(Refusal::Dropped))
+    }
+}

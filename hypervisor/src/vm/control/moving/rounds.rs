@@ -1,0 +1,153 @@
+//! What is sent of a guest: round by round, and its state at the end.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use memslots::{Slot, SlotError};
+use paging::Progress;
+use transfer::Described;
+use transfer::frame::{Clock, Kind, MemorySlot, PAGE, Round, Section};
+
+use super::super::refusal::{Refusal, check_log};
+use super::super::requests::begin_fetch;
+use super::super::runs::find_page;
+use super::send::{Sending, Stage};
+use super::{hello, is_devices};
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+use crate::vm::shown::DEVICE_SLOT;
+
+impl<A: Arch> Sending<A> {
+    pub(super) fn begin_round(&mut self) {
+        self.round = Round::default();
+        self.begun = A::now();
+        self.stage = Stage::Slot(0);
+    }
+
+    /// Sends something; the stages with frames of their own.
+    pub(super) fn send(&mut self) -> Result<Progress, Refusal> {
+        let vm = self.vm;
+        if !self.line.has_room()? {
+            return Ok(Progress::Waiting);
+        }
+        match &mut self.stage {
+            Stage::Hello => {
+                self.send_hello()?;
+                self.begin_round();
+            }
+            Stage::Stops if self.rounds == 0 && self.logged == 0 => self.stage = Stage::Hello,
+            Stage::Stops => self.begin_round(),
+            Stage::Slot(place) => match self.slots.get(*place) {
+                None => self.end_round()?,
+                Some(_) if self.rounds == 0 => self.stage = Stage::Whole(*place, 0),
+                Some(slot) => {
+                    let job = begin_fetch(vm, slot.id)?;
+                    self.stage = Stage::Fetching(*place, Box::new(job));
+                }
+            },
+            Stage::Whole(place, page) => {
+                let Some(slot) = self.slots.get(*place) else { return Ok(Progress::Waiting) };
+                let left = slot.size / PAGE as u64 - *page;
+                if left == 0 {
+                    self.stage = Stage::Slot(*place + 1);
+                    return Ok(Progress::More);
+                }
+                let from = slot.gpa.0 + *page * PAGE as u64;
+                let (count, zeros) = self.line.put_pages(&vm.space.slots().memory(), from, left)?;
+                *page += count;
+                self.round.add(count, zeros);
+            }
+            Stage::Pages(place, marks, page) => {
+                let Some(slot) = self.slots.get(*place) else { return Ok(Progress::Waiting) };
+                let Some(first) = find_page(marks, *page, true) else {
+                    vm.memory_of_slots.lock().put_result(slot.id);
+                    self.stage = Stage::Slot(*place + 1);
+                    return Ok(Progress::More);
+                };
+                let end = find_page(marks, first, false).unwrap_or(u64::MAX).min(slot.size / PAGE as u64);
+                let from = slot.gpa.0 + first * PAGE as u64;
+                let (count, zeros) = self.line.put_pages(&vm.space.slots().memory(), from, end - first)?;
+                *page = first + count;
+                self.round.add(count, zeros);
+            }
+            Stage::Clock => {
+                let now = A::now();
+                let mut clock =
+                    Clock { ticks: vm.clock.at(now), wall_ns: vm.wall_ns(), at: now, hz: A::hz() };
+                self.line.put_state(Kind::Clock, 0, 0, |archive| clock.describe(archive))?;
+                self.stage = Stage::State(Section::Shared);
+            }
+            Stage::State(section) => {
+                let (section, base) = (*section, vm.clock.base());
+                self.line.put_state(Kind::State, section.argument(), base, |archive| {
+                    super::describe(vm, section, archive)
+                })?;
+                self.stage = match super::next_section(vm, section) {
+                    Some(next) => Stage::State(next),
+                    None => {
+                        self.line.put(Kind::End, self.line.frames, &[])?;
+                        self.handover.offer();
+                        Stage::Offered
+                    }
+                };
+            }
+            // The other stages send nothing.
+            _ => return Ok(Progress::Waiting),
+        }
+        Ok(Progress::More)
+    }
+
+    /// What the guest is, and the slots that were added to it.
+    fn send_hello(&mut self) -> Result<(), Refusal> {
+        let vm = self.vm;
+        self.line.put_state(Kind::Hello, 0, 0, |archive| hello(vm).describe(archive))?;
+        for slot in self.slots.iter().filter(|slot| vm.memory_of_slots.lock().was_added(slot.id)) {
+            let mut said = MemorySlot { id: slot.id.0, size: slot.size };
+            self.line.put_state(Kind::Slot, slot.gpa.0, 0, |archive| said.describe(archive))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn fetched(&mut self, place: usize) -> Result<(), Refusal> {
+        let id = self.slots.get(place).map_or(DEVICE_SLOT, |slot| slot.id);
+        let mut memory = self.vm.memory_of_slots.lock();
+        memory.put_result(id);
+        if self.is_cancelled {
+            drop(memory);
+            self.stage = Stage::Undo;
+            return Ok(());
+        }
+        let marks = memory.take_result(id).ok_or(Refusal::NoSlot(id.0))?;
+        drop(memory);
+        self.stage = Stage::Pages(place, marks, 0);
+        Ok(())
+    }
+
+    fn end_round(&mut self) -> Result<(), Refusal> {
+        self.round.ticks = A::now() - self.begun;
+        self.round.hz = A::hz();
+        self.sent.pages += self.round.pages;
+        self.sent.zeros += self.round.zeros;
+        if self.is_last {
+            self.stage = Stage::Clock;
+        } else {
+            let (mut round, number) = (self.round, self.rounds.into());
+            self.line.put_state(Kind::Round, number, 0, |archive| round.describe(archive))?;
+            self.stage = Stage::Awaits;
+        }
+        self.rounds += 1;
+        Ok(())
+    }
+}
+
+/// The slots to send, in ascending order.
+pub(super) fn slots<A: Arch>(vm: &Vm<A>, is_given: bool) -> Result<Vec<Slot>, Refusal> {
+    check_log(vm)?;
+    let (mut slots, mut refused) = (Vec::new(), None);
+    vm.space.slots().memory().for_each(|slot| match slot {
+        slot if is_devices(slot) => {}
+        slot if slot.is_read_only() => refused = Some(Refusal::ReadOnly(slot.id.0)),
+        slot if slot.is_logged() && !is_given => refused = Some(Refusal::Slot(SlotError::HasLog)),
+        slot => slots.push(*slot),
+    });
+    refused.map_or(Ok(slots), Err)
+}

@@ -1,0 +1,394 @@
+//! A guest leaves.
+//!
+//! ```text
+//!  Log ─▶ Hello ─▶ round 0 ─▶ Awaits ─┬─ Next ───▶ the next round ─▶ Awaits
+//!   (while it runs)                   └─ Finish ─▶ it stops, the last round
+//!                                                       │
+//!  it stood still from the beginning: round 0 is the last one
+//!                                                       ▼
+//!                   clock, states, end ─▶ Offered ─▶ Given ─▶ it is destroyed
+//!                                            │ cut      │ absent
+//!                                            └──────────┴──▶ it goes on, logs are stopped
+//! ```
+//!
+//! A cut in any stage lets the guest go on at once; then its logs are stopped, and small pages
+//! become large ones again, in steps.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use hostlink::ctl::{LogWay, SendWay, record};
+use hostlink::guests::GuestState;
+use memslots::{Slot, SlotError, SlotId};
+use paging::Progress;
+use transfer::Flaw;
+use transfer::channel::Sizes;
+use transfer::frame::{Kind, Round, Section};
+use transfer::handover::{Act, Heard, Source};
+
+use super::super::Answer;
+use super::super::life::Destroy;
+use super::super::refusal::{Refusal, refusal};
+use super::super::requests::begin_log;
+use super::STEP_US;
+use super::line::Line;
+use super::rounds::slots;
+use crate::stopping;
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+use crate::vm::host::Host;
+use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
+
+pub(super) enum Stage<A: Arch> {
+    /// The next slot's stores are to be logged.
+    Log,
+    Logging(MemoryJob<'static, A>),
+    Hello,
+    /// The slot of this place is next in the round.
+    Slot(usize),
+    Whole(usize, u64),
+    Fetching(usize, Box<DirtyFetch<'static, A>>),
+    Pages(usize, &'static mut [u64], u64),
+    /// The tool decides.
+    Awaits,
+    /// vCPUs stop for the last round.
+    Stops,
+    /// They do so once more after a reset, which is not sent in the middle.
+    Resets,
+    Clock,
+    State(Section),
+    /// All has been sent: the hand-over decides.
+    Offered,
+    /// It stays: logs are stopped.
+    Undo,
+    Undoing(MemoryJob<'static, A>),
+    Destroy(Box<Destroy<A>>),
+    /// The tool has to leave the channel.
+    Closes,
+}
+
+/// A guest that is being sent.
+pub(in super::super) struct Sending<A: Arch> {
+    pub(super) host: &'static Host<A>,
+    /// The guest. It is gone when it has been destroyed.
+    pub(super) vm: &'static Vm<A>,
+    pub(super) line: Line<A>,
+    pub(super) handover: Source,
+    pub(super) stage: Stage<A>,
+    /// The slots with memory, to all of which the guest can store.
+    pub(super) slots: Vec<Slot>,
+    pub(super) logged: usize,
+    pub(super) round: Round,
+    pub(super) rounds: u32,
+    /// All rounds together.
+    pub(super) sent: Round,
+    pub(super) is_last: bool,
+    pub(super) is_cancelled: bool,
+    pub(super) begun: u64,
+    /// Since when the guest has stood still for this, and how long it did before.
+    pub(super) stopped_at: Option<u64>,
+    pub(super) stopped: u64,
+    pub(super) longest: u64,
+    pub(super) scratch: Box<FlushScratch>,
+    /// Why it could not go on.
+    pub(super) because: Option<Refusal>,
+    /// The tool has left the channel.
+    pub(super) is_closed: bool,
+}
+
+impl<A: Arch> Sending<A> {
+    /// Begins to send a guest that runs or pauses, or goes on with one that was given away.
+    pub(in super::super) fn new(
+        vm: &'static Vm<A>,
+        session: u64,
+        way: SendWay,
+        answer: &mut Answer,
+    ) -> Result<Self, Refusal> {
+        let is_given = vm.host.state_of(vm.number) == GuestState::Given;
+        let slots = slots(vm, is_given)?;
+        let line = Line::take(vm.host, Sizes::SOURCE)?;
+        line.show_clock();
+        let session = if is_given { vm.given.load(Ordering::Relaxed) } else { session };
+        vm.given.store(session, Ordering::Relaxed); // By the boot CPU alone.
+        answer.record::<A>(&record::Channel { channel: line.place(), session, given: is_given.into() });
+        let (handover, stage) = match (is_given, way) {
+            (true, _) => (Source::Given, Stage::Offered),
+            (false, SendWay::Live) => (Source::Here, Stage::Log),
+            (false, SendWay::Still) => (Source::Here, Stage::Stops),
+        };
+        let mut sending = Self {
+            host: vm.host,
+            vm,
+            line,
+            handover,
+            stage,
+            slots,
+            logged: 0,
+            round: Round::default(),
+            rounds: 0,
+            sent: Round::default(),
+            is_last: way == SendWay::Still,
+            is_cancelled: false,
+            begun: A::now(),
+            stopped_at: None,
+            stopped: 0,
+            longest: 0,
+            scratch: Box::new(FlushScratch::new()),
+            because: None,
+            is_closed: false,
+        };
+        if sending.is_last && !is_given {
+            sending.stop();
+        }
+        Ok(sending)
+    }
+
+    /// Makes a short step.
+    pub(in super::super) fn step(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        let start = A::now();
+        self.line.show_clock();
+        if answer.is_abandoned && !self.is_closed {
+            self.is_closed = true;
+            self.cut();
+        }
+        let mut progress = Ok(Progress::More);
+        while matches!(progress, Ok(Progress::More)) && A::now() - start < A::ticks_of_us(STEP_US) {
+            progress = self.advance(answer);
+        }
+        self.longest = self.longest.max(A::now() - start);
+        match progress {
+            Ok(progress) => Ok(progress),
+            Err(why) if self.may_fail() => {
+                self.fail(why);
+                Ok(Progress::More)
+            }
+            Err(why) => Err(why),
+        }
+    }
+
+    fn may_fail(&self) -> bool {
+        self.because.is_none() && self.handover.may_cancel()
+    }
+
+    /// It cannot be sent: tells the tool, and goes back.
+    fn fail(&mut self, why: Refusal) {
+        if self.line.has_room() == Ok(true) {
+            let text = alloc::format!("{why}");
+            // Room was checked.
+            let _ = self.line.put(Kind::Failed, 0, text.as_bytes());
+        }
+        self.because = Some(why);
+        self.cut();
+    }
+
+    /// The connection is cut, or the request is cancelled.
+    fn cut(&mut self) {
+        let act = self.handover.hear(Heard::Cut);
+        if self.handover != Source::Here {
+            // What came of it is not known here.
+            return;
+        }
+        debug_assert!(matches!(act, Act::Run(None) | Act::Wait));
+        self.is_cancelled = true;
+        self.go_on();
+        match &self.stage {
+            // These end first.
+            Stage::Logging(_) | Stage::Fetching(..) | Stage::Undoing(_) | Stage::Closes => {}
+            Stage::Pages(slot, ..) => {
+                let id = self.slots.get(*slot).map(|slot| slot.id);
+                id.into_iter().for_each(|id| self.vm.memory_of_slots.lock().put_result(id));
+                self.stage = Stage::Undo;
+            }
+            _ => self.stage = Stage::Undo,
+        }
+    }
+
+    /// Makes the guest stop for the last round.
+    fn stop(&mut self) {
+        self.is_last = true;
+        if self.vm.host.state_of(self.vm.number) == GuestState::Running {
+            self.stopped_at = Some(A::now());
+            self.vm.begin_stop(stopping::PAUSE);
+            self.vm.hurry(true);
+        }
+        self.stage = Stage::Stops;
+    }
+
+    /// Lets the guest go on if it stands still for this.
+    fn go_on(&mut self) {
+        let Some(since) = self.stopped_at else { return };
+        if !self.vm.has_stopped() {
+            // It goes on when the last vCPU has left its CPU.
+            return;
+        }
+        self.stopped_at = None;
+        self.stopped += A::now() - since;
+        if self.vm.attention() & stopping::END == 0 {
+            self.vm.go_on();
+        }
+    }
+
+    fn advance(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        if let Some(progress) = self.hear()? {
+            return Ok(progress);
+        }
+        if self.handover == Source::Away {
+            return self.leave(answer);
+        }
+        if self.is_cancelled && self.stopped_at.is_some() {
+            self.go_on();
+        }
+        let has_ended = self.vm.attention() & stopping::END != 0;
+        if has_ended && self.because.is_none() && self.handover == Source::Here && !self.is_cancelled {
+            return Err(Refusal::HasEnded);
+        }
+        let next = self.next(answer);
+        // The guest's own change comes first, and begins no other one before this one's.
+        let is_later = matches!(next, Err(Refusal::Slot(SlotError::Busy)));
+        self.vm.want_turn(is_later);
+        match next {
+            Err(_) if is_later => Ok(Progress::Waiting),
+            next => next,
+        }
+    }
+
+    /// Takes a frame of the tool's, if there is one.
+    fn hear(&mut self) -> Result<Option<Progress>, Refusal> {
+        if self.is_closed {
+            return Ok(None);
+        }
+        let next = match self.line.next() {
+            // Nothing that the tool says counts any more.
+            Err(_) if self.because.is_some() || !self.handover.may_cancel() => None,
+            next => next?,
+        };
+        let Some((header, kind)) = next.filter(|_| self.line.has_room() == Ok(true)) else { return Ok(None) };
+        self.line.done(header);
+        match (kind, &self.stage) {
+            (Kind::Cut, _) => {
+                self.is_closed = true;
+                self.cut();
+            }
+            (Kind::Next, Stage::Awaits) => self.begin_round(),
+            (Kind::Finish, Stage::Awaits) => self.stop(),
+            (Kind::Ready, Stage::Offered) => self.told(Heard::Ready)?,
+            (Kind::Runs, Stage::Offered) => self.told(Heard::Runs)?,
+            (Kind::Absent, Stage::Offered) => self.told(Heard::Absent)?,
+            // It crossed the guest's end, or a cut.
+            _ if self.is_cancelled => {}
+            _ => return Err(Refusal::Moves(Flaw::Value("a frame of the tool's"))),
+        }
+        Ok(Some(Progress::More))
+    }
+
+    fn told(&mut self, heard: Heard) -> Result<(), Refusal> {
+        let former = self.handover;
+        match self.handover.hear(heard) {
+            Act::Say(what) => {
+                // G: from here on it stands still until it is known what came of it.
+                self.vm.host.set_state(self.vm, GuestState::Given, 0);
+                self.stopped += self.stopped_at.take().map_or(0, |since| A::now() - since);
+                self.line.say(what)?;
+            }
+            Act::Run(_) => {
+                self.is_cancelled = true;
+                if former == Source::Given {
+                    self.vm.host.start(self.vm);
+                } else {
+                    self.go_on();
+                }
+                self.stage = Stage::Undo;
+            }
+            Act::Destroy => self.stage = Stage::Destroy(Box::new(Destroy::of(self.vm, true))),
+            Act::Wait => {}
+        }
+        Ok(())
+    }
+
+    fn next(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        let vm = self.vm;
+        match &mut self.stage {
+            Stage::Log => match self.slots.get(self.logged) {
+                Some(slot) => self.stage = Stage::Logging(begin_log(vm, slot.id.0, LogWay::DirtyBits)?),
+                None => self.stage = Stage::Hello,
+            },
+            Stage::Logging(job) => {
+                let progress = vm.step_job(job, &mut self.scratch);
+                if progress != Progress::Done {
+                    return Ok(progress);
+                }
+                self.logged += 1;
+                self.stage = if self.is_cancelled { Stage::Undo } else { Stage::Log };
+            }
+            Stage::Fetching(place, job) => {
+                let place = *place;
+                let progress = vm.step_job(&mut **job, &mut self.scratch);
+                if progress != Progress::Done {
+                    return Ok(progress);
+                }
+                self.fetched(place)?;
+            }
+            Stage::Undo => match self.first_logged() {
+                Some(id) => {
+                    let job = vm.space.stop_log(id).map_err(|error| refusal(id.0, error))?;
+                    self.stage = Stage::Undoing(job);
+                }
+                None => {
+                    vm.audit_if_paranoid();
+                    self.stage = Stage::Closes;
+                }
+            },
+            Stage::Undoing(job) => {
+                let progress = vm.step_job(job, &mut self.scratch);
+                if progress != Progress::Done {
+                    return Ok(progress);
+                }
+                self.stage = Stage::Undo;
+            }
+            Stage::Closes if self.is_closed && self.stopped_at.is_none() => return self.end(answer),
+            Stage::Offered if self.is_closed => {
+                self.line.give_back(vm.host);
+                return Err(Refusal::Given(vm.given.load(Ordering::Relaxed)));
+            }
+            Stage::Closes | Stage::Offered | Stage::Awaits => return Ok(Progress::Waiting),
+            Stage::Stops if !vm.has_stopped() => return Ok(Progress::Waiting),
+            Stage::Stops if vm.reset.lock().is_some() => {
+                self.go_on();
+                self.stage = Stage::Resets;
+            }
+            Stage::Resets if vm.reset.lock().is_some() => return Ok(Progress::Waiting),
+            Stage::Resets => self.stop(),
+            Stage::Stops if vm.step_change(None) != Progress::Done => return Ok(Progress::More),
+            _ => return self.send(),
+        }
+        Ok(Progress::More)
+    }
+
+    /// The guest has gone: it is destroyed here.
+    fn leave(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        let Stage::Destroy(destroy) = &mut self.stage else {
+            return if self.is_closed { self.end(answer) } else { Ok(Progress::Waiting) };
+        };
+        let progress = destroy.step(self.host)?;
+        if progress != Progress::Done {
+            return Ok(progress);
+        }
+        self.stage = Stage::Closes;
+        Ok(Progress::More)
+    }
+
+    /// A slot whose log is still on.
+    fn first_logged(&self) -> Option<SlotId> {
+        let memory = self.vm.space.slots().memory();
+        let is_logged = |id| memory.get(id).is_some_and(|slot| slot.is_logged());
+        self.slots.iter().map(|slot| slot.id).find(|&id| is_logged(id))
+    }
+
+    fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        self.line.give_back(self.host);
+        let away = u8::from(self.handover == Source::Away);
+        let Self { rounds, sent: Round { pages, zeros, .. }, stopped, longest, .. } = *self;
+        answer.record::<A>(&record::Sent { away, rounds, pages, zeros, stopped, longest, hz: A::hz() });
+        self.because.map_or(Ok(Progress::Done), Err)
+    }
+}

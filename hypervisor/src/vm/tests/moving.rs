@@ -1,0 +1,224 @@
+//! A guest that is sent and received, by a host tool that cuts the connection wherever it likes.
+//!
+//! Both guests are on one machine: what the first one's channel brings goes to the second one's.
+
+use core::ptr;
+use std::sync::{Arc, Mutex};
+
+use baremetal::random::Random;
+use hostlink::guests::GuestState;
+use transfer::channel::{End, Sizes};
+use transfer::frame::{HEADER, Header, Kind};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Op::*;
+use super::processor::{MockArch, OFF, Op, create_several};
+use crate::vm::mock::MockBoard as Board;
+
+const HERE: &str = "name=here\nvcpus=2\nmemory=4194304\nparanoid=on";
+const THERE: &str = "name=there\nvcpus=2\nmemory=4194304\nparanoid=on\nstart=manual";
+
+/// Stores and finds what it stored, sleeps, and wakes the other one.
+const FIRST: &[Op] = &[
+    Start(1),
+    Store(0x5000, 1),
+    Load(0x5000, 1),
+    Sleep(60_000),
+    Load(0x5000, 1),
+    Store(0x5000, 2),
+    Send(1),
+    Store(1 << 32, 3),
+    Load(0x5000, 2),
+    WaitFor(1),
+    Load(1 << 32, 3),
+    Back(1, 1200),
+    Done,
+];
+const SECOND: &[Op] = &[Store(0x9000, 4), WaitFor(0), Load(0x9000, 4), Send(0), Back(0, 1200), Done];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cut {
+    Never,
+    /// Behind so many frames, in whichever direction.
+    After(u64),
+}
+
+/// What a tool has seen of both sides.
+#[derive(Debug, Default)]
+struct Seen {
+    frames: u64,
+    rounds: u64,
+    kinds: Vec<Kind>,
+    is_cut: bool,
+}
+
+/// One side's end of a channel, until it says Cut.
+struct Side {
+    end: End<'static>,
+    is_left: bool,
+}
+
+impl Side {
+    fn of(answers: &[String], number: u32, sizes: Sizes) -> Option<Self> {
+        let start = std::format!("{number} : channel=");
+        let line = answers.iter().find_map(|line| line.strip_prefix(&start))?;
+        let at = line.split(' ').next()?.strip_prefix("0x")?;
+        let at = usize::from_str_radix(at, 16).ok()?;
+        // SAFETY: the hypervisor has taken the memory for this, and frees it after Cut.
+        let end = unsafe { End::of_tool(ptr::with_exposed_provenance_mut(at), sizes) };
+        Some(Self { end, is_left: false })
+    }
+
+    fn next(&mut self) -> Option<(Header, Vec<u8>)> {
+        if self.is_left || self.end.filled().expect("makes sense") < HEADER {
+            return None;
+        }
+        let mut bytes = [0; HEADER];
+        self.end.read_all(0, &mut bytes).expect("is there");
+        let header = Header::read_from_bytes(&bytes).expect("a header");
+        let mut body = vec![0; header.body()];
+        self.end.read_all(HEADER, &mut body).expect("whole frames are published");
+        self.end.take(HEADER + body.len());
+        Some((header, body))
+    }
+
+    fn put(&mut self, header: Header, body: &[u8]) {
+        if self.is_left {
+            return;
+        }
+        self.end.write_all(0, header.as_bytes()).expect("has room");
+        self.end.write_all(HEADER, body).expect("has room");
+        self.end.publish(HEADER + body.len());
+        self.is_left |= header.kind() == Ok(Kind::Cut);
+    }
+
+    fn say(&mut self, kind: Kind) {
+        self.put(Header::new(kind, 0, 0), &[]);
+    }
+
+    fn has_room(&self) -> bool {
+        self.end.room().expect("makes sense") > 80 << 10
+    }
+}
+
+/// Sends from the first side to the second, with so many rounds at most; asks after a cut what came
+/// of it.
+fn carry(board: &Board<MockArch>, cut: Cut, rounds: u64) -> Arc<Mutex<Seen>> {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let shared = Arc::clone(&seen);
+    let (mut source, mut target, mut asks) = (None, None, None);
+    board.set_tool(Box::new(move |answers| {
+        let mut seen = shared.lock().expect("nobody panics with it");
+        source = source.take().or_else(|| Side::of(answers, 1, Sizes::SOURCE));
+        target = target.take().or_else(|| Side::of(answers, 2, Sizes::TARGET));
+        let (Some(source), Some(target)) = (source.as_mut(), target.as_mut()) else { return Vec::new() };
+        let cut_now = |seen: &mut Seen, source: &mut Side, target: &mut Side| {
+            seen.frames += 1;
+            if cut == Cut::After(seen.frames) {
+                seen.is_cut = true;
+                [&mut *source, &mut *target].into_iter().for_each(|side| side.say(Kind::Cut));
+            }
+        };
+        while target.has_room()
+            && let Some((header, body)) = source.next()
+        {
+            let kind = header.kind().expect("is one");
+            seen.kinds.push(kind);
+            match kind {
+                Kind::Round => {
+                    seen.rounds += 1;
+                    source.say(if seen.rounds < rounds { Kind::Next } else { Kind::Finish });
+                    target.put(header, &body);
+                }
+                Kind::Failed => {
+                    let text = String::from_utf8_lossy(&body).into_owned();
+                    panic!("the source says: {text}");
+                }
+                _ => target.put(header, &body),
+            }
+            cut_now(&mut seen, source, target);
+        }
+        while let Some((header, body)) = target.next() {
+            let kind = header.kind().expect("is one");
+            assert_ne!(kind, Kind::Failed, "{}", String::from_utf8_lossy(&body));
+            seen.kinds.push(kind);
+            source.put(header, &body);
+            cut_now(&mut seen, source, target);
+            if kind == Kind::Runs {
+                [&mut *source, &mut *target].into_iter().for_each(|side| side.say(Kind::Cut));
+            }
+        }
+        // In doubt: asks again, when the target has said what came of it.
+        let ended = |number: u32, how: &str| answers.contains(&std::format!("{number} {how}"));
+        let is_given = answers.iter().any(|line| line.starts_with("1 error the guest was given away"));
+        let is_known = answers.iter().any(|line| line == "2 ok" || line.starts_with("2 error"));
+        if is_given && is_known && asks.is_none() {
+            asks = Some(None);
+            return vec!["3 guest-send here 0x7 live".to_owned()];
+        }
+        if let Some(third) = asks.as_mut() {
+            *third = third.take().or_else(|| Side::of(answers, 3, Sizes::SOURCE));
+            if let Some(third) = third.as_mut().filter(|side| !side.is_left) {
+                third.say(if ended(2, "ok") { Kind::Runs } else { Kind::Absent });
+                third.say(Kind::Cut);
+            }
+        }
+        Vec::new()
+    }));
+    seen
+}
+
+fn board() -> &'static Board<MockArch> {
+    let programs: &[&[Op]] = &[FIRST, SECOND];
+    create_several(2, 64 << 20, &[(HERE, programs), (THERE, programs)]).unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn states(board: &'static Board<MockArch>) -> [GuestState; 2] {
+    [0, 1].map(|number| board.host().state_of(number))
+}
+
+#[test]
+fn m1_m5_a_guest_goes_on_at_the_other_side_with_what_it_stored() {
+    for (seed, rounds, way) in [(1, 1, "live"), (2, 3, "live"), (3, 6, "live"), (4, 0, "still")] {
+        let board = board();
+        let seen = carry(board, Cut::Never, rounds);
+        board.ask(4_000_000, &std::format!("1 guest-send here 0x7 {way}"));
+        board.ask(4_000_000, "2 guest-receive there");
+        assert_eq!(board.run(seed), OFF, "{way}: {:?}, {:?}", board.answers(), seen);
+        assert_eq!(states(board), [GuestState::Empty, GuestState::Off], "{:?}", board.answers());
+        let answers = board.answers();
+        assert!(answers.iter().any(|line| line.starts_with("1 : away=1")), "{answers:?}");
+        assert!(answers.contains(&"1 ok".to_owned()) && answers.contains(&"2 ok".to_owned()), "{answers:?}");
+        assert_eq!(seen.lock().unwrap().rounds, rounds);
+    }
+}
+
+#[test]
+fn m2_m8_wherever_it_is_cut_one_of_both_runs_to_its_end() {
+    let whole = {
+        let board = board();
+        let seen = carry(board, Cut::Never, 3);
+        board.ask(4_000_000, "1 guest-send here 0x7 live");
+        board.ask(4_000_000, "2 guest-receive there");
+        assert_eq!(board.run(0), OFF);
+        seen.lock().unwrap().frames
+    };
+    let mut random = Random::new(7);
+    let (mut here, mut there) = (0, 0);
+    for seed in 0..24 {
+        // The end, where it matters, more often than the pages.
+        let frame = 1 + if seed % 2 == 0 { random.below(whole) } else { whole - random.below(8) };
+        let board = board();
+        let seen = carry(board, Cut::After(frame), 3);
+        board.ask(4_000_000, "1 guest-send here 0x7 live");
+        board.ask(4_000_000, "2 guest-receive there");
+        assert_eq!(board.run(seed), OFF, "cut after {frame}: {:?}, {:?}", board.answers(), states(board));
+        match states(board) {
+            [GuestState::Off, GuestState::Empty] => here += 1,
+            [GuestState::Empty, GuestState::Off] => there += 1,
+            states => panic!("cut after {frame} of {whole}: {states:?}, {:?}", board.answers()),
+        }
+        assert!(seen.lock().unwrap().is_cut || frame > whole - 8);
+    }
+    assert!(here > 6 && there > 1, "{here} stayed and {there} went");
+}
