@@ -206,6 +206,8 @@ pub trait Processor: Board<CpuData = CpuData> {
     fn configuration() -> u64;
     /// Writes HCR_EL2. It takes effect at the latest with the next entry.
     fn set_configuration(configuration: Configuration);
+    /// Writes CNTVOFF_EL2 and CNTHCTL_EL2, as [`controls::counter`] has them.
+    fn set_counter(controls: (u64, u64));
     /// ISB: earlier writes to system registers take effect before what follows.
     fn synchronize();
 

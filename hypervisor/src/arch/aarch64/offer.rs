@@ -86,6 +86,14 @@ impl Processor for Local {
         unsafe { write!("hcr_el2", configuration.bits()) };
     }
 
+    fn set_counter((offset, access): (u64, u64)) {
+        // SAFETY: the hypervisor uses the physical counter and EL2's timer, whatever these say.
+        unsafe {
+            write!("cntvoff_el2", offset);
+            write!("cnthctl_el2", access);
+        }
+    }
+
     #[inline(always)]
     fn synchronize() {
         isb();

@@ -9,7 +9,7 @@ use crate::vm::{PerCpu, Vm};
 #[cfg(any(test, feature = "audit"))]
 use {
     super::{self as audit, Finding, VcpuBooks, expect},
-    crate::arm64::controls::{Control, at_start},
+    crate::arm64::controls::{Control, at_start, counter},
     crate::arm64::processor::Features,
     crate::arm64::vcpu::exchanged::{DEFERRED, KEYS, MATRIX, PRIORITIES6, PRIORITIES7, Register},
     crate::devices::virt::gic::mpidr,
@@ -159,6 +159,10 @@ fn check_own<A: Arm64>(vm: &Vm<A>, expected: &Expected<'_>) -> Result<(), Findin
     audit::check_configuration(A::configuration(), expected.configuration, vm.guest.configuration())?;
     expect("VMPIDR_EL2", A::read(Register::Vmpidr), mpidr(expected.index))?;
     expect("MDSCR_EL1", A::control(Control::Mdscr), expected.debug.armed().unwrap_or(0))?;
+    let is = (A::control(Control::Cntvoff), A::control(Control::Cnthctl));
+    let should = counter(vm.clock.base());
+    expect("CNTVOFF_EL2", is.0, should.0)?;
+    expect("CNTHCTL_EL2", is.1, should.1)?;
     let maintenance = ENABLE | u64::from(expected.maintenance.bits());
     expect("ICH_HCR_EL2", A::interface_control() & !EOI_COUNT, maintenance)?;
     let lists = expected.lists.iter().map(|list| list.into_bits()).chain(core::iter::repeat(0));
@@ -199,7 +203,8 @@ const fn compared(control: Control) -> u64 {
 /// Whether a register is switched with the vCPU, which is checked otherwise.
 #[cfg(any(test, feature = "audit"))]
 const fn varies(control: Control) -> bool {
-    matches!(control, Control::Hcr | Control::Vdisr | Control::Mdscr)
+    use Control as C;
+    matches!(control, C::Hcr | C::Vdisr | C::Mdscr | C::Cntvoff | C::Cnthctl)
 }
 
 #[cfg(not(any(test, feature = "audit")))]

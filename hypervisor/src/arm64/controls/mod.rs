@@ -66,7 +66,7 @@ mod mdcr {
     pub(super) const TDCC: u64 = 1 << 27;
 }
 
-/// CNTHCTL_EL2: the guest has the physical counter and EL1's physical timer.
+/// CNTHCTL_EL2: the guest has the physical counter and EL1's physical timer itself.
 const CNTHCTL: u64 = 1 << 0 | 1 << 1;
 /// HCRX_EL2: writes of PSTATE.ALLINT. All its other features are off where their bit is 0.
 const HCRX_TALLINT: u64 = 1 << 6;
@@ -233,9 +233,6 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
         C::Cptr => (true, cptr(processor)),
         C::Mdcr => (true, mdcr(processor)),
         C::Cnthctl => (true, CNTHCTL),
-        // An emulator (QEMU 7.2) adds offset and compare value of the virtual timer without an
-        // overflow check, and then its timer fires forever. So the guest's counter is the
-        // machine's.
         C::Cntvoff => (true, 0),
         C::Hstr | C::Hacr | C::Mdscr | C::Mdccint | C::OsLock => (true, 0),
         C::Cntpoff => (processor.has_counter_offset(), 0),
@@ -267,6 +264,17 @@ pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
         C::DoubleLock => (processor.has_double_lock(), 0),
     };
     if there { Some(value) } else { None }
+}
+
+/// CNTVOFF_EL2 and CNTHCTL_EL2 for a guest whose counter is by `base` ticks ahead of the machine's,
+/// modulo 2^64.
+///
+/// The virtual counter goes on by its offset. The physical one has none before FEAT_ECV, nor where
+/// the firmware keeps the offset from EL2: so counter and timer trap. A guest that has not been
+/// moved has the machine's own counters: an emulator (QEMU 7.2) adds offset and compare value of
+/// the virtual timer without an overflow check, and then its timer fires forever.
+pub const fn counter(base: u64) -> (u64, u64) {
+    (base.wrapping_neg(), if base == 0 { CNTHCTL } else { 0 })
 }
 
 /// ICC_SRE_EL2: system registers (SRE), no bypass (DFB, DIB). Enable is 0, so that ICC_SRE_EL1

@@ -56,6 +56,8 @@ fn read<A: Arm64>(context: &Context<'_, A>, treatment: Treatment) -> Option<u64>
         Treatment::Constant(value) => Some(value),
         Treatment::Auxiliary => Some(A::auxiliary_control()),
         Treatment::Debug(register) => context.state.debug.read(register, A::debug_counts()),
+        Treatment::Counter => Some(context.vm.clock.at(A::now())),
+        Treatment::Timer(register) => Some(context.state.read_timer(register)),
         Treatment::SendGroup1
         | Treatment::SendGroup0
         | Treatment::Deactivate
@@ -78,8 +80,12 @@ fn write<A: Arm64>(context: &mut Context<'_, A>, treatment: Treatment, value: u6
             context.state.apply_debug();
             return is_done;
         }
+        Treatment::Timer(register) => context.state.write_timer(register, value),
         Treatment::Constant(_) | Treatment::Auxiliary | Treatment::SetWay => {}
-        Treatment::Identification { .. } | Treatment::Revision | Treatment::Undefined => return false,
+        Treatment::Identification { .. }
+        | Treatment::Revision
+        | Treatment::Counter
+        | Treatment::Undefined => return false,
     }
     true
 }

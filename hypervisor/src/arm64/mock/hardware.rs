@@ -62,6 +62,8 @@ pub(in crate::arm64) enum Stuck {
     Debug,
     Lists,
     Float,
+    /// CNTVOFF_EL2 and CNTHCTL_EL2.
+    Counter,
 }
 
 #[derive(Default)]

@@ -220,6 +220,13 @@ impl Processor for MockArm64 {
         change(Stuck::Configuration, |hardware| hardware.configuration = configuration.bits());
     }
 
+    fn set_counter((offset, access): (u64, u64)) {
+        change(Stuck::Counter, |hardware| {
+            hardware.controls[Control::Cntvoff as usize] = offset;
+            hardware.controls[Control::Cnthctl as usize] = access;
+        });
+    }
+
     fn synchronize() {}
 
     fn translate(address: u64, _: bool) -> u64 {

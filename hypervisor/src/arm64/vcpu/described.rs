@@ -46,11 +46,11 @@ impl<P: Processor> Described for VcpuState<P> {
         // A vCPU that begins has run nowhere: no CPU has translations of it, nothing is remembered
         // of its accesses, and nobody has watched it spin. TCR_EL1 is kept aside, and the way of
         // the exit is known, while it is on a CPU. Its place is the configuration's. Its alarm is
-        // described with what is posted to it.
+        // described with what is posted to it, and its guest's clock by itself.
         fields!(self, archive: registers (describe_registers::<P>), gic, activity, configuration,
             debug (|debug, archive| (**debug).describe(archive)), system,
             float (|float, archive| (**float).describe(archive)), interface, stolen;
-            stays home, auditor, mmio, exit, walks, alarm, spin, place, processor)?;
+            stays home, auditor, mmio, exit, walks, alarm, base, spin, place, processor)?;
         if archive.is_reading() {
             self.auditor.forget();
         }

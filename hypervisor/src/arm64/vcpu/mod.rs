@@ -22,6 +22,7 @@ use hostlink::counters::Counter;
 use stay::broadcast::{self, CpuStage2};
 
 use self::state::{Activity, VcpuState};
+use super::controls::counter;
 use super::guest::{Common, devices};
 use super::processor::{Arm64, Lists, Vector};
 use crate::devices::virt::gic::{self, Deactivate, Maintenance};
@@ -52,6 +53,8 @@ pub struct Workspace {
     place: CpuStage2,
     /// The interface's last maintenance setting.
     maintenance: Maintenance,
+    /// The base of the clock of the guest whose vCPU was last here, as CNTVOFF_EL2 has it.
+    base: u64,
     /// Entries into the guest since a fictitious machine took a VMID here.
     entries: u32,
 }
@@ -60,7 +63,7 @@ impl Workspace {
     /// For the calling CPU.
     pub fn new<A: Arm64>(_: &PerCpu<A>) -> Self {
         A::init_interface();
-        Self { place: CpuStage2::new(), maintenance: Maintenance::empty(), entries: 0 }
+        Self { place: CpuStage2::new(), maintenance: Maintenance::empty(), base: 0, entries: 0 }
     }
 }
 
@@ -74,6 +77,11 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
     }
     // Stage-1 walks may be disabled from here on; TCR_EL1 is loaded with the rest.
     enter_address_space(context);
+    let base = context.vm.clock.base();
+    context.state.base = base;
+    if context.workspace.base != base {
+        follow_clock::<A>(context.workspace, base);
+    }
     context.state.load();
     context.state.spin.begin_turn();
     if context.state.timer_is_due() {
@@ -81,6 +89,13 @@ pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
         A::take_interrupts();
         take_timers(context);
     }
+}
+
+/// This CPU's guest counters are by `base` ahead of its own from here on.
+#[cold]
+fn follow_clock<A: Arm64>(workspace: &mut Workspace, base: u64) {
+    workspace.base = base;
+    A::set_counter(counter(base));
 }
 
 /// Loads VTTBR_EL2 and the state that depends on it. Returns true if it has changed: then stage-1

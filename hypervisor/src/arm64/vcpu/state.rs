@@ -9,7 +9,7 @@ use stay::MMIO_PAGES;
 
 use super::debug::Debug;
 use super::exchanged::Register;
-use super::system::{self, SystemRegisters, Timer, VirtualInterface};
+use super::system::{self, PhysicalTimer, SystemRegisters, Timer, VirtualInterface};
 use super::{Inbox, serror};
 use crate::arm64::audit::auditor::{Auditor, Expected};
 use crate::arm64::processor::{Arm64, Configuration, FloatState, Processor, Registers, Vector};
@@ -64,6 +64,8 @@ pub struct VcpuState<P> {
     /// When it looks whether the clock's alarm rings: it has set that alarm. Whichever vCPU has set
     /// it since looks for its own time, so an earlier one looks in vain at most.
     pub alarm: u64,
+    /// By how much the guest's counter is ahead of the machine's, as loaded: its clock's base.
+    pub base: u64,
     /// Detects whether it spins.
     pub spin: SpinWatch,
     /// Its index, and the number of vCPUs.
@@ -91,6 +93,7 @@ impl<P: Processor> VcpuState<P> {
             walks: 0,
             stolen: 0,
             alarm: u64::MAX,
+            base: 0,
             spin: SpinWatch::default(),
             place: (index, count),
             processor: PhantomData,
@@ -106,7 +109,7 @@ impl<P: Processor> VcpuState<P> {
         self.apply_debug();
         self.interface = VirtualInterface::reset();
         self.interface.load::<P>();
-        self.system.load::<P>();
+        self.system.load::<P>(self.base);
         P::synchronize();
         self.registers = Registers::default();
         let [first, ..] = &mut self.registers.x;
@@ -122,7 +125,7 @@ impl<P: Processor> VcpuState<P> {
         P::set_configuration(self.configuration);
         self.interface.load::<P>();
         P::load_float(&self.float);
-        self.system.load::<P>();
+        self.system.load::<P>(self.base);
         if self.debug.armed().is_some() {
             self.apply_debug();
         }
@@ -148,7 +151,7 @@ impl<P: Processor> VcpuState<P> {
         if self.debug.armed().is_some() {
             P::stop_debug();
         }
-        self.system.save::<P>();
+        self.system.save::<P>(self.base);
         P::save_float(&mut self.float);
         self.interface.save::<P>();
         let gic::Deactivate(linked) = self.gic.leave();
@@ -196,6 +199,19 @@ impl<P: Processor> VcpuState<P> {
         }
     }
 
+    /// The guest reads a register of its physical timer, which it has not got itself.
+    #[cold]
+    pub fn read_timer(&self, register: PhysicalTimer) -> u64 {
+        self.system.read_physical::<P>(register, P::now().wrapping_add(self.base))
+    }
+
+    /// It writes one.
+    #[cold]
+    pub fn write_timer(&mut self, register: PhysicalTimer, value: u64) {
+        let now = P::now().wrapping_add(self.base);
+        self.system.write_physical::<P>(register, value, (now, self.base));
+    }
+
     /// Whether a timer asserts its interrupt. The state must be loaded.
     #[inline]
     pub fn timer_is_due(&self) -> bool {
@@ -232,6 +248,7 @@ impl<P> VcpuState<P> {
             walks,
             stolen,
             alarm,
+            base,
             spin,
             place,
             processor: _,
@@ -239,7 +256,7 @@ impl<P> VcpuState<P> {
         macro_rules! named {
             ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:?}", $field)),)*] };
         }
-        named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm spin place)
+        named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm base spin place)
     }
 }
 
@@ -265,7 +282,7 @@ impl<P: Arm64> State for VcpuState<P> {
         let configuration = self.configuration.with_serror(false);
         let new = Self::new((index, 0), count, configuration);
         let former = core::mem::replace(self, new);
-        (self.home, self.auditor) = (former.home, former.auditor);
+        (self.home, self.auditor, self.base) = (former.home, former.auditor, former.base);
         self.auditor.reset();
     }
 
@@ -298,8 +315,10 @@ impl<P: Arm64> State for VcpuState<P> {
         if self.activity != Activity::Halted {
             return self.alarm;
         }
-        let due =
-            |timer: Timer| if self.gic.is_linked(timer.intid()) { u64::MAX } else { timer.deadline::<P>() };
+        let due = |timer: Timer| match self.gic.is_linked(timer.intid()) {
+            true => u64::MAX,
+            false => timer.deadline::<P>(self.base),
+        };
         due(Timer::Virtual).min(due(Timer::Physical)).min(self.alarm)
     }
 

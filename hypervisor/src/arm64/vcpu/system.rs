@@ -5,6 +5,8 @@
 use transfer::{Archive, Described, Flaw, fields};
 
 use super::exchanged::Register;
+#[cfg(doc)]
+use crate::arm64::controls;
 use crate::arm64::processor::{Features, Processor};
 use crate::devices::virt::gic::{View, running_priority};
 use crate::devices::virt::map::{PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
@@ -76,8 +78,11 @@ pub(super) struct SystemRegisters {
     timers: Timers,
 }
 
-/// One of the guest's timers, which are the processor's own. Both count from the same zero as the
-/// machine's counter (CNTVOFF_EL2 is 0), so a compare value is a time of the machine.
+/// One of the guest's timers, which are the processor's own.
+///
+/// A guest that has been moved is by a base ahead of the machine's counter. CNTVOFF_EL2 lets its
+/// virtual counter be so. The physical one has no such offset: there the compare value in the
+/// processor is a time of the machine, and the guest's accesses trap ([`controls::counter`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// CNTV.
@@ -107,16 +112,17 @@ impl Timer {
         })
     }
 
-    /// When it interrupts, as a value of the machine's counter; `u64::MAX` for never.
+    /// When it interrupts, as a value of the machine's counter, which the guest's is ahead of by
+    /// `base`; `u64::MAX` for never.
     #[inline]
-    pub(super) fn deadline<P: Processor>(self) -> u64 {
+    pub(super) fn deadline<P: Processor>(self, base: u64) -> u64 {
         if self.control::<P>() & (Self::ENABLED | Self::MASKED) != Self::ENABLED {
             return u64::MAX;
         }
-        P::read(match self {
-            Self::Virtual => Register::VirtualValue,
-            Self::Physical => Register::PhysicalValue,
-        })
+        match self {
+            Self::Virtual => machine_time(P::read(Register::VirtualValue), base),
+            Self::Physical => P::read(Register::PhysicalValue),
+        }
     }
 
     /// Whether it asserts its interrupt.
@@ -127,9 +133,61 @@ impl Timer {
     }
 }
 
+/// What the machine's counter reads at this time of a guest that is by `base` ticks ahead of it. A
+/// time before the machine's first is its first, and one that never comes stays so.
+const fn machine_time(guest: u64, base: u64) -> u64 {
+    guest.saturating_add_signed((base as i64).wrapping_neg())
+}
+
+/// A register of the physical timer of a guest whose counter has a base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PhysicalTimer {
+    /// CNTP_TVAL_EL0: the compare value minus the counter.
+    Left,
+    /// CNTP_CTL_EL0.
+    Control,
+    /// CNTP_CVAL_EL0.
+    Value,
+}
+
+impl SystemRegisters {
+    /// The guest reads a register of its physical timer when its counter, by `base` ahead of the
+    /// machine's, is at `now`.
+    pub(super) fn read_physical<P: Processor>(&self, register: PhysicalTimer, now: u64) -> u64 {
+        match register {
+            PhysicalTimer::Left => self.timers.physical_value.wrapping_sub(now) & 0xffff_ffff,
+            PhysicalTimer::Control => P::read(Register::PhysicalControl),
+            PhysicalTimer::Value => self.timers.physical_value,
+        }
+    }
+
+    /// It writes one.
+    pub(super) fn write_physical<P: Processor>(
+        &mut self,
+        register: PhysicalTimer,
+        value: u64,
+        (now, base): (u64, u64),
+    ) {
+        self.timers.physical_value = match register {
+            PhysicalTimer::Left => now.wrapping_add_signed((value as i32).into()),
+            PhysicalTimer::Control => return P::write(Register::PhysicalControl, value & 3),
+            PhysicalTimer::Value => value,
+        };
+        P::write(Register::PhysicalValue, machine_time(self.timers.physical_value, base));
+    }
+}
+
 impl Described for SystemRegisters {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         fields!(self, archive: common, keys, deferred, matrix, tcr, timers)
+    }
+}
+
+impl Timers {
+    /// As the processor has them.
+    #[cold]
+    fn by_the_machine(&self, base: u64) -> Self {
+        Self { physical_value: machine_time(self.physical_value, base), ..self.clone() }
     }
 }
 
@@ -145,8 +203,9 @@ impl SystemRegisters {
         }
     }
 
-    /// Saves the registers to memory. The timers are off afterwards.
-    pub(super) fn save<P: Processor>(&mut self) {
+    /// Saves the registers to memory. The timers are off afterwards, and their compare values by
+    /// the guest's counter, which is by `base` ahead of the machine's.
+    pub(super) fn save<P: Processor>(&mut self, base: u64) {
         self.common.save::<P>();
         self.tcr = P::read(Register::Tcr);
         let features = P::features();
@@ -159,7 +218,11 @@ impl SystemRegisters {
         if features.contains(Features::MATRICES) {
             self.matrix.save::<P>();
         }
+        let physical = self.timers.physical_value;
         self.timers.save::<P>();
+        if base != 0 {
+            self.timers.physical_value = physical;
+        }
         P::write(Register::VirtualControl, 0);
         P::write(Register::PhysicalControl, 0);
         P::synchronize();
@@ -170,7 +233,9 @@ impl SystemRegisters {
     /// TCR_EL1 is loaded last, after VTTBR_EL2. On some processors a speculative address
     /// translation may use a mixture of the previous guest's registers and this one's
     /// (`coherence::tlbi::Errata::speculative_at`).
-    pub(super) fn load<P: Processor>(&self) {
+    ///
+    /// The guest's counter is by `base` ahead of the machine's.
+    pub(super) fn load<P: Processor>(&self, base: u64) {
         self.common.load::<P>();
         let features = P::features();
         if features.contains(Features::POINTER_KEYS) {
@@ -182,7 +247,11 @@ impl SystemRegisters {
         if features.contains(Features::MATRICES) {
             self.matrix.load::<P>();
         }
-        self.timers.load::<P>();
+        if base == 0 {
+            self.timers.load::<P>();
+        } else {
+            self.timers.by_the_machine(base).load::<P>();
+        }
         P::synchronize();
         // Usually it is the same for all vCPUs of a guest; under emulation a write drops all
         // translations, including EL2's and those of stage 2.

@@ -1,7 +1,11 @@
 //! System registers that trap.
 
 use super::*;
+use crate::arm64::processor::Processor;
+use crate::arm64::vcpu::debug;
 use crate::arm64::vcpu::registers::{Name, Treatment};
+use crate::vm::arch::Clock;
+use crate::vm::mock;
 
 /// The syndrome of an access to a register by `x`.
 fn access((op0, op1, crn, crm, op2): Name, x: u64, is_read: bool) -> u64 {
@@ -53,10 +57,15 @@ pub(super) fn el0_has_nothing_but_an_open_channel() {
             ready(context);
             context.state.registers.pstate = EL0;
             assert_eq!(except(context, access(name, 3, true)), Next::Resume);
-            if matches!(name, (2, 3, 0, 1 | 4 | 5, 0)) {
-                assert_eq!((context.state.registers.pc, context.state.registers.x[3]), (CODE + 4, 0));
-            } else {
-                assert_taken(context, UNDEFINED, (CODE, EL0));
+            match Treatment::of(name, true) {
+                // They trap here only if the guest has opened them.
+                Treatment::Counter | Treatment::Timer(_) => {
+                    assert_eq!(context.state.registers.pc, CODE + 4);
+                }
+                Treatment::Debug(debug::Register::Channel) => {
+                    assert_eq!((context.state.registers.pc, context.state.registers.x[3]), (CODE + 4, 0));
+                }
+                _ => assert_taken(context, UNDEFINED, (CODE, EL0)),
             }
         }
         // MDSCR_EL1.TDCC closes it.
@@ -126,5 +135,54 @@ pub(super) fn what_is_written_has_its_effect() {
         assert_eq!(told(), [Recorded::ReadSyndrome, Recorded::LoadDebug(1 << 15)]);
         write(context, (2, 0, 0, 2, 2), 0);
         assert_eq!(told(), [Recorded::ReadSyndrome, Recorded::StopDebug]);
+    });
+}
+
+#[test]
+fn m4_physical_counter_and_timer_go_on_by_the_guests_clock() {
+    let counter = |op2| (3, 3, 14, 0, op2);
+    let [left, control, value] = [0, 1, 2].map(|op2| (3, 3, 14, 2, op2));
+    with(|context| {
+        let vm = context.vm;
+        mock::offer::advance::<MockArm64>(10_000);
+        // Ahead of the machine and behind it, and the machine's first and last time.
+        for (base, first_time, last_time) in
+            [(1 << 40, 0, u64::MAX - (1 << 40)), (500_u64.wrapping_neg(), 500, u64::MAX)]
+        {
+            vm.clock.set(&vm.host.wall, 10_000, base.wrapping_add(10_000), 0);
+            context.state.base = vm.clock.base();
+            assert_eq!(context.state.base, base);
+            let read = |context: &mut Context<'_, MockArm64>, name: Name| {
+                ready(context);
+                assert_eq!(except(context, access(name, 3, true)), Next::Resume);
+                assert_eq!(context.state.registers.pc, CODE + 4);
+                context.state.registers.x[3]
+            };
+            let write = |context: &mut Context<'_, MockArm64>, name: Name, value: u64| {
+                ready(context);
+                context.state.registers.x[3] = value;
+                assert_eq!(except(context, access(name, 3, false)), Next::Resume);
+            };
+            let before = vm.clock.at(MockArm64::now());
+            let (first, second) = (read(context, counter(1)), read(context, counter(5)));
+            assert!(before < first && first < second && second < before + 100);
+            write(context, counter(1), 7);
+            assert_taken(context, UNDEFINED, (CODE, EL1));
+            // The processor's timer is by the machine's counter, and the guest does not notice.
+            write(context, value, first + 5000);
+            write(context, control, 0xf5);
+            assert_eq!(MockArm64::read(Register::PhysicalValue), first.wrapping_sub(base) + 5000);
+            assert_eq!((read(context, value), read(context, control)), (first + 5000, 1));
+            let remain = read(context, left);
+            assert!((4000..5000).contains(&remain), "{remain}");
+            write(context, left, 3000);
+            assert!((first + 3000..first + 3500).contains(&read(context, value)));
+            write(context, left, u64::from(-10_i32 as u32));
+            assert!(read(context, value) < first + 500 && read(context, left) > 0xffff_f000);
+            for (at, expected) in [(0, first_time), (u64::MAX, last_time)] {
+                write(context, value, at);
+                assert_eq!((MockArm64::read(Register::PhysicalValue), read(context, value)), (expected, at));
+            }
+        }
     });
 }

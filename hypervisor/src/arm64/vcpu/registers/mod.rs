@@ -5,6 +5,7 @@
 //! the vCPU, and registers that belong to the guest anyway.
 
 use super::debug::Register;
+use super::system::PhysicalTimer;
 
 /// A register's or instruction's encoding: op0, op1, CRn, CRm, op2.
 pub type Name = (u32, u32, u32, u32, u32);
@@ -35,6 +36,10 @@ pub enum Treatment {
     Deactivate,
     /// A debug register.
     Debug(Register),
+    /// The physical counter, of a guest whose counter has a base.
+    Counter,
+    /// Its physical timer.
+    Timer(PhysicalTimer),
     /// Data cache maintenance by set and way: a no-op, because it is meant for a processor's own
     /// power-down, and stage 2 keeps memory coherent (HCR_EL2.TSW).
     SetWay,
@@ -55,6 +60,11 @@ impl Treatment {
             ((3, 0, 12, 11, 7), false) => Self::SendGroup0,
             ((3, 0, 12, 11, 1), false) => Self::Deactivate,
             ((1, 0, 7, 6 | 10 | 14, 2), false) => Self::SetWay,
+            // With and without its synchronization.
+            ((3, 3, 14, 0, 1 | 5), true) => Self::Counter,
+            ((3, 3, 14, 2, 0), _) => Self::Timer(PhysicalTimer::Left),
+            ((3, 3, 14, 2, 1), _) => Self::Timer(PhysicalTimer::Control),
+            ((3, 3, 14, 2, 2), _) => Self::Timer(PhysicalTimer::Value),
             ((2, ..), _) => match Register::named(name) {
                 Some(register) => Self::Debug(register),
                 None => Self::Undefined,
@@ -64,10 +74,11 @@ impl Treatment {
     }
 
     /// The same for an access from EL0, which may use only the debug channel, and only if the guest
-    /// opens it.
+    /// opens it; and counter and timer, which trap here only if the guest has opened them.
     pub const fn at_el0(self, opens_channel: bool) -> Self {
         match self {
             Self::Debug(Register::Channel) if opens_channel => self,
+            Self::Counter | Self::Timer(_) => self,
             _ => Self::Undefined,
         }
     }
