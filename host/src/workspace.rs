@@ -58,6 +58,7 @@ pub(crate) const TLBCHECK: Image = Image::bare("quell-tlbcheck");
 pub(crate) const PROBE: Image = Image::bare("quell-probe");
 pub(crate) const HOSTILE: Image = Image::bare("quell-hostile");
 pub(crate) const LOAD: Image = Image::bare("quell-load");
+pub(crate) const BOOT: Image = Image::bare("quell-boot");
 
 // Each workload says in its own file what it is for.
 pub(crate) const THRASH: Image = Image::workload("thrash");

@@ -54,10 +54,22 @@ pub const fn identify(address: u64) -> Command {
     [0x06, 0, 0, address, 0, 1, 0, 0]
 }
 
+/// The same with that of its first namespace, the disk.
+pub const fn identify_disk(address: u64) -> Command {
+    [0x06 | 1 << 32, 0, 0, address, 0, 0, 0, 0]
+}
+
+/// Has it read `count` blocks from block `first` of the disk on to an address, a multiple of a
+/// page. `next` is the next page, or the address of a list with the addresses of all further pages.
+pub const fn read(first: u64, count: u16, address: u64, next: u64) -> Command {
+    // The count is one less than there are.
+    [0x02 | 1 << 32, 0, 0, address, next, first, count.saturating_sub(1) as u64, 0]
+}
+
 /// Has it read two pages from the beginning of the disk to an address, a multiple of a page.
 pub const fn read_two_pages(address: u64) -> Command {
-    // Blocks of 512 bytes, counted from 0.
-    [0x02 | 1 << 32, 0, 0, address, address + PAGE, 0, 15, 0]
+    // Blocks of 512 bytes.
+    read(0, 16, address, address + PAGE)
 }
 
 /// The controller's registers, mapped one to one.

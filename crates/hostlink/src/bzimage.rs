@@ -1,7 +1,11 @@
-//! The setup header of Linux' bzImage, which the host tool writes and checks and the hypervisor's
-//! loader reads.
+//! Linux' bzImage: its setup header, which the host tool writes and checks, and what a loader makes
+//! of it: the hypervisor's, and the one that starts a disk's kernel in its guest.
 //!
-//! Source: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header".
+//! Sources: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header";
+//! zero-page.rst for the parameters.
+
+use core::fmt;
+use core::ops::Range;
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -59,8 +63,10 @@ pub struct SetupHeader {
     pub cmd_line_ptr: U32,
     /// Highest address that the initial RAM disk may take.
     pub initrd_addr_max: U32,
-    kernel_alignment: U32,
-    relocatable_kernel: u8,
+    /// A relocatable kernel starts at a multiple of this.
+    pub kernel_alignment: U32,
+    /// Not 0 if it may be elsewhere than it prefers.
+    pub relocatable_kernel: u8,
     min_alignment: u8,
     /// [`XLF_KERNEL_64`](Self::XLF_KERNEL_64) and others.
     pub xloadflags: U16,
@@ -121,6 +127,160 @@ impl SetupHeader {
         let sectors = if self.setup_sects == 0 { 4 } else { usize::from(self.setup_sects) };
         (sectors + 1) * SECTOR_SIZE
     }
+}
+
+/// Why a file is not a kernel that a loader here can start. The text says how to mend that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// Neither a Linux bzImage nor an ELF.
+    NotAKernel,
+    /// A Linux kernel without the required header fields.
+    TooOld {
+        /// Its boot protocol version, major in the high byte.
+        version: u16,
+    },
+    /// A Linux kernel that loads below 1 MiB (zImage).
+    NotLoadedHigh,
+    /// The file ends before the kernel does.
+    Truncated {
+        /// The size in its header, in bytes.
+        expected: u64,
+        /// The actual size in bytes.
+        found: u64,
+    },
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::NotAKernel => f.write_str(
+                "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
+                 give a kernel such as /boot/vmlinuz-*, or an ELF with a PVH note",
+            ),
+            Self::TooOld { version } => write!(
+                f,
+                "kernel: boot protocol {}.{:02}, but at least 2.12 is needed; give Linux 3.8 or newer",
+                version >> 8,
+                version & 0xff
+            ),
+            Self::NotLoadedHigh => {
+                f.write_str("kernel: a zImage, which loads below 1 MiB; build it as bzImage")
+            }
+            Self::Truncated { expected, found } => write!(
+                f,
+                "kernel: the file has {found} bytes of {expected}; it is cut off, fetch or build it again"
+            ),
+        }
+    }
+}
+
+/// Bytes of `boot_params`, a page.
+pub const PARAMS: usize = 4096;
+/// Offsets in `boot_params` outside the header.
+const ACPI_RSDP_ADDR: usize = 0x070;
+const E820_ENTRIES: usize = 0x1e8;
+const E820_TABLE: usize = 0x2d0;
+const E820_ENTRY: usize = 20;
+const E820_MAX: usize = 128;
+/// The bounds of the header's end: everything that is read is below it, and the map is above.
+const END_MIN: usize = START + size_of::<SetupHeader>();
+const END_MAX: usize = 0x290;
+const LOADER_UNDEFINED: u8 = 0xff;
+
+/// A checked setup header and the kernel that follows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<'a> {
+    /// The header.
+    pub header: &'a SetupHeader,
+    /// The whole header, for `boot_params`: a kernel may have fields that are not known here.
+    whole: &'a [u8],
+    /// The part that runs in protected mode.
+    pub kernel: &'a [u8],
+}
+
+/// What a kernel is told besides its own header. All addresses are below 4 GiB.
+#[derive(Clone, Debug)]
+pub struct Told<M> {
+    /// Where the kernel is.
+    pub start: u32,
+    /// The address of the command line, which ends with a zero.
+    pub command_line: u32,
+    /// The initial RAM disk.
+    pub initrd: Option<Range<u32>>,
+    /// ACPI's root pointer.
+    pub rsdp: u64,
+    /// The memory map, with types as e820 has them.
+    pub map: M,
+}
+
+impl<'a> Image<'a> {
+    /// The kernel in a file.
+    ///
+    /// # Errors
+    ///
+    /// It is none, or none that is supported.
+    pub fn parse(file: &'a [u8]) -> Result<Self, Unusable> {
+        let header = SetupHeader::of(file).filter(|header| header.is_kernel()).ok_or(Unusable::NotAKernel)?;
+        let version = header.version.get();
+        if version < SetupHeader::VERSION_MIN {
+            return Err(Unusable::TooOld { version });
+        }
+        if header.loadflags & SetupHeader::LOADED_HIGH == 0 {
+            return Err(Unusable::NotLoadedHigh);
+        }
+        if !(END_MIN..=END_MAX).contains(&header.end()) {
+            return Err(Unusable::NotAKernel);
+        }
+        let start = header.setup_len();
+        let len = header.syssize.get() as usize * PARAGRAPH;
+        let missing = (start + len).saturating_sub(file.len());
+        let in_file = if missing < PARAGRAPH { len.saturating_sub(missing) } else { len };
+        Ok(Self {
+            header,
+            whole: bytes_at(file, START, header.end() - START)?,
+            kernel: bytes_at(file, start, in_file)?,
+        })
+    }
+
+    /// Bytes from its start on that the kernel needs until it reads the memory map.
+    #[must_use]
+    pub fn init_size(&self) -> u64 {
+        let len = u64::from(self.header.syssize.get()) * PARAGRAPH as u64;
+        u64::from(self.header.init_size.get()).max(len)
+    }
+
+    /// The page that passes the boot parameters to the kernel. What the map has no room for is
+    /// dropped.
+    pub fn boot_params(&self, told: Told<impl Iterator<Item = (Range<u64>, u32)>>) -> [u8; PARAMS] {
+        let mut params = [0; PARAMS];
+        let mut put =
+            |offset: usize, bytes: &[u8]| params[offset..offset + bytes.len()].copy_from_slice(bytes);
+        let mut header = *self.header;
+        header.type_of_loader = LOADER_UNDEFINED;
+        header.code32_start = told.start.into();
+        header.cmd_line_ptr = told.command_line.into();
+        if let Some(initrd) = told.initrd {
+            header.ramdisk_image = initrd.start.into();
+            header.ramdisk_size = (initrd.end - initrd.start).into();
+        }
+        put(START, self.whole);
+        put(START, header.as_bytes());
+        put(ACPI_RSDP_ADDR, &told.rsdp.to_le_bytes());
+        for (index, (range, kind)) in told.map.take(E820_MAX).enumerate() {
+            let offset = E820_TABLE + index * E820_ENTRY;
+            put(offset, &range.start.to_le_bytes());
+            put(offset + 8, &(range.end - range.start).to_le_bytes());
+            put(offset + 16, &kind.to_le_bytes());
+            put(E820_ENTRIES, &[index as u8 + 1]);
+        }
+        params
+    }
+}
+
+fn bytes_at(file: &[u8], offset: usize, len: usize) -> Result<&[u8], Unusable> {
+    let expected = offset as u64 + len as u64;
+    let truncated = Unusable::Truncated { expected, found: file.len() as u64 };
+    file.get(offset..).and_then(|rest| rest.get(..len)).ok_or(truncated)
 }
 
 #[cfg(test)]

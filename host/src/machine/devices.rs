@@ -34,11 +34,6 @@ impl Devices {
         *self == Self::default()
     }
 
-    /// Whether the stock kernel boots from a disk, and not to a given RAM disk or command.
-    pub(crate) fn boot(&self, has_initrd: bool, has_command: bool) -> bool {
-        !self.disks.is_empty() && !has_initrd && !has_command
-    }
-
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -264,14 +259,6 @@ mod tests {
         assert!(built.names[0].contains("00:13.0 00:15.0"), "without the I/O APIC's: {:?}", built.names);
         let error = build(Platform::X86_64, [disks(12), disks(11)].iter(), true).unwrap_err();
         assert!(error.to_string().contains("no place left"), "{error}");
-    }
-
-    #[test]
-    fn a_disk_is_booted_unless_something_else_is_given() {
-        let devices = Devices { disks: vec!["/disk.img".into()], ..Devices::default() };
-        assert!(devices.boot(false, false));
-        assert!(!devices.boot(true, false) && !devices.boot(false, true));
-        assert!(!Devices::default().boot(false, false), "there is none");
     }
 
     #[test]

@@ -40,6 +40,15 @@ impl From<Program> for Software {
     }
 }
 
+/// Where the kernel of a guest comes from whose disk is its system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Boot {
+    /// The kernel that the disk has, found anew at each reset
+    Disk,
+    /// Debian's kernel of `./quell fetch`, without an initial RAM disk
+    Kernel,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GuestPlan {
     /// The line of its `[[guest]]`.
@@ -51,6 +60,8 @@ pub(crate) struct GuestPlan {
     pub(crate) initrd: Option<PathBuf>,
     /// The shell command that it runs instead of a shell.
     pub(crate) exec: Option<String>,
+    /// What is asked for.
+    pub(super) boot: Option<Boot>,
     pub(crate) cmdline: Option<String>,
     pub(crate) console: At<PathBuf>,
     pub(crate) devices: Devices,
@@ -72,6 +83,7 @@ impl GuestPlan {
             software: Software::Stock,
             initrd: None,
             exec: None,
+            boot: None,
             cmdline: None,
             console: At { value: machine.logs.join(format!("{name}.log")), line },
             devices: Devices::default(),
@@ -82,6 +94,9 @@ impl GuestPlan {
         if plan.exec.is_some() && !fields.has("reset") {
             plan.config.reset = ResetPolicy::Exit;
         }
+        if let (Some(line), []) = (fields.line("boot"), &plan.devices.disks[..]) {
+            return Err(source.error(line, "boot is about a disk, and this guest has none: write disks = …"));
+        }
         plan.devices.check().map_err(|error| source.error(line, format!("{error:#}")))?;
         Ok(plan)
     }
@@ -90,8 +105,10 @@ impl GuestPlan {
         self.config.name
     }
 
-    pub(crate) fn boots_disk(&self) -> bool {
-        self.software == Software::Stock && self.devices.boot(self.initrd.is_some(), self.exec.is_some())
+    /// The way in which its first disk is its system, if it is.
+    pub(crate) fn boots(&self) -> Option<Boot> {
+        let is_stock = self.software == Software::Stock && self.initrd.is_none() && self.exec.is_none();
+        (is_stock && !self.devices.disks.is_empty()).then(|| self.boot.unwrap_or(Boot::Disk))
     }
 
     pub(crate) fn command_line(&self, machine: &Machine) -> String {
@@ -103,7 +120,7 @@ impl GuestPlan {
             // A guest that panics ends instead of waiting for an administrator.
             words.push("panic=-1".to_owned());
         }
-        if self.boots_disk() {
+        if self.boots() == Some(Boot::Kernel) {
             words.push(ROOT.to_owned());
         }
         words.extend(self.cmdline.clone());
@@ -148,7 +165,25 @@ mod tests {
         let on_arm = MachineFile::of_options(&[("exec", "\"true\"".to_owned())], arm).expect("is one");
         assert_eq!(on_arm.guests[0].command_line(&on_arm.machine), "console=ttyAMA0 quell.report panic=-1");
         let refused = |key, value| with(&[(key, value)]).expect_err("is refused").to_string();
+        assert!(refused("boot", "\"disk\"").contains("this guest has none"));
         assert_eq!(refused("memory", "\"3M\""), "--memory has to be a multiple of 2 MiB");
         assert!(refused("disks", "\"/nowhere.img\"").starts_with("there is no disk at /nowhere.img"));
+    }
+
+    #[test]
+    fn a_disk_is_the_system_unless_something_else_is_given() {
+        let disk = format!("{:?}", workspace::root().join("Cargo.toml"));
+        let boots = |more: Option<(&'static str, String)>| {
+            let keys: Vec<_> = [("disks", disk.clone())].into_iter().chain(more).collect();
+            MachineFile::of_options(&keys, Overrides::default()).expect("is one").guests[0].boots()
+        };
+        assert_eq!(boots(None), Some(Boot::Disk));
+        assert_eq!(boots(Some(("boot", "\"kernel\"".to_owned()))), Some(Boot::Kernel));
+        for other in ["exec", "initrd", "kernel"] {
+            let given = format!("{:?}", workspace::root().join("README.md"));
+            assert_eq!(boots(Some((other, given))), None, "{other}");
+        }
+        let none = MachineFile::of_options(&[], Overrides::default()).expect("is one");
+        assert_eq!(none.guests[0].boots(), None, "it has no disk");
     }
 }

@@ -3,7 +3,7 @@
 //! holds `docs/machine-file.md` to this table.
 
 use super::fields::Fields;
-use super::guest::GuestPlan;
+use super::guest::{Boot, GuestPlan};
 use super::machine::Machine;
 use super::plan::shown;
 use super::{MachineFile, fields::At};
@@ -112,9 +112,26 @@ pub(crate) const KEYS: &[Key] = &[
         .excludes(&["kernel", "initrd"], "exec is for the stock kernel and RAM disk")
         .shown(&[("", "exec", |_, guest| json!(guest.exec), plain)])
         .option("exec", "COMMAND", "Run this shell command in the guest instead of a shell, then power off"),
+    key("boot", r#"boot = "disk""#, |guest, of, key, _| {
+        put(&mut guest.boot, of.word(key, "disk or kernel", |word| Boot::from_str(word, false).ok())?)
+    })
+    .excludes(&["kernel", "initrd", "program", "exec"], "they say what is started instead of a disk's system")
+    .shown(&[("", "boot", |_, guest| json!(guest.boots().and_then(word)), plain)])
+    .option(
+        "boot",
+        "HOW",
+        "Where the kernel comes from if the guest's first disk is its system [default: disk, unless \
+             --kernel, --initrd, --program or --exec is given]",
+    )
+    .values(|| clap::value_parser!(Boot).into(), quoted),
     key("cmdline", r#"cmdline = "quiet""#, |guest, of, key, _| put(&mut guest.cmdline, of.owned(key)?))
         .shown(&[("", "cmdline", |_, guest| json!(guest.cmdline), plain)])
-        .option("append", "WORDS", "Words to append to the kernel's command line, after the console"),
+        .option(
+            "append",
+            "WORDS",
+            "Words to append to the kernel's command line, after the console. For a disk's own kernel they \
+         follow what the disk says",
+        ),
     key("vcpus", "vcpus = 2", |guest, of, key, _| {
         put(&mut guest.config.vcpus, of.number(key, 1, MAX_VCPUS)?)
     })
@@ -178,9 +195,8 @@ pub(crate) const KEYS: &[Key] = &[
         .option(
             "disk",
             "FILE",
-            "Give the guest a disk: the image of one, as an NVMe device that the guest owns. Without \
-             --kernel, --initrd and --exec the guest boots from the first; `./quell image-debian` \
-             makes one. May be repeated",
+            "Give the guest a disk: the image of one, as an NVMe device that the guest owns. The \
+             first is the guest's system, see --boot; `./quell image-debian` makes one. May be repeated",
         )
         .repeated(),
     key("virtio_disks", r#"virtio_disks = ["web.img"]"#, |guest, of, key, _| {

@@ -13,7 +13,7 @@ mod plan;
 mod shared;
 
 pub(crate) use fields::Source;
-pub(crate) use guest::{GuestPlan, Software};
+pub(crate) use guest::{Boot, GuestPlan, Software};
 pub(crate) use keys::{KEYS, Key};
 pub(crate) use machine::Machine;
 pub(crate) use shared::{SharedPlan, config as shared_config};

@@ -22,6 +22,7 @@ mod litmus;
 mod mutants;
 #[cfg(test)]
 mod names;
+mod own_kernel;
 mod packages;
 mod pages;
 #[cfg(test)]
@@ -163,6 +164,7 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
         &devices::ROWS,
         &disks::ROWS,
         &kernels::ROWS,
+        &own_kernel::ROWS,
     ];
     let tables = [&stock[..], &attacks, &errata, &machines];
     let tables = tables.concat().into_iter().chain([

@@ -3,7 +3,7 @@
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::Payload;
-use crate::machine_file::{GuestPlan, MachineFile, Software, shared_config};
+use crate::machine_file::{Boot, GuestPlan, MachineFile, Software, shared_config};
 use crate::prelude::*;
 use hostlink::bundle::Member;
 use hostlink::config::{Config, Shares};
@@ -99,7 +99,10 @@ pub(crate) struct Guests<'f> {
 
 impl<'f> Guests<'f> {
     pub(crate) fn prepare(file: &'f MachineFile, switches: Switches) -> Result<Self> {
-        let needs_stock = file.guests.iter().any(|guest| guest.software == Software::Stock);
+        let needs_stock = file
+            .guests
+            .iter()
+            .any(|guest| guest.software == Software::Stock && guest.boots() != Some(Boot::Disk));
         let arch = file.machine.platform.arch();
         let stock = needs_stock.then(|| StockGuest::prepare(arch)).transpose()?;
         let made = file.guests.iter().map(|plan| {
@@ -168,10 +171,14 @@ fn made(
             let arch = platform.arch();
             (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None)
         }
+        Software::Stock if plan.boots() == Some(Boot::Disk) => {
+            let arch = platform.arch();
+            (workspace::bootable(workspace::build(workspace::BOOT, arch)?, arch)?, None)
+        }
         Software::Stock => {
             let stock = stock.context("the stock guest was not prepared")?;
             let initrd = given.unwrap_or_else(|| stock.initrd(plan.exec.as_deref()));
-            (stock.kernel(), (!plan.boots_disk()).then_some(initrd))
+            (stock.kernel(), plan.boots().is_none().then_some(initrd))
         }
     };
     let guest = Guest {

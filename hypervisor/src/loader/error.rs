@@ -2,11 +2,13 @@
 
 use core::fmt;
 
+use hostlink::bzimage::Unusable;
+
 /// Why a guest cannot be loaded. The text says what is wrong, where, and how to fix it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// Neither a Linux bzImage nor an ELF.
-    NotAKernel,
+    /// None that can be started on a PC.
+    Kernel(Unusable),
     /// Not an arm64 Linux Image.
     NotAnArm64Image,
     /// A compressed kernel: arm64 has no self-extracting format, the boot loader unpacks it.
@@ -18,20 +20,6 @@ pub enum LoadError {
     EfiZboot,
     /// An arm64 Image for a big-endian kernel.
     BigEndian,
-    /// A Linux kernel without the required header fields.
-    KernelTooOld {
-        /// Its boot protocol version, major in the high byte.
-        version: u16,
-    },
-    /// A Linux kernel that loads below 1 MiB (zImage).
-    NotLoadedHigh,
-    /// The file ends before the kernel does.
-    KernelTruncated {
-        /// The size in its header, in bytes.
-        expected: u64,
-        /// The actual size in bytes.
-        found: u64,
-    },
     /// An ELF that cannot be started.
     UnsupportedElf {
         /// The reason.
@@ -93,10 +81,7 @@ impl fmt::Display for Size {
 impl fmt::Display for LoadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::NotAKernel => f.write_str(
-                "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
-                 give a kernel such as /boot/vmlinuz-*, or an ELF with a PVH note",
-            ),
+            Self::Kernel(why) => why.fmt(f),
             Self::NotAnArm64Image => f.write_str(
                 "kernel: not an arm64 Image ('ARM\\x64' at offset 56); \
                  give one such as Debian's /boot/vmlinuz-*-arm64 or arch/arm64/boot/Image",
@@ -111,19 +96,6 @@ impl fmt::Display for LoadError {
             Self::BigEndian => {
                 f.write_str("kernel: big-endian, which is not supported; give a little-endian one")
             }
-            Self::KernelTooOld { version } => write!(
-                f,
-                "kernel: boot protocol {}.{:02}, but at least 2.12 is needed; give Linux 3.8 or newer",
-                version >> 8,
-                version & 0xff
-            ),
-            Self::NotLoadedHigh => {
-                f.write_str("kernel: a zImage, which loads below 1 MiB; build it as bzImage")
-            }
-            Self::KernelTruncated { expected, found } => write!(
-                f,
-                "kernel: the file has {found} bytes of {expected}; it is cut off, fetch or build it again"
-            ),
             Self::UnsupportedElf { reason } => {
                 write!(f, "kernel: {reason}; give an ELF for x86 with a PVH entry note, or a bzImage")
             }
@@ -160,6 +132,12 @@ impl fmt::Display for LoadError {
 
 impl core::error::Error for LoadError {}
 
+impl From<Unusable> for LoadError {
+    fn from(why: Unusable) -> Self {
+        Self::Kernel(why)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,7 +147,7 @@ mod tests {
         let text = LoadError::InitrdTooLarge { size: 300 << 20, available: 100 << 10 }.to_string();
         assert!(text.starts_with("initrd: 300 MiB large, but 100 KiB"), "{text}");
         assert!(text.contains("more memory"));
-        assert!(LoadError::KernelTooOld { version: 0x0209 }.to_string().contains("protocol 2.09"));
-        assert!(LoadError::NotAKernel.to_string().contains("HdrS"));
+        assert!(LoadError::from(Unusable::TooOld { version: 0x0209 }).to_string().contains("protocol 2.09"));
+        assert!(LoadError::from(Unusable::NotAKernel).to_string().contains("HdrS"));
     }
 }

@@ -184,7 +184,10 @@ mod tests {
         let memory = MemoryLayout::new(64 << 20).unwrap();
         let text = [b'x'; 4096];
         for kernel in [&[][..], b"MZ", b"#!/bin/sh\n", &[0; 0x400], &text] {
-            assert_eq!(plan(kernel, None, "", &memory, 0), Err(LoadError::NotAKernel));
+            assert_eq!(
+                plan(kernel, None, "", &memory, 0),
+                Err(hostlink::bzimage::Unusable::NotAKernel.into())
+            );
         }
     }
 }

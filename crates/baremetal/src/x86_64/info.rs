@@ -53,6 +53,8 @@ pub struct BootInfo {
     pub rsdp: u64,
     /// RAM, in the loader's order.
     pub ram: ArrayVec<Ram, RANGES>,
+    /// The rest of the memory map with its types, where the protocol has them as e820 does: PVH.
+    pub reserved: ArrayVec<(Ram, u32), RANGES>,
     /// Whether there is more RAM, in ranges for which there was no room.
     pub has_more_ram: bool,
     /// The first module, if the protocol has modules and the loader passed one.
@@ -66,6 +68,7 @@ impl BootInfo {
             command_line: ArrayString::new(),
             rsdp: 0,
             ram: ArrayVec::new(),
+            reserved: ArrayVec::new(),
             has_more_ram: false,
             module: None,
         }
@@ -117,6 +120,10 @@ unsafe fn read_pvh(address: u32) -> Result<BootInfo, &'static str> {
     for entry in start.memmap() {
         if MemmapType::from(entry.ty) == MemmapType::Ram {
             info.add_ram(entry.addr, entry.size);
+        } else {
+            let range = Ram { start: entry.addr, end: entry.addr.saturating_add(entry.size) };
+            // What there is no room for cannot be RAM for others either.
+            let _ = info.reserved.try_push((range, entry.ty));
         }
     }
     info.module = start.modlist().next().map(|module| {

@@ -29,7 +29,7 @@ pub const GDT_POINTER: u32 = 4 * 8;
 pub const LOAD_ADDRESS: u32 = 0x10_0000;
 pub const HIGH_SIZE: u32 = 0x100;
 /// The most bytes of the command line that are kept.
-pub(super) const COMMAND_LINE: usize = 512;
+pub(super) const COMMAND_LINE: usize = 2048;
 /// Longest command line, without the zero at its end.
 pub const COMMAND_LINE_MAX: usize = COMMAND_LINE - 1;
 /// Offset of the parameters that the setup creates, and of the top of its stack, in its own

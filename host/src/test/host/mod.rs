@@ -86,9 +86,9 @@ pub(super) const STEPS: [Step; 17] = [
     .about("clippy on the hypervisor's image"),
     step("lint-workloads-arm").runs("clippy -p quell-workloads --bins --target aarch64-unknown-linux-musl -- -Dwarnings")
     .about("clippy on the programs of Arm64 guests"),
-    step("lint-probe").runs("clippy -p quell-probe -p quell-hostile -p quell-load --bins --target x86_64-unknown-none \
+    step("lint-probe").runs("clippy -p quell-probe -p quell-hostile -p quell-load -p quell-boot --bins --target x86_64-unknown-none \
          -- -Dwarnings")
-    .about("clippy on the bare test guests"),
+    .about("clippy on the bare guests"),
     step("lint-tlbcheck").runs("clippy -p quell-tlbcheck -p quell-hypervisor --bins --target x86_64-unknown-none --features \
          quell-hypervisor/image,quell-hypervisor/defects,quell-hypervisor/audit,quell-hypervisor/trace \
          -- -Dwarnings")

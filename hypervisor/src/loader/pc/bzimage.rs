@@ -4,64 +4,7 @@ use super::layout::{BOOT_INFO, COMMAND_LINE, KERNEL_MIN, PAGE_SIZE};
 use crate::loader::{Boot, EntryKind, EntryState, LoadError, LoadPlan, Placement};
 use alloc::borrow::Cow;
 use alloc::vec;
-use alloc::vec::Vec;
-use hostlink::bzimage::{PARAGRAPH, START, SetupHeader};
-use zerocopy::IntoBytes;
-
-/// Offsets in `boot_params` outside the header.
-mod params {
-    pub(super) const ACPI_RSDP_ADDR: usize = 0x070;
-    pub(super) const E820_ENTRIES: usize = 0x1e8;
-    pub(super) const E820_TABLE: usize = 0x2d0;
-    /// The maximum offset of the setup header's end.
-    pub(super) const HEADER_END_MAX: usize = 0x290;
-}
-
-const LOADER_UNDEFINED: u8 = 0xff;
-
-/// The minimum offset of the header's end: everything that is read is below it.
-const HEADER_END_MIN: usize = START + size_of::<SetupHeader>();
-
-/// A checked setup header and the kernel that follows it.
-struct Image<'a> {
-    header: &'a SetupHeader,
-    /// The whole header, for `boot_params`: a kernel may have fields that are not known here.
-    whole: &'a [u8],
-    /// The part that runs in protected mode.
-    kernel: &'a [u8],
-}
-
-impl<'a> Image<'a> {
-    fn parse(file: &'a [u8]) -> Result<Self, LoadError> {
-        let header =
-            SetupHeader::of(file).filter(|header| header.is_kernel()).ok_or(LoadError::NotAKernel)?;
-        let version = header.version.get();
-        if version < SetupHeader::VERSION_MIN {
-            return Err(LoadError::KernelTooOld { version });
-        }
-        if header.loadflags & SetupHeader::LOADED_HIGH == 0 {
-            return Err(LoadError::NotLoadedHigh);
-        }
-        if !(HEADER_END_MIN..=params::HEADER_END_MAX).contains(&header.end()) {
-            return Err(LoadError::NotAKernel);
-        }
-        let start = header.setup_len();
-        let len = header.syssize.get() as usize * PARAGRAPH;
-        let missing = (start + len).saturating_sub(file.len());
-        let in_file = if missing < PARAGRAPH { len.saturating_sub(missing) } else { len };
-        Ok(Self {
-            header,
-            whole: bytes_at(file, START, header.end() - START)?,
-            kernel: bytes_at(file, start, in_file)?,
-        })
-    }
-
-    /// Bytes from its preferred address on that the kernel needs until it reads the memory map.
-    fn init_size(&self) -> u64 {
-        let len = u64::from(self.header.syssize.get()) * PARAGRAPH as u64;
-        u64::from(self.header.init_size.get()).max(len)
-    }
-}
+use hostlink::bzimage::{Image, Told};
 
 pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result<LoadPlan<'a>, LoadError> {
     let image = Image::parse(file)?;
@@ -78,48 +21,20 @@ pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result
     }
     let initrd = boot.place_initrd(end, u64::from(image.header.initrd_addr_max.get()) + 1)?;
 
-    let params = boot_params(&image, initrd.as_ref(), boot);
+    let params = image.boot_params(Told {
+        start: start as u32,
+        command_line: COMMAND_LINE.start as u32,
+        initrd: initrd.as_ref().map(|initrd| initrd.range()).map(|at| at.start as u32..at.end as u32),
+        rsdp: boot.rsdp,
+        map: boot.memory.map().into_iter().map(|entry| (entry.range, entry.kind as u32)),
+    });
     let mut placements = vec![
         Placement { gpa: start, bytes: Cow::Borrowed(image.kernel) },
-        Placement { gpa: BOOT_INFO, bytes: Cow::Owned(params) },
+        Placement { gpa: BOOT_INFO, bytes: Cow::Owned(params.to_vec()) },
     ];
     placements.extend(initrd);
     let entry = EntryState { kind: EntryKind::Linux32, rip: start, rsi: BOOT_INFO, rbx: 0 };
     Ok(LoadPlan { placements, entry })
-}
-
-/// The page that passes the boot parameters to the kernel. All addresses in it are below 4 GiB.
-fn boot_params(image: &Image<'_>, initrd: Option<&Placement<'_>>, boot: &Boot<'_, '_>) -> Vec<u8> {
-    let mut params = vec![0; PAGE_SIZE as usize];
-    let mut put = |offset: usize, bytes: &[u8]| params[offset..offset + bytes.len()].copy_from_slice(bytes);
-
-    let mut header = *image.header;
-    header.type_of_loader = LOADER_UNDEFINED;
-    header.code32_start = (header.pref_address.get() as u32).into();
-    header.cmd_line_ptr = (COMMAND_LINE.start as u32).into();
-    if let Some(initrd) = initrd {
-        header.ramdisk_image = (initrd.gpa as u32).into();
-        header.ramdisk_size = (initrd.bytes.len() as u32).into();
-    }
-    put(START, image.whole);
-    put(START, header.as_bytes());
-    put(params::ACPI_RSDP_ADDR, &boot.rsdp.to_le_bytes());
-
-    let map = boot.memory.map();
-    put(params::E820_ENTRIES, &[map.len() as u8]);
-    for (index, entry) in map.iter().enumerate() {
-        let offset = params::E820_TABLE + index * 20;
-        put(offset, &entry.range.start.to_le_bytes());
-        put(offset + 8, &(entry.range.end - entry.range.start).to_le_bytes());
-        put(offset + 16, &(entry.kind as u32).to_le_bytes());
-    }
-    params
-}
-
-fn bytes_at(file: &[u8], offset: usize, len: usize) -> Result<&[u8], LoadError> {
-    let expected = offset as u64 + len as u64;
-    let truncated = LoadError::KernelTruncated { expected, found: file.len() as u64 };
-    file.get(offset..).and_then(|rest| rest.get(..len)).ok_or(truncated)
 }
 
 #[cfg(test)]
@@ -128,13 +43,21 @@ mod tests {
     use crate::loader::pc::layout::{ACPI, GDT};
     use crate::loader::{MemoryLayout, plan};
     use core::mem::offset_of;
-    use hostlink::bzimage::SECTOR_SIZE;
+    use hostlink::bzimage::{PARAGRAPH, SECTOR_SIZE, START, SetupHeader, Unusable};
     use std::ops::Range;
 
     /// Offsets of fields, in the file and in `boot_params`.
     const fn at(offset: usize) -> usize {
         START + offset
     }
+
+    /// Offsets in `boot_params` outside the header.
+    mod params {
+        pub(super) const ACPI_RSDP_ADDR: usize = 0x070;
+        pub(super) const E820_ENTRIES: usize = 0x1e8;
+        pub(super) const E820_TABLE: usize = 0x2d0;
+    }
+    const LOADER_UNDEFINED: u8 = 0xff;
 
     const MIB: u64 = 1 << 20;
     const SETUP_SECTS: usize = 2;
@@ -185,25 +108,25 @@ mod tests {
     fn files_that_are_no_kernel_or_the_wrong_one() {
         assert_eq!(
             load(&patched(at(offset_of!(SetupHeader, magic)), b"HdrT"), 64 * MIB),
-            Err(LoadError::NotAKernel)
+            Err(LoadError::Kernel(Unusable::NotAKernel))
         );
         assert_eq!(
             load(&patched(at(offset_of!(SetupHeader, boot_flag)), &[0, 0]), 64 * MIB),
-            Err(LoadError::NotAKernel)
+            Err(LoadError::Kernel(Unusable::NotAKernel))
         );
         let old = patched(at(offset_of!(SetupHeader, version)), &0x020b_u16.to_le_bytes());
-        assert_eq!(load(&old, 64 * MIB), Err(LoadError::KernelTooOld { version: 0x020b }));
+        assert_eq!(load(&old, 64 * MIB), Err(LoadError::Kernel(Unusable::TooOld { version: 0x020b })));
         assert_eq!(
             load(&patched(at(offset_of!(SetupHeader, loadflags)), &[0]), 64 * MIB),
-            Err(LoadError::NotLoadedHigh)
+            Err(LoadError::Kernel(Unusable::NotLoadedHigh))
         );
         assert_eq!(
             load(&patched(at(offset_of!(SetupHeader, jump_offset)), &[0x10]), 64 * MIB),
-            Err(LoadError::NotAKernel)
+            Err(LoadError::Kernel(Unusable::NotAKernel))
         );
         assert_eq!(
             load(&patched(at(offset_of!(SetupHeader, jump_offset)), &[0xff]), 64 * MIB),
-            Err(LoadError::NotAKernel)
+            Err(LoadError::Kernel(Unusable::NotAKernel))
         );
     }
 
@@ -216,8 +139,10 @@ mod tests {
             let plan = plan(kernel, None, "", &memory, 0).unwrap();
             assert_eq!(bytes_in(&plan, 16 * MIB), &kernel[(SETUP_SECTS + 1) * SECTOR_SIZE..], "{missing}");
         }
-        let cut_off =
-            LoadError::KernelTruncated { expected: file.len() as u64, found: file.len() as u64 - 16 };
+        let cut_off = LoadError::Kernel(Unusable::Truncated {
+            expected: file.len() as u64,
+            found: file.len() as u64 - 16,
+        });
         assert_eq!(load(&file[..file.len() - 16], 64 * MIB), Err(cut_off));
     }
 
@@ -227,13 +152,13 @@ mod tests {
         for len in 0..=file.len() - PARAGRAPH {
             let error = load(&file[..len], 64 * MIB).unwrap_err();
             assert!(
-                matches!(error, LoadError::NotAKernel | LoadError::KernelTruncated { .. }),
+                matches!(error, LoadError::Kernel(Unusable::NotAKernel | Unusable::Truncated { .. })),
                 "{len}: {error}"
             );
         }
         assert_eq!(load(&file, 64 * MIB), Ok(()));
         let more = patched(at(offset_of!(SetupHeader, syssize)), &u32::MAX.to_le_bytes());
-        assert!(matches!(load(&more, 64 * MIB), Err(LoadError::KernelTruncated { .. })));
+        assert!(matches!(load(&more, 64 * MIB), Err(LoadError::Kernel(Unusable::Truncated { .. }))));
     }
 
     #[test]

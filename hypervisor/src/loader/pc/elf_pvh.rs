@@ -11,6 +11,7 @@ use elf::abi::{EM_386, EM_X86_64, PT_LOAD, PT_NOTE};
 use elf::endian::LittleEndian;
 use elf::file::Class;
 use elf::note::Note;
+use hostlink::bzimage::Unusable;
 
 /// Owner and type of the note that holds the entry's physical address.
 const NOTE_NAME: &[u8] = b"Xen\0";
@@ -75,7 +76,7 @@ fn segments<'a>(
         }
         let found = file.len() as u64;
         let expected = segment.p_offset.saturating_add(segment.p_filesz);
-        let bytes = elf.segment_data(&segment).map_err(|_| LoadError::KernelTruncated { expected, found })?;
+        let bytes = elf.segment_data(&segment).map_err(|_| Unusable::Truncated { expected, found })?;
         placements.push(Placement { gpa: range.start, bytes: Cow::Borrowed(bytes) });
         ranges.push(range);
     }

@@ -1,0 +1,102 @@
+//! From the entry to the kernel's, or to the list of what was looked for.
+
+use alloc::rc::Rc;
+use alloc::string::{String, ToString};
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cell::RefCell;
+use core::fmt::{self, Write};
+use core::panic::PanicInfo;
+
+use baremetal::pages::{PAGE, Page};
+use baremetal::x86_64::info::BootInfo;
+use baremetal::x86_64::power::{self, Switch};
+use baremetal::x86_64::serial::{CONSOLE, REPORTS};
+use baremetal::x86_64::{clock, firmware};
+use boot::disk::Shared;
+use boot::find::find;
+use boot::volume::Volumes;
+use spin::{Mutex, Once};
+use talc::TalcLock;
+use talc::source::Manual;
+
+use crate::linux;
+use crate::nvme::{self, Nvme};
+
+baremetal::entry!(main);
+
+#[global_allocator]
+static HEAP: TalcLock<Mutex<()>, Manual> = TalcLock::new(Manual);
+/// 16 MiB: block groups of a disk of many TiB, and a journal's list.
+static ROOM: [Page; 4096] = [const { Page::new() }; 4096];
+
+static SWITCH: Once<Option<Switch>> = Once::new();
+
+/// What the tool is told when no kernel was found: the guest cannot be started.
+const STATUS: i32 = hostlink::exit::ExitCode::BadConfig.tool_status();
+
+fn say(text: fmt::Arguments<'_>) {
+    let _ = write!({ CONSOLE }, "boot: {text}\r\n");
+}
+
+fn main(info: BootInfo) -> ! {
+    CONSOLE.set_up();
+    // SAFETY: nothing else uses this memory, and it is claimed once.
+    unsafe { HEAP.lock().claim(ROOM[0].address() as *mut u8, ROOM.len() * PAGE as usize) };
+    prepare(&info);
+    let why = start(&info);
+    say(format_args!("no kernel was started from a disk:"));
+    why.iter().for_each(|line| say(format_args!("  {line}")));
+    fail()
+}
+
+/// Finds the power switch and measures the clock.
+fn prepare(info: &BootInfo) {
+    // SAFETY: the address is the loader's.
+    let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
+    // SAFETY: as above.
+    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
+    let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
+    if let Some(hz) = clock::hz_by_cpuid().or_else(by_timer) {
+        clock::set_hz(hz);
+    }
+}
+
+/// Returns only with what was looked for in vain.
+fn start(info: &BootInfo) -> Vec<String> {
+    let disks: Vec<Rc<RefCell<Nvme>>> =
+        nvme::all().filter_map(Result::ok).map(|disk| Rc::new(RefCell::new(disk))).collect();
+    if disks.is_empty() {
+        return vec!["there is no NVMe disk that answers".to_string()];
+    }
+    let mut volumes = Volumes::default();
+    for (index, disk) in disks.iter().enumerate() {
+        let shared: Shared = disk.clone();
+        volumes.add(index, &shared);
+    }
+    let loaded = match find(&volumes) {
+        Ok(choice) => {
+            say(format_args!("{}, by {}", choice.kernel.1, choice.said_by));
+            linux::load(info, &volumes, &choice)
+        }
+        Err(tried) => return [volumes.seen, tried].concat(),
+    };
+    // The kernel finds the disks as they are after a reset.
+    disks.iter().for_each(|disk| disk.borrow_mut().give_back());
+    match loaded {
+        Ok(loaded) => loaded.enter(),
+        Err(why) => vec![why],
+    }
+}
+
+fn fail() -> ! {
+    REPORTS.set_up();
+    let _ = write!({ REPORTS }, "\n{{\"event\":\"exit\",\"status\":{STATUS}}}\n");
+    power::off(SWITCH.get().copied().flatten())
+}
+
+#[panic_handler]
+fn on_panic(info: &PanicInfo<'_>) -> ! {
+    say(format_args!("panic: {info}"));
+    fail()
+}
