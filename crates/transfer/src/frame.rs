@@ -12,6 +12,7 @@
 //! | `End` | source | number of frames before it | nothing: the guest is complete |
 //! | `Go`, `Ready`, `Runs`, `Absent` | | | nothing: the [hand-over](crate::handover) |
 //! | `Next`, `Finish`, `Cut` | tool | | nothing: another round; the last one; it is over |
+//! | `Slow` | tool | percent | nothing: the guest stands still for that part of the time |
 //! | `Failed` | hypervisor | | why, as text |
 //!
 //! Lengths are in bytes. What follows a header is padded to a multiple of 8 bytes.
@@ -91,6 +92,8 @@ kinds! {
     Cut = 34
     /// It cannot go on.
     Failed = 35
+    /// The guest is slowed down: it stands still for so many of a hundred ticks.
+    Slow = 36
 }
 
 impl Header {
@@ -275,7 +278,7 @@ mod tests {
         for &kind in Kind::ALL {
             assert_eq!(Header::new(kind, 7, 0).kind(), Ok(kind));
         }
-        for code in [0, 9, 15, 20, 31, 36, u32::MAX] {
+        for code in [0, 9, 15, 20, 31, 37, u32::MAX] {
             let header = Header { kind: code, len: 0, argument: 0 };
             assert_eq!(header.kind(), Err(Flaw::Value("the kind of a frame")), "{code}");
         }

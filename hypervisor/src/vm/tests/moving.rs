@@ -127,6 +127,7 @@ fn carry(board: &Board<MockArch>, cut: Cut, rounds: u64) -> Arc<Mutex<Seen>> {
             match kind {
                 Kind::Round => {
                     seen.rounds += 1;
+                    source.put(Header::new(Kind::Slow, 20 * seen.rounds, 0), &[]);
                     source.say(if seen.rounds < rounds { Kind::Next } else { Kind::Finish });
                     target.put(header, &body);
                 }

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use memslots::{Slot, SlotError};
+use memslots::{Slot, SlotError, SlotId};
 use paging::Progress;
 use transfer::Described;
 use transfer::frame::{Clock, Kind, MemorySlot, PAGE, Round, Section};
@@ -136,6 +136,13 @@ impl<A: Arch> Sending<A> {
         }
         self.rounds += 1;
         Ok(())
+    }
+
+    /// A slot whose log is still on.
+    pub(super) fn first_logged(&self) -> Option<SlotId> {
+        let memory = self.vm.space.slots().memory();
+        let is_logged = |id| memory.get(id).is_some_and(|slot| slot.is_logged());
+        self.slots.iter().map(|slot| slot.id).find(|&id| is_logged(id))
     }
 }
 

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use hostlink::ctl::{LogWay, SendWay, record};
 use hostlink::guests::GuestState;
-use memslots::{Slot, SlotError, SlotId};
+use memslots::{Slot, SlotError};
 use paging::Progress;
 use transfer::Flaw;
 use transfer::channel::Sizes;
@@ -33,6 +33,7 @@ use super::super::requests::begin_log;
 use super::STEP_US;
 use super::line::Line;
 use super::rounds::slots;
+use super::throttle::Throttle;
 use crate::stopping;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -84,6 +85,7 @@ pub(in super::super) struct Sending<A: Arch> {
     pub(super) sent: Round,
     pub(super) is_last: bool,
     pub(super) is_cancelled: bool,
+    pub(super) throttle: Throttle,
     pub(super) begun: u64,
     /// Since when the guest has stood still for this, and how long it did before.
     pub(super) stopped_at: Option<u64>,
@@ -129,6 +131,7 @@ impl<A: Arch> Sending<A> {
             sent: Round::default(),
             is_last: way == SendWay::Still,
             is_cancelled: false,
+            throttle: Throttle::default(),
             begun: A::now(),
             stopped_at: None,
             stopped: 0,
@@ -190,6 +193,9 @@ impl<A: Arch> Sending<A> {
         }
         debug_assert!(matches!(act, Act::Run(None) | Act::Wait));
         self.is_cancelled = true;
+        if self.throttle.leave() {
+            self.stopped_at.get_or_insert(A::now());
+        }
         self.go_on();
         match &self.stage {
             // These end first.
@@ -206,6 +212,7 @@ impl<A: Arch> Sending<A> {
     /// Makes the guest stop for the last round.
     fn stop(&mut self) {
         self.is_last = true;
+        self.throttle.leave();
         if self.vm.host.state_of(self.vm.number) == GuestState::Running {
             self.stopped_at = Some(A::now());
             self.vm.begin_stop(stopping::PAUSE);
@@ -242,6 +249,9 @@ impl<A: Arch> Sending<A> {
         if has_ended && self.because.is_none() && self.handover == Source::Here && !self.is_cancelled {
             return Err(Refusal::HasEnded);
         }
+        if !self.is_last && !self.is_cancelled {
+            self.throttle.step(self.vm);
+        }
         let next = self.next(answer);
         // The guest's own change comes first, and begins no other one before this one's.
         let is_later = matches!(next, Err(Refusal::Slot(SlotError::Busy)));
@@ -271,6 +281,7 @@ impl<A: Arch> Sending<A> {
             }
             (Kind::Next, Stage::Awaits) => self.begin_round(),
             (Kind::Finish, Stage::Awaits) => self.stop(),
+            (Kind::Slow, _) => self.throttle.set(header.argument),
             (Kind::Ready, Stage::Offered) => self.told(Heard::Ready)?,
             (Kind::Runs, Stage::Offered) => self.told(Heard::Runs)?,
             (Kind::Absent, Stage::Offered) => self.told(Heard::Absent)?,
@@ -375,13 +386,6 @@ impl<A: Arch> Sending<A> {
         }
         self.stage = Stage::Closes;
         Ok(Progress::More)
-    }
-
-    /// A slot whose log is still on.
-    fn first_logged(&self) -> Option<SlotId> {
-        let memory = self.vm.space.slots().memory();
-        let is_logged = |id| memory.get(id).is_some_and(|slot| slot.is_logged());
-        self.slots.iter().map(|slot| slot.id).find(|&id| is_logged(id))
     }
 
     fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {

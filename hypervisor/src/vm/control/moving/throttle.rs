@@ -1,0 +1,45 @@
+//! Slows a guest down that writes faster than its pages can be sent.
+
+use crate::stopping;
+use crate::vm::Vm;
+use crate::vm::arch::Arch;
+
+/// A guest that is slowed down stands still for a part of each period, in microseconds.
+const PERIOD_US: u64 = 10_000;
+
+/// How much a guest is slowed down, and what it does now.
+#[derive(Debug, Default)]
+pub(super) struct Throttle {
+    percent: u64,
+    /// It stands still, or stops.
+    holds: bool,
+    until: u64,
+}
+
+impl Throttle {
+    /// It is to stand still for so many of a hundred ticks; never for all of them.
+    pub(super) fn set(&mut self, percent: u64) {
+        self.percent = percent.min(99);
+    }
+
+    /// Stops the guest, or lets it go on, if it is time for that.
+    pub(super) fn step<A: Arch>(&mut self, vm: &Vm<A>) {
+        let (now, period) = (A::now(), A::ticks_of_us(PERIOD_US));
+        if now < self.until || self.percent == 0 && !self.holds {
+            return;
+        }
+        if !self.holds {
+            vm.begin_stop(stopping::PAUSE);
+            vm.hurry(true);
+            (self.holds, self.until) = (true, now + period * self.percent / 100);
+        } else if vm.has_stopped() {
+            vm.go_on();
+            (self.holds, self.until) = (false, now + period * (100 - self.percent) / 100);
+        }
+    }
+
+    /// Leaves the guest to others; returns whether it stands still or stops.
+    pub(super) fn leave(&mut self) -> bool {
+        core::mem::take(self).holds
+    }
+}
