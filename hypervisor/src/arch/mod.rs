@@ -94,6 +94,11 @@ impl<V: Kind> Board for On<V> {
     }
 
     #[cfg(target_arch = "aarch64")]
+    fn must_clean_code() -> bool {
+        cpu::must_clean_code()
+    }
+
+    #[cfg(target_arch = "aarch64")]
     fn clean(memory: core::ops::Range<u64>) {
         cpu::clean(memory);
     }

@@ -174,6 +174,11 @@ where
         guest::described::describe(vm, archive)
     }
 
+    fn follow_state(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
+        guest::described::drop_instructions::<Self>();
+        true
+    }
+
     fn describe_vcpu(
         vm: &Vm<Self>,
         state: &mut VcpuState<Self>,

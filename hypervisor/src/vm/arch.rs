@@ -166,9 +166,9 @@ pub unsafe trait Arch: Board {
         true
     }
 
-    /// After the devices' states were read: begins to [add](Vm::begin_change) the slots that the
-    /// devices have in these states. Returns true only when all are there, and no change of the
-    /// slots is in progress. No vCPU runs.
+    /// After the states were read, and memory was cleaned where that is needed: begins to
+    /// [add](Vm::begin_change) the slots that the devices have in these states. Returns true only
+    /// when all are there, and no change of the slots is in progress. No vCPU runs.
     fn follow_state(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
         true
     }

@@ -80,6 +80,12 @@ pub trait Board: Cpus {
         false
     }
 
+    /// Whether memory must be cleaned out of the data caches before a guest executes what was
+    /// written there as data.
+    fn must_clean_code() -> bool {
+        Self::must_clean()
+    }
+
     /// Writes back and invalidates the data-cache lines of a range of physical memory.
     fn clean(_: Range<u64>) {}
 

@@ -79,6 +79,11 @@ impl Processor {
         !matches!(field(self.dfr0, 8), 0 | 0xf)
     }
 
+    /// Instructions are fetched as data was stored, without cleaning (CTR_EL0.IDC).
+    pub const fn fetches_data(&self) -> bool {
+        self.ctr >> 28 & 1 != 0
+    }
+
     /// FEAT_DoubleLock, whose field has the inverse meaning.
     pub const fn has_double_lock(&self) -> bool {
         field(self.dfr0, 36) == 0

@@ -208,4 +208,8 @@ fn u63_caches_are_counted_in_words() {
     assert_eq!((data_line(4 << 16), data_line(0xffff_ffff_fff0_ffff)), (64, 4));
     assert_eq!((data_line(u64::MAX), zeroed_block(9), zeroed_block(4)), (4 << 15, Some(2048), Some(64)));
     assert_eq!((zeroed_block(0x14), zeroed_block(0)), (None, Some(4)));
+    // M9: QEMU's Cortex-A57 has neither IDC nor DIC; a processor with DIC alone does not help.
+    for (ctr, expected) in [(0x8444_c004, false), (0xa444_c004, false), (0x9444_c004, true)] {
+        assert_eq!(Processor { ctr, ..nothing() }.fetches_data(), expected, "{ctr:#x}");
+    }
 }

@@ -17,14 +17,10 @@ pub fn describe<A: Arm64>(vm: &Vm<A>, archive: &mut Archive<'_>) -> Result<(), F
     identity::compare::<A>(archive)?;
     archive.same("CNTFRQ_EL0", A::hz())?;
     archive.same("width of physical addresses", A::physical_address_bits().into())?;
-    vm.guest.describe(archive)?;
-    if archive.is_reading() {
-        drop_instructions::<A>();
-    }
-    Ok(())
+    vm.guest.describe(archive)
 }
 
-/// Memory has been written that a guest will execute: no CPU has instructions from before. The
+/// Memory has been written, and cleaned where that is needed, that a guest will execute: no CPU has instructions from before. The
 /// guest's own cache maintenance for them was elsewhere, or never.
 pub fn drop_instructions<A: Arm64>() {
     A::TLB.instruction_cache();

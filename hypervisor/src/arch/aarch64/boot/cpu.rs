@@ -61,6 +61,11 @@ pub(crate) fn must_clean() -> bool {
     !features::get().contains(Features::FORCED_WRITE_BACK)
 }
 
+/// Whether it must be cleaned before instructions in it are fetched.
+pub(crate) fn must_clean_code() -> bool {
+    must_clean() || !features::processor().fetches_data()
+}
+
 /// Writes back and invalidates the data-cache lines of a range of memory.
 pub(crate) fn clean(memory: Range<u64>) {
     flush::Tlb.clean(memory);

@@ -11,6 +11,7 @@ use crate::devices::virt::map;
 use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::mock;
 use alloc::string::String;
+use baremetal::random::Random;
 use transfer::{Archive, Described, Flaw};
 
 /// A vCPU with what is posted to it.
@@ -297,4 +298,60 @@ fn m7_a_processor_that_a_guest_would_not_recognize_is_named() {
     assert_eq!(names[29..32], ["ID_AA64PFR0_EL1", "ID_AA64PFR1_EL1", "ID_AA64DFR0_EL1"]);
     assert_eq!(names[37..], ["ID_AA64MMFR2_EL1", "CNTFRQ_EL0", "width of physical addresses"]);
     assert!(names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1));
+}
+
+#[test]
+fn m9_instructions_of_before_are_dropped_when_memory_is_there() {
+    let vm = machine("vcpus=2").machine();
+    let _before = told();
+    assert!(MockArm64::follow_state(vm, MockArm64::cpu(0).expect("a CPU")));
+    let expected = ["instruction_cache", "complete", "context_sync"].map(Recorded::Tlb);
+    assert_eq!(told(), expected);
+}
+
+#[test]
+fn m6_a_guest_whose_stream_was_changed_harms_nobody() {
+    let there = machine("vcpus=2").machine();
+    let _ticks = busy(there);
+    let bytes = written(&mut Guest(there));
+    let here = machine("vcpus=2").machine();
+    here.clock.set(&here.host.wall, MockArm64::now(), GUEST_TICKS, 1_800_000_005 * SECOND);
+    let mut random = Random::new(1);
+    let (mut read_well, mut place) = (0, workspace(0));
+    for round in 0..3000 {
+        let mut changed = bytes.clone();
+        for _ in 0..=round % 3 {
+            let at = random.below(bytes.len() as u64) as usize;
+            changed[at] =
+                if random.one_in(2) { changed[at] ^ 1 << random.below(8) } else { random.word() as u8 };
+        }
+        if read(&mut Guest(here), &changed).is_err() {
+            continue;
+        }
+        read_well += 1;
+        for vcpu in 0..2 {
+            turn(here, 0, vcpu, &mut place, |context| {
+                look(context);
+                devices::expire_alarm(context, MockArm64::now());
+                context.state.update_activity();
+                let _when = context.state.next_deadline(MockArm64::now());
+                look(context);
+                if context.state.is_running() {
+                    let _is_entered = enter(context);
+                }
+            });
+        }
+        for port in [0, 1] {
+            let _taken = MockArm64::type_in(here, port, b"typed");
+        }
+        MockArm64::receive_console(here);
+        MockArm64::wake(here);
+    }
+    assert!(read_well > 1000, "{read_well}");
+    // What is cut off is too short, wherever that is, but where no more is to come.
+    for _ in 0..200 {
+        let end = random.below(bytes.len() as u64) as usize;
+        assert_eq!(read(&mut Guest(here), &bytes[..end]), Err(Flaw::Short), "{end}");
+    }
+    read(&mut Guest(here), &bytes).expect("and what is whole is read still");
 }

@@ -36,10 +36,10 @@ enum Stage<A: Arch> {
     Adding(Box<Work<A>>),
     State(Section),
     End,
+    /// Memory is cleaned out of the caches, for a guest that runs without them, or executes it.
+    Clean(Sweep),
     /// Slots of devices follow the devices' states.
     Devices,
-    /// Memory is cleaned out of the caches, for a guest that runs without them.
-    Clean(Sweep),
     /// The hand-over decides.
     Complete,
     Destroy(Box<Destroy<A>>),
@@ -177,21 +177,19 @@ impl<A: Arch> Receiving<A> {
             }
             Stage::Devices => match vm.step_change(None) {
                 Progress::Done if A::follow_state(vm, A::this_cpu()) => {
-                    self.stage = Stage::Clean(Sweep::new(CLEAR_BYTES));
+                    self.stage = Stage::Complete;
+                    if let Act::Say(what) = self.handover.complete() {
+                        self.line.say(what)?;
+                    }
                 }
                 Progress::Waiting => return Ok(Progress::Waiting),
                 _ => {}
             },
             Stage::Clean(sweep) => {
                 let memory = vm.space.slots().memory();
-                match sweep.next(&memory).filter(|_| A::must_clean()) {
+                match sweep.next(&memory).filter(|_| A::must_clean_code()) {
                     Some(piece) => A::clean(piece.host),
-                    None => {
-                        self.stage = Stage::Complete;
-                        if let Act::Say(what) = self.handover.complete() {
-                            self.line.say(what)?;
-                        }
-                    }
+                    None => self.stage = Stage::Devices,
                 }
             }
             Stage::Destroy(destroy) => {
@@ -280,7 +278,9 @@ impl<A: Arch> Receiving<A> {
                 self.line.read_state(header, base, |archive| describe(vm, section, archive))?;
                 self.stage = next_section(vm, section).map_or(Stage::End, Stage::State);
             }
-            (Kind::End, Stage::End) if header.argument == self.frames => self.stage = Stage::Devices,
+            (Kind::End, Stage::End) if header.argument == self.frames => {
+                self.stage = Stage::Clean(Sweep::new(CLEAR_BYTES));
+            }
             _ => return Err(Flaw::Value("the order of the frames").into()),
         }
         Ok(())
