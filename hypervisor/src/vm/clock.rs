@@ -38,7 +38,8 @@ impl GuestClock {
 
     /// What the machine's counter reads first at this time of the guest's, or later.
     pub fn wall_ticks(&self, machine: &WallClock, ns: u64) -> u64 {
-        machine.ticks(ns.wrapping_sub(self.wall.load(Ordering::Relaxed)))
+        let behind = self.wall.load(Ordering::Relaxed).cast_signed().saturating_neg();
+        machine.ticks(ns.saturating_add_signed(behind))
     }
 
     /// Lets the guest's counter be at `ticks`, and its date at `wall_ns`, when the machine's
@@ -64,6 +65,7 @@ mod tests {
             assert_eq!((clock.at(6000), clock.at(6500)), (ticks, ticks + 500));
             assert_eq!(clock.wall_ns(&machine, 6500), wall_ns + 500_000_000);
             assert_eq!(clock.wall_ticks(&machine, wall_ns + 500_000_000), 6500);
+            assert!(clock.wall_ticks(&machine, u64::MAX) > 1 << 40, "never is not in the past");
         }
     }
 }

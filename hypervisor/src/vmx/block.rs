@@ -267,10 +267,12 @@ impl ControlBlock for Vmcs {
         archive.within(&mut state.2, DR6_BREAKPOINTS | PENDING_ENABLED | DR6_SINGLE_STEP)?;
         archive.fixed(&mut self.event, event::kept)?;
         self.pointers.describe(archive)?;
-        self.set_interruptibility(state.0);
-        self.set_activity(state.1);
-        self.set_pending_debug(state.2);
-        self.set_pointers(self.pointers);
+        if archive.is_reading() {
+            self.set_interruptibility(state.0);
+            self.set_activity(state.1);
+            self.set_pending_debug(state.2);
+            self.set_pointers(self.pointers);
+        }
         Ok(())
     }
 

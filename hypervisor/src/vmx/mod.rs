@@ -24,4 +24,4 @@ pub mod tlb;
 pub mod vmcs;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,7 +9,7 @@ mod instructions;
 mod iommu;
 mod machine;
 mod memory;
-mod moved;
+pub(crate) mod moved;
 mod owned;
 mod ports;
 pub(crate) mod processor;

@@ -1,6 +1,7 @@
 //! A vCPU, and what it shares with others, is written, and goes on on another machine.
 
 use baremetal::random::Random;
+use hostlink::architecture::Architecture;
 use transfer::{Archive, Flaw};
 
 use super::processor::{CODE, DATA, Guest, Tested, processor, with_guest};
@@ -8,8 +9,10 @@ use super::processor::{CODE, DATA, Guest, Tested, processor, with_guest};
 use crate::devices::pc::lapic::msr::{SVR, TSC_DEADLINE};
 use crate::devices::pc::message::Trigger;
 use crate::svm::tests::random::goes_on;
+use crate::svm::tests::rows::{CPUID, HLT, MSR};
 use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::mock;
+use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr4, Lstar, Rflags, Rip, TscOffset};
 use crate::x86::vcpu::nmi::Nmi;
@@ -31,7 +34,7 @@ fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) 
     result
 }
 
-fn written(guest: &mut Guest<'_, '_>) -> Vec<u8> {
+pub(crate) fn written(guest: &mut Guest<'_, '_>) -> Vec<u8> {
     off(guest, |guest| {
         let mut bytes = vec![0; 1 << 16];
         let mut archive = Archive::writer(&mut bytes).with_clock(guest.0.vm.clock.base());
@@ -53,8 +56,16 @@ fn read(guest: &mut Guest<'_, '_>, bytes: &[u8], ticks: u64) -> Result<(), Flaw>
     })
 }
 
+/// The vCPU looks at its timers, which are not due for ever, and enters the guest. Its exits are
+/// handled.
 fn enters(guest: &mut Guest<'_, '_>, seed: u64) {
-    goes_on(guest, (seed, 0), |guest| guest.enter(|_, _| {}));
+    let now = Tested::now();
+    Tested::expire_timers(guest.0, now);
+    assert!(guest.0.state.next_deadline(now) > now, "seed {seed}");
+    for code in [CPUID, HLT, MSR] {
+        goes_on(guest, (seed, 0), |guest| guest.enter(|_, _| {}));
+        let _next = guest.exit(code, 0, 0);
+    }
 }
 
 #[test]
@@ -75,7 +86,20 @@ fn m5_each_field_of_a_vcpu_arrives_and_it_enters_the_guest() {
 /// Nothing that a stream says stops the hypervisor: it is a flaw, or the guest's own affair.
 #[test]
 fn m6_a_changed_state_is_a_flaw_or_the_guests_affair() {
-    let bytes = with_guest(&[], written);
+    let bytes = with_guest(&[], |guest| {
+        guest.enable_hypercalls();
+        for (number, value) in [
+            (msr::REFERENCE_TSC, DATA + 0x4001),
+            (msr::VP_ASSIST_PAGE, DATA + 0x6001),
+            (msr::STIMER0_CONFIG, 1 | 1 << 1 | 1 << 12 | 0x62 << 4),
+            (msr::STIMER0_COUNT, 10_000),
+        ] {
+            let _next = guest.write_msr(number, value);
+        }
+        guest.0.state.lapic.accept_fixed(0x51, Trigger::Level);
+        guest.0.state.alarm = 5;
+        written(guest)
+    });
     let mut random = Random::new(6);
     for round in 0..150 {
         let mut changed = bytes.clone();
@@ -120,6 +144,18 @@ fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
 }
 
 #[test]
+fn m7_a_guest_of_another_kind_of_processor_is_refused() {
+    let svm = crate::svm::tests::processor::with_guest(&[], crate::svm::tests::moved::written);
+    let vmx = crate::vmx::tests::processor::with_guest(&[], crate::vmx::tests::moved::written);
+    for (bytes, kind) in [(svm, Architecture::Amd64), (vmx, Architecture::Intel64)] {
+        let is = with_guest(&[], |guest| read(guest, &bytes, 0));
+        let [here, there] = [Tested::ARCHITECTURE, kind].map(|kind| kind as u64);
+        let other = Flaw::Differs("the kind of processor", here, there);
+        assert_eq!(is, if here == there { Ok(()) } else { Err(other) });
+    }
+}
+
+#[test]
 fn m5_what_pends_is_delivered_on_the_other_machine() {
     let bytes = with_guest(&[], |guest| {
         guest.set(RAX, 0x1234);
@@ -151,15 +187,15 @@ fn m5_what_pends_is_delivered_on_the_other_machine() {
 
 #[test]
 fn m4_timers_that_were_due_fire_once_and_time_never_steps_back() {
-    let (deadline, timer) = (1 << 40, 0x4000_00b0);
+    let deadline = 1 << 40;
     let mut rdtsc = 0;
     let (bytes, reference, ticks) = with_guest(&[], |guest| {
         guest.write_msr(0x3b, 5000);
         // TSC deadline, vector 0x61; a periodic synthetic timer each 1 ms, vector 0x62.
         let _ = guest.0.state.lapic.write_page(0xfee0_0320, 0x4_0061, 0);
         guest.write_msr(TSC_DEADLINE, deadline);
-        guest.write_msr(timer, 1 | 1 << 1 | 1 << 12 | 0x62 << 4);
-        guest.write_msr(timer + 1, 10_000);
+        guest.write_msr(msr::STIMER0_CONFIG, 1 | 1 << 1 | 1 << 12 | 0x62 << 4);
+        guest.write_msr(msr::STIMER0_COUNT, 10_000);
         let partition = &guest.0.vm.guest.partition;
         let now = Tested::now();
         rdtsc = now.wrapping_add(guest.field(TscOffset));

@@ -12,11 +12,11 @@ mod events;
 mod memory;
 #[path = "../../svm/tests/moved.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
-mod moved;
+pub(crate) mod moved;
 #[path = "../../svm/tests/ports.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod ports;
-pub(super) mod processor;
+pub(crate) mod processor;
 mod random;
 mod refusal;
 #[path = "../../svm/tests/registers.rs"]

@@ -24,15 +24,10 @@ pub struct Rom {
     base: Option<Gpa>,
 }
 
-/// Its contents follow from its length. Only a ROM that is not visible is described: the receiver
-/// has no slot for it.
+/// Its contents follow from its length, and its slot from the device's registers.
 impl Described for Rom {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let hidden = |base: &mut Option<Gpa>, _: &mut Archive<'_>| match base {
-            None => Ok(()),
-            Some(_) => Err(Flaw::Unmovable("its expansion ROM is visible")),
-        };
-        fields!(self, archive: base (hidden); same len; stays image)
+        fields!(self, archive: ; same len; stays image, base)
     }
 }
 
