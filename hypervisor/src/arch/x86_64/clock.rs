@@ -14,6 +14,8 @@ use crate::x86::vectors;
 const PM_TIMER_HZ: u64 = 3_579_545;
 /// Length of the calibration: 20 ms.
 const CALIBRATION_TICKS: u32 = (PM_TIMER_HZ / 50) as u32;
+/// Readings of which the closest counts.
+const READINGS: usize = 32;
 /// Reads of the timer before it is declared dead.
 const CALIBRATION_TRIES: u32 = 1 << 28;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
@@ -41,24 +43,40 @@ pub(crate) fn delay_us(us: u64) {
     }
 }
 
+/// What the three counters read at one time.
+#[derive(Clone, Copy)]
+struct Reading {
+    pm_timer: u32,
+    tsc: u64,
+    apic: u32,
+    /// Ticks of the TSC within which they were read.
+    within: u64,
+}
+
+/// The closest of several readings: where the hypervisor's processor is a program, that may stand
+/// still between any two.
+fn read_counters(pm_timer: &mut impl FnMut() -> u32) -> Reading {
+    let mut read = |_| {
+        let tsc = now();
+        let (pm_timer, apic) = (pm_timer(), apic::timer_ticks());
+        Reading { pm_timer, tsc, apic, within: now() - tsc }
+    };
+    (0..READINGS).map(&mut read).min_by_key(|reading| reading.within).unwrap_or_else(|| read(0))
+}
+
 /// Measures TSC and APIC timer against the power management timer at I/O port `pm_timer`.
 pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
     let mut port = Port::<u32>::new(pm_timer);
     // Every machine has at least 24 bits. SAFETY: ACPI says that this is the timer's port.
     let mut read = || unsafe { port.read() } & 0xff_ffff;
-    let start = read();
     apic::set_timer_ticks(u32::MAX);
-    let tsc_start = now();
-    let mut elapsed = 0;
-    for _ in 0..CALIBRATION_TRIES {
-        elapsed = read().wrapping_sub(start) & 0xff_ffff;
-        if elapsed >= CALIBRATION_TICKS {
-            break;
-        }
-    }
-    let tsc = now() - tsc_start;
-    let apic = u64::from(u32::MAX - apic::timer_ticks());
+    let start = read_counters(&mut read);
+    let passed = |timer: u32| timer.wrapping_sub(start.pm_timer) & 0xff_ffff;
+    let _waited = (0..CALIBRATION_TRIES).find(|_| passed(read()) >= CALIBRATION_TICKS);
+    let end = read_counters(&mut read);
     apic::set_timer_ticks(0);
+    let (elapsed, tsc) = (passed(end.pm_timer), end.tsc - start.tsc);
+    let apic = u64::from(start.apic.saturating_sub(end.apic));
     if elapsed < CALIBRATION_TICKS || tsc == 0 || apic == 0 {
         return Err("the power management timer or the APIC timer does not count");
     }
