@@ -15,6 +15,7 @@ mod guest;
 mod image;
 mod machine;
 mod machine_file;
+mod moving;
 mod poll;
 mod prelude;
 mod release;

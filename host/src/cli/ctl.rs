@@ -1,5 +1,6 @@
 //! `quell ctl` on the command line.
 
+use crate::moving::Address;
 use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostlink::ctl::{LogWay, parse_number};
@@ -64,10 +65,10 @@ pub(crate) enum CtlCommand {
         #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
         way: LogWayArgument,
     },
-    /// Create, start, pause, resume, wake, reset or destroy a guest of a machine file, while others
-    /// run
+    /// Create, start, pause, resume, wake, reset, save, migrate or destroy a guest
     ///
-    /// Example: ./quell ctl guest pause web
+    /// Example: ./quell ctl guest pause web. docs/moving.md tells about guests that are saved and
+    /// migrated.
     #[command(subcommand)]
     Guest(GuestCommand),
     /// Show how much memory is free
@@ -77,7 +78,7 @@ pub(crate) enum CtlCommand {
 }
 
 /// What is done with a guest. A guest is named as in the machine file.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub(crate) enum GuestCommand {
     /// List the guests of the machine file, and what they do
     List,
@@ -95,6 +96,72 @@ pub(crate) enum GuestCommand {
     Reset(OfGuest),
     /// End a guest, whatever it does, and free its memory
     Destroy(OfGuest),
+    /// Save a guest to a file, from which `./quell run --restore FILE` lets it go on
+    ///
+    /// The file is complete or absent. When it is complete the guest is gone here, unless
+    /// --keep-running is given: then it runs on, and stands still only while the last of it is
+    /// copied.
+    Save(SaveArgs),
+    /// Move a guest to another machine, which `./quell run --incoming ADDRESS` has started
+    ///
+    /// The guest runs while it is sent, and stands still for the last of it. Whatever fails, it
+    /// runs on exactly one of both machines. Ctrl-C cancels: it runs on here. Exit status: 1 if it
+    /// was not moved; the message says where it is.
+    Migrate(MigrateArgs),
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SaveArgs {
+    /// The guest
+    #[arg(value_parser = guest)]
+    pub(crate) name: Name,
+    /// The file
+    pub(crate) file: PathBuf,
+    /// Let the guest run on, and copy what it writes meanwhile
+    #[arg(long)]
+    pub(crate) keep_running: bool,
+    /// Write at most so many bytes per second, for example 100M
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) bandwidth: Option<u64>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MigrateArgs {
+    /// The guest
+    #[arg(value_parser = guest)]
+    pub(crate) name: Name,
+    /// Where it goes: unix:PATH, or tcp:127.0.0.1:PORT
+    #[arg(long, value_name = "ADDRESS", value_parser = Address::parse)]
+    pub(crate) to: Address,
+    /// File with the secret that the other machine was given, too; only you may have access to it
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret: PathBuf,
+    /// The guest may stand still for so long
+    #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = duration)]
+    pub(crate) downtime: Duration,
+    /// Give up if what the guest has written does not fit the downtime after so many rounds
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// Send at most so many bytes per second, for example 100M
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) bandwidth: Option<u64>,
+    /// Slow the guest down, more and more, if it writes faster than it is sent
+    #[arg(long)]
+    pub(crate) throttle: bool,
+}
+
+/// Parses a time with its unit: `50ms` or `2s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("'{text}' is no time; write for example 50ms or 2s");
+    let (number, unit) = text.split_at(text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len());
+    let micros = match unit {
+        "us" | "µs" => 1,
+        "ms" => 1000,
+        "s" => 1_000_000,
+        _ => return Err(bad()),
+    };
+    let number: u64 = number.parse().map_err(|_| bad())?;
+    number.checked_mul(micros).map(Duration::from_micros).filter(|time| !time.is_zero()).ok_or_else(bad)
 }
 
 #[derive(Clone, Copy, Debug, Args)]

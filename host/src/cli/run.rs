@@ -47,7 +47,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SWITCH=VALUE", hide = true)]
     pub(crate) set: Vec<String>,
     /// Run the guest directly on the emulated machine, without Quell, for comparison
-    #[arg(long, conflicts_with_all = ["file", "vcpus", "flush", "reset", "devices", "set"])]
+    #[arg(long, conflicts_with_all = ["file", "vcpus", "flush", "reset", "devices", "restore", "incoming", "set"])]
     pub(crate) bare: bool,
     /// Kill the machine after this many seconds (longer while other programs keep the CPUs busy)
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -106,10 +106,11 @@ impl Args for GuestOptions {
                 Arg::new(key.name).long(option.long).value_name(option.value_name).help(option.help);
             // Words for a kernel may begin with a hyphen.
             let argument = argument.allow_hyphen_values(key.name == "cmdline");
+            let others = key.excludes.0.iter().filter(|name| options().any(|key| key.name == **name));
             argument
                 .value_parser((option.parser)())
                 .action(action)
-                .conflicts_with_all(key.excludes.0)
+                .conflicts_with_all(others)
                 .conflicts_with("file")
         }))
     }

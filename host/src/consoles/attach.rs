@@ -43,7 +43,7 @@ struct Attached {
 
 impl Attached {
     fn to(machine: Found, notice: &Notice, args: &ConsoleArgs) -> Result<Self> {
-        let ram = notice.open_ram().with_context(|| format!("machine {}", machine.name))?;
+        let ram = notice.open_ram(false).with_context(|| format!("machine {}", machine.name))?;
         let entries = Entries::find(&ram, notice.beacon)?;
         let entries = entries.ok_or_else(|| anyhow!("machine {} has not begun yet", machine.name))?;
         ensure!(

@@ -10,6 +10,7 @@ use migrate::Migrated;
 use serde::Serializer;
 
 pub(crate) mod migrate;
+mod moving;
 
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
@@ -59,7 +60,9 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
             let migrated = Migrated::ask(control, *slot, (*way).into(), *rounds, |_| Ok(()))?;
             print(args, json!(migrated), || migrated.table());
         }
-        CtlCommand::Guest(command) => on_guest(args, control, *command)?,
+        CtlCommand::Guest(GuestCommand::Save(of)) => moving::save(args, &machine, of)?,
+        CtlCommand::Guest(GuestCommand::Migrate(of)) => moving::migrate(args, &machine, of)?,
+        CtlCommand::Guest(command) => on_guest(args, control, command)?,
         CtlCommand::Memory => {
             let memory: Memory = control.ask_one(&Request::Memory)?;
             print(args, json!(fields(&memory)), || {
@@ -199,10 +202,11 @@ impl Serialize for Fields {
 /// A guest's memory is zeroed or cleaned meanwhile.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn on_guest(args: &CtlArgs, control: Control, command: GuestCommand) -> Result<()> {
-    use GuestCommand::{Create, Destroy, List, Pause, Reset, Resume, Start, Wake};
+fn on_guest(args: &CtlArgs, control: Control, command: &GuestCommand) -> Result<()> {
+    use GuestCommand::{Create, Destroy, List, Migrate, Pause, Reset, Resume, Save, Start, Wake};
     let mut control = control.with_patience(PATIENCE);
-    let (request, name, done) = match command {
+    let (request, name, done) = match *command {
+        Save(_) | Migrate(_) => return Ok(()),
         List => {
             let guests: Vec<Guest> = control.ask_for(&Request::Guests)?;
             print(args, json!(guests.iter().map(fields).collect::<Vec<_>>()), || listed(&guests));

@@ -3,6 +3,7 @@
 use super::bochs;
 use super::spec::{Channels, Console, Spec};
 use crate::guest::cache;
+use crate::moving::Listener;
 use crate::prelude::*;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -272,9 +273,10 @@ pub(super) fn command(
     spec: &Spec,
     mut command: Command,
     arguments: &[OsString],
-    inherited: Vec<RawFd>,
+    mut inherited: Vec<RawFd>,
 ) -> Command {
     command.args(arguments);
+    inherited.extend(spec.keeps.iter().map(Listener::fd));
     match spec.console {
         Console::Terminal => command.stdin(Stdio::inherit()).stdout(Stdio::inherit()),
         Console::Echo if io::stdin().is_terminal() => command.stdin(Stdio::piped()).stdout(Stdio::piped()),

@@ -38,6 +38,8 @@ pub(crate) struct Ram {
     gap: Option<Gap>,
     file: File,
     map: MmapRaw,
+    /// Whether it is mapped for writing, too.
+    writes: bool,
 }
 
 impl Ram {
@@ -52,13 +54,12 @@ impl Ram {
         };
         let file = make().context("cannot make the machine's memory")?;
         let map = MmapRaw::map_raw(&file).context("cannot map the machine's memory")?;
-        Ok(Self { base, gap: None, file, map })
+        Ok(Self { base, gap: None, file, map, writes: true })
     }
 
     /// As on QEMU's q35: what does not fit below 2 GiB is at 4 GiB, but all is below if it is less
     /// than 2.75 GiB (`pc_q35_init` in `hw/i386/pc_q35.c`).
     fn of_q35(bytes: u64) -> Result<Self> {
-        const GIB: u64 = 1 << 30;
         let gap = (bytes >= 11 * GIB / 4).then_some(Gap { start: 2 * GIB, end: 4 * GIB });
         Ok(Self { gap, ..Self::new(bytes, 0)? })
     }
@@ -76,16 +77,18 @@ impl Ram {
         Ok(Whereabouts { fd, inode, bytes, base: self.base, gap: self.gap })
     }
 
-    /// Opens a machine's memory for reading. The process may have ended, and another have its ID.
-    pub(crate) fn open(pid: u32, at: &Whereabouts) -> Result<Self> {
-        Self::open_at(Path::new(&format!("/proc/{pid}/fd/{}", at.fd)), at, getuid().as_raw())
+    /// Opens a machine's memory for reading, or for writing, too. The process may have ended, and
+    /// another have its ID.
+    pub(crate) fn open(pid: u32, at: &Whereabouts, writes: bool) -> Result<Self> {
+        Self::open_at(Path::new(&format!("/proc/{pid}/fd/{}", at.fd)), at, getuid().as_raw(), writes)
     }
 
-    fn open_at(path: &Path, at: &Whereabouts, uid: u32) -> Result<Self> {
+    fn open_at(path: &Path, at: &Whereabouts, uid: u32, writes: bool) -> Result<Self> {
         // Checked before it is opened, because opening other files may have effects.
         is_ram(path)?;
         let file = OpenOptions::new()
             .read(true)
+            .write(writes)
             .custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed())
             .open(path)
             .with_context(|| format!("cannot open {}", path.display()))?;
@@ -103,8 +106,20 @@ impl Ram {
         ensure!(seals.contains(SealFlags::SHRINK), "{} may become smaller at any time", path.display());
         let gap_is_one = at.gap.is_none_or(|gap| gap.start < gap.end && at.base <= gap.start);
         ensure!(gap_is_one, "the gap in the machine's memory ends before it begins");
-        let map = MmapOptions::new().map_raw_read_only(&file).context("cannot map the machine's memory")?;
-        Ok(Self { base: at.base, gap: at.gap, file, map })
+        let options = MmapOptions::new();
+        let map = if writes { options.map_raw(&file) } else { options.map_raw_read_only(&file) };
+        let map = map.context("cannot map the machine's memory")?;
+        Ok(Self { base: at.base, gap: at.gap, file, map, writes })
+    }
+
+    /// Memory that may be written, in one piece: where it is mapped, for as long as `self` lives.
+    pub(crate) fn piece(&self, start: u64, bytes: u64) -> Result<*mut u8> {
+        let none = || anyhow!("there is no piece of {bytes:#x} bytes at {start:#x} of the machine's memory");
+        ensure!(self.writes && start.is_multiple_of(PAGE_SIZE) && bytes != 0, none());
+        let last = start.checked_add(bytes - 1).ok_or_else(none)?;
+        let (first, last) = self.offset(start).zip(self.offset(last)).ok_or_else(none)?;
+        ensure!(last - first == bytes - 1 && last < self.map.len() as u64, none());
+        Ok(self.map.as_mut_ptr().wrapping_add(usize::try_from(first)?))
     }
 
     fn offset(&self, address: u64) -> Option<u64> {
@@ -220,7 +235,6 @@ mod tests {
 
     #[test]
     fn u10_memory_above_4_gib_is_found_where_q35_puts_it() {
-        const GIB: u64 = 1 << 30;
         let small = Ram::of_q35(5 * GIB / 2).expect("makes");
         assert!(small.load(5 * GIB / 2 - 8).is_ok() && small.load(4 * GIB).is_err());
         let ram = Ram::of_q35(3 * GIB).expect("makes");
@@ -237,6 +251,23 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_is_inside_and_whole() {
+        let ram = Ram::of_q35(3 * GIB).expect("makes");
+        for (start, bytes) in
+            [(0, 0), (8, 4096), (2 * GIB - 4096, 8192), (5 * GIB - 4096, 8192), (u64::MAX - 4095, 4097)]
+        {
+            assert!(ram.piece(start, bytes).is_err(), "{start:#x} {bytes:#x}");
+        }
+        let (at, open) = here(&ram);
+        assert!(open(&at).expect("opens").piece(0, 4096).is_err(), "it is for reading");
+        let other = Ram::open(std::process::id(), &at, true).expect("opens");
+        let place = other.piece(4 * GIB, 4096).expect("is one");
+        // SAFETY: mapped, and nobody else uses it.
+        unsafe { place.write(7) };
+        assert_eq!(ram.load(4 * GIB).expect("reads"), 7);
+    }
+
+    #[test]
     fn what_another_writes_is_seen() {
         let ram = Ram::new(8192, 0).expect("makes");
         ram.put(4096, 0x1122_3344_5566_7788);
@@ -246,12 +277,11 @@ mod tests {
     /// Where this process has the memory, and a function that opens it there.
     fn here(ram: &Ram) -> (Whereabouts, impl Fn(&Whereabouts) -> Result<Ram>) {
         let at = ram.whereabouts().expect("is there");
-        (at, |at: &Whereabouts| Ram::open(std::process::id(), at))
+        (at, |at: &Whereabouts| Ram::open(std::process::id(), at, false))
     }
 
     #[test]
     fn another_process_finds_the_memory_and_reads_what_is_written_to_it() {
-        const GIB: u64 = 1 << 30;
         let ram = Ram::of_q35(3 * GIB).expect("makes");
         let (at, open) = here(&ram);
         let text = serde_json::to_string(&at).expect("writes");
@@ -287,7 +317,8 @@ mod tests {
         assert!(refused(&Whereabouts { fd, inode, ..at.clone() }).contains("may become smaller"));
 
         let path = format!("/proc/self/fd/{}", at.fd);
-        let error = Ram::open_at(Path::new(&path), &at, getuid().as_raw() + 1).err().expect("is refused");
+        let error =
+            Ram::open_at(Path::new(&path), &at, getuid().as_raw() + 1, false).err().expect("is refused");
         assert!(error.to_string().contains("somebody else"), "{error}");
     }
 }

@@ -23,6 +23,11 @@ impl Signals {
     }
 
     #[cfg(test)]
+    pub(crate) fn catch(&self, signal: usize) {
+        self.caught.store(signal, Ordering::Relaxed);
+    }
+
+    #[cfg(test)]
     pub(super) fn with_caught(signal: usize) -> Self {
         Self { caught: Arc::new(AtomicUsize::new(signal)) }
     }

@@ -2,6 +2,7 @@
 
 use super::devices::{drive, value as escaped};
 use super::emulator::Version;
+use crate::moving::Listener;
 use crate::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -79,6 +80,8 @@ pub(crate) struct Spec {
     pub(crate) log: Option<PathBuf>,
     pub(crate) counting: Option<Counting>,
     pub(crate) devices: Vec<OsString>,
+    /// What QEMU keeps open, for as long as it runs.
+    pub(crate) keeps: Vec<Listener>,
     pub(crate) qemu_args: Vec<String>,
 }
 
@@ -108,6 +111,7 @@ impl Spec {
             log: None,
             counting: None,
             devices: Vec::new(),
+            keeps: Vec::new(),
             qemu_args: Vec::new(),
         }
     }

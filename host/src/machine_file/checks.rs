@@ -73,6 +73,9 @@ impl MachineFile {
             if let Software::Kernel(kernel) = &guest.software {
                 taken.insert(plain(kernel), format!("the kernel of {}", guest.name()));
             }
+            if let Some(saved) = guest.arrival.restore() {
+                taken.insert(plain(saved), format!("the file that {} is restored from", guest.name()));
+            }
             if let Some(initrd) = &guest.initrd {
                 taken.insert(plain(initrd), format!("the initrd of {}", guest.name()));
             }
@@ -143,14 +146,15 @@ impl MachineFile {
     /// The size that the bundle will have, about. Each file is in it once.
     pub(crate) fn bundle_estimate(&self) -> u64 {
         let mut files = BTreeSet::new();
-        let mut bytes = 0;
+        let (mut bytes, mut has_stock) = (0, false);
         for guest in &self.guests {
             match &guest.software {
                 Software::Kernel(kernel) => drop(files.insert(kernel)),
-                Software::Stock if bytes == 0 => bytes = STOCK_BYTES,
+                Software::Stock if !has_stock => (has_stock, bytes) = (true, bytes + STOCK_BYTES),
                 _ => {}
             }
             files.extend(&guest.initrd);
+            bytes += guest.arrival.restore.as_ref().map_or(0, |(_, guest)| guest.files());
         }
         let size = |path: &&PathBuf| fs::metadata(path).map_or(0, |data| data.len());
         bytes + files.iter().map(size).sum::<u64>()

@@ -6,9 +6,10 @@ use super::machine::{self, Machine};
 use crate::cli::Program;
 use crate::debian::boot::ROOT;
 use crate::machine::devices::Devices;
+use crate::moving::{Arrival, Description};
 use crate::prelude::*;
 use crate::run::reporting_console;
-use hostlink::config::{Config, Console, ResetPolicy};
+use hostlink::config::{Config, Console, ResetPolicy, Start};
 use toml::de::DeTable;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(crate) enum Software {
     Stock,
     Kernel(PathBuf),
     Program(Program),
+    /// The kernel of a guest that was saved, in that guest's file.
+    Saved,
 }
 
 impl Software {
@@ -65,6 +68,7 @@ pub(crate) struct GuestPlan {
     pub(crate) cmdline: Option<String>,
     pub(crate) console: At<PathBuf>,
     pub(crate) devices: Devices,
+    pub(crate) arrival: Arrival,
 }
 
 impl GuestPlan {
@@ -87,6 +91,7 @@ impl GuestPlan {
             cmdline: None,
             console: At { value: machine.logs.join(format!("{name}.log")), line },
             devices: Devices::default(),
+            arrival: Arrival::default(),
         };
         for key in KEYS {
             (key.read)(&mut plan, &fields, key.name, machine)?;
@@ -97,8 +102,23 @@ impl GuestPlan {
         if let (Some(line), []) = (fields.line("boot"), &plan.devices.disks[..]) {
             return Err(source.error(line, "boot is about a disk, and this guest has none: write disks = …"));
         }
+        if plan.arrival.incoming.is_some() != plan.arrival.secret.is_some() {
+            let message = "incoming and secret belong together: guests are taken from those who know it";
+            return Err(source.error(line, message));
+        }
         plan.devices.check().map_err(|error| source.error(line, format!("{error:#}")))?;
         Ok(plan)
+    }
+
+    /// What the file of a saved guest says of it; its place among other guests is its own.
+    pub(super) fn restore(&mut self, path: PathBuf, description: Description) -> Result<()> {
+        let text = description.config();
+        let saved = Config::parse_guest(&text, &Config::default()).map_err(|error| anyhow!("{error}"))?;
+        let Config { vcpus, memory, flush, reset, .. } = saved;
+        self.config = Config { vcpus, memory, flush, reset, start: Start::Manual, ..self.config };
+        (self.software, self.cmdline) = (Software::Saved, Some(saved.cmdline.to_owned()));
+        self.arrival.restore = Some((path, Box::new(description)));
+        Ok(())
     }
 
     pub(crate) fn name(&self) -> Name {
@@ -112,6 +132,9 @@ impl GuestPlan {
     }
 
     pub(crate) fn command_line(&self, machine: &Machine) -> String {
+        if self.software == Software::Saved {
+            return self.cmdline.clone().unwrap_or_default();
+        }
         let arch = machine.platform.arch();
         // The reports of a guest in a machine of its own are read: its command's status.
         let reports = self.exec.is_some() && machine.console == Console::Machine;

@@ -2,6 +2,7 @@
 //! of the file shows of it, and the option of `run` that means the same for its only guest. A test
 //! holds `docs/machine-file.md` to this table.
 
+use super::arriving::{DESCRIBING, incoming, restore};
 use super::fields::Fields;
 use super::guest::{Boot, GuestPlan};
 use super::machine::Machine;
@@ -9,6 +10,7 @@ use super::plan::shown;
 use super::{MachineFile, fields::At};
 use crate::cli::Program;
 use crate::machine::devices::Network;
+use crate::moving::Address;
 use crate::prelude::*;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, ValueParser};
@@ -227,6 +229,32 @@ pub(crate) const KEYS: &[Key] = &[
              repeated. The functions that it needs go together",
     )
     .repeated(),
+    key("restore", r#"restore = "web.snapshot""#, restore)
+        .excludes(DESCRIBING, "all that describes the guest is in the file that it is restored from")
+        .shown(&[("restored from", "restore", |_, guest| json!(guest.arrival.restore()), paths)])
+        .option(
+            "restore",
+            "FILE",
+            "Let a guest go on that `./quell ctl guest save` has saved, instead of starting one",
+        ),
+    key("incoming", r#"incoming = "unix:web.socket""#, incoming)
+        .shown(&[("comes to", "incoming", |_, guest| json!(guest.arrival.incoming()), paths)])
+        .option(
+            "incoming",
+            "ADDRESS",
+            "Start no guest: take one that `./quell ctl guest migrate` sends, at unix:PATH or \
+             tcp:127.0.0.1:PORT. The other options describe it as they do where it comes from",
+        )
+        .values(|| ValueParser::from(|text: &str| Address::parse(text).map(|_| text.to_owned())), quoted),
+    key("secret", r#"secret = "web.secret""#, |guest, of, key, _| {
+        put(&mut guest.arrival.secret, of.file(key)?)
+    })
+    .shown(&[("", "secret", |_, guest| json!(guest.arrival.secret), plain)])
+    .option(
+        "secret",
+        "FILE",
+        "File with the secret that whoever sends the guest knows, too; with --incoming",
+    ),
 ];
 
 fn put<T: From<U>, U>(place: &mut T, found: Option<At<U>>) -> Result<()> {

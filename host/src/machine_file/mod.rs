@@ -4,6 +4,7 @@
 //! Everything is checked before anything is started. The first mistake is reported in one message,
 //! with its line and what to write instead.
 
+mod arriving;
 mod checks;
 mod fields;
 mod guest;

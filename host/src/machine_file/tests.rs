@@ -113,7 +113,7 @@ fn unknown_keys_are_named_with_the_nearest_one() {
     assert_eq!(refused_line("vcpu = 2"), "a [[guest]] has no key 'vcpu'; did you mean 'vcpus'?");
     assert_eq!(refused_line("wieght = 2"), "a [[guest]] has no key 'wieght'; did you mean 'weight'?");
     let all = refused_line("qqq = 2");
-    assert!(all.contains("no key 'qqq'; write one of name, kernel") && all.ends_with("devices"), "{all}");
+    assert!(all.contains("no key 'qqq'; write one of name, kernel") && all.ends_with("secret"), "{all}");
     let message = refused_line("slice_us = 1000");
     assert_eq!(message, "'slice_us' is for the whole machine: write it under [machine]");
     let message = refused("[machine]\nweight = 7\n");

@@ -8,6 +8,7 @@ use crate::machine::emulator::describe;
 use crate::machine::process::Outcome;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
+use crate::moving::Arrivals;
 use crate::prelude::*;
 use crate::results::Writer;
 use crate::trace::{self, collect::Collector};
@@ -41,6 +42,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     let platform = file.machine.platform;
     let arch = platform.arch();
     let guests = Guests::prepare(&file, switches_for(args, platform)?)?;
+    let mut arrivals = Arrivals::prepare(&file)?;
     let directory = tempfile::Builder::new().prefix("quell-run-").tempdir()?;
     let mut spec = if args.bare {
         guests.on_bare_machine(directory.path())?
@@ -52,13 +54,16 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     spec.timeout = args.timeout.map(Duration::from_secs);
     spec.qemu_args.clone_from(&args.qemu_arg);
     spec.log.clone_from(&args.log);
+    spec.keeps = arrivals.listeners();
     if file.machine.console == Rings {
-        return several::run(&file, spec, args, signals);
+        return several::run(&file, spec, arrivals, args, signals);
     }
     spec.console = if args.guest.has("exec") { Console::Echo } else { Console::Terminal };
     let mut machine = Machine::start(&spec, signals)?;
+    arrivals.begin(&mut machine, &spec, signals)?;
     let recorder = Recorder::start(args, &mut machine)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
+    arrivals.finish()?;
     let status = conclude(&outcome, args.bare || spec.console == Console::Terminal);
     recorder.finish(&outcome)?;
     Ok(status)
@@ -67,7 +72,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
 fn of_options(args: &RunArgs) -> Result<MachineFile> {
     args.platform.platform()?;
     let mut keys = args.guest.keys.clone();
-    if !args.guest.has("memory") {
+    if !args.guest.has("memory") && !args.guest.has("restore") {
         keys.push(("memory", "\"512M\"".to_owned()));
     }
     MachineFile::of_options(&keys, args.overrides())

@@ -5,16 +5,24 @@ use crate::cli::RunArgs;
 use crate::consoles::{Last, Logs, Look, Seen, Typing, Viewer};
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
+use crate::moving::Arrivals;
 use crate::prelude::*;
 use std::io::IsTerminal;
 use std::rc::Rc;
 
-pub(super) fn run(file: &MachineFile, mut spec: Spec, args: &RunArgs, signals: &Signals) -> Result<u8> {
+pub(super) fn run(
+    file: &MachineFile,
+    mut spec: Spec,
+    mut arrivals: Arrivals,
+    args: &RunArgs,
+    signals: &Signals,
+) -> Result<u8> {
     let consoles = file.guests.iter().map(|guest| (guest.name(), guest.console.value.clone()));
     let logs = Logs::create(&file.machine.logs, consoles)?;
     spec.console = Console::Capture;
     spec.log.get_or_insert_with(|| file.hypervisor_log());
     let mut machine = Machine::start(&spec, signals)?;
+    arrivals.begin(&mut machine, &spec, signals)?;
     let recorder = Recorder::start(args, &mut machine)?;
     let names: Vec<Name> = file.guests.iter().map(|guest| guest.name()).collect();
     eprintln!("quell: {}", first_line(&names, &file.machine.logs, can_type(&names)));
@@ -32,6 +40,7 @@ pub(super) fn run(file: &MachineFile, mut spec: Spec, args: &RunArgs, signals: &
     let Seen { guests: last, unwritten } = viewer.finish()?;
     // All is shown, so the terminal stays as it is restored.
     drop(typing);
+    arrivals.finish()?;
     outcome.unwritten.extend(unwritten);
     let status = conclude(&outcome, false);
     recorder.finish(&outcome)?;

@@ -27,7 +27,7 @@ impl Source {
     /// Opens the memory of a machine; `None` if the machine has ended meanwhile, or has no notice.
     pub(super) fn open(machine: &Found) -> Result<Option<Self>> {
         let Some(notice) = machine.notice()? else { return Ok(None) };
-        match notice.open_ram() {
+        match notice.open_ram(false) {
             Ok(ram) => Ok(Some(Self { machine: machine.clone(), notice, ram })),
             // Its process may have ended between the two steps, which is no error.
             Err(_) if !still_says(machine, &notice) => Ok(None),
@@ -87,7 +87,7 @@ pub(super) mod made {
             let found = Found::made_up(&std::process::id().to_string(), directory.path());
             let registration = Registration::made_up(&found);
             let ram = Ram::new(0x80000, 0).expect("makes");
-            let notice = Notice::new(Arch::X86_64, &ram, BEACON).expect("says");
+            let notice = Notice::new(Arch::X86_64, &ram, BEACON, Path::new("/b")).expect("says");
             registration.publish(&notice).expect("writes");
             Self { found, registration: Some(registration), ram, vcpus, _directory: directory }
         }

@@ -4,6 +4,7 @@ use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::Payload;
 use crate::machine_file::{Boot, GuestPlan, MachineFile, Software, shared_config};
+use crate::moving::Snapshot;
 use crate::prelude::*;
 use hostlink::bundle::Member;
 use hostlink::config::{Config, Shares};
@@ -95,6 +96,8 @@ pub(crate) struct Guests<'f> {
     file: &'f MachineFile,
     guests: Vec<Guest>,
     switches: Switches,
+    /// Kernels of guests that were saved.
+    _kernels: TempDir,
 }
 
 impl<'f> Guests<'f> {
@@ -105,10 +108,14 @@ impl<'f> Guests<'f> {
             .any(|guest| guest.software == Software::Stock && guest.boots() != Some(Boot::Disk));
         let arch = file.machine.platform.arch();
         let stock = needs_stock.then(|| StockGuest::prepare(arch)).transpose()?;
-        let made = file.guests.iter().map(|plan| {
-            made(file, plan, stock.as_ref(), switches).map_err(|error| file.source.about(plan, error))
+        let kernels = tempfile::tempdir()?;
+        let made = file.guests.iter().map(|plan| match &plan.arrival.restore {
+            Some((path, _)) => saved(file, plan, path, switches, kernels.path()),
+            None => made(file, plan, stock.as_ref(), switches),
         });
-        Ok(Self { file, guests: made.collect::<Result<_>>()?, switches })
+        let made = file.guests.iter().zip(made);
+        let made = made.map(|(plan, made)| made.map_err(|error| file.source.about(plan, error)));
+        Ok(Self { file, guests: made.collect::<Result<_>>()?, switches, _kernels: kernels })
     }
 
     /// If this tool adds the boot CPU, the file's CPU 0 is the machine's CPU 1.
@@ -122,7 +129,7 @@ impl<'f> Guests<'f> {
     }
 
     pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, directory: &Path) -> Result<Spec> {
-        let Self { file, guests, switches } = self;
+        let Self { file, guests, switches, .. } = self;
         let usual = Config::default();
         let machine = Config {
             boot_cpu: file.boot_cpu(),
@@ -153,6 +160,33 @@ impl<'f> Guests<'f> {
     }
 }
 
+/// A guest that was saved, whose kernel is written to a directory.
+fn saved(
+    file: &MachineFile,
+    plan: &GuestPlan,
+    path: &Path,
+    switches: Switches,
+    directory: &Path,
+) -> Result<Guest> {
+    let mut saved = Snapshot::open(path)?;
+    let text = saved.description.config();
+    let config = Config::parse_guest(&text, &Config { switches, ..Config::default() });
+    let config = config.map_err(|error| anyhow!("{error}"))?;
+    let (bytes, initrd) = saved.files()?;
+    let kernel = directory.join(plan.name().as_str());
+    fs::write(&kernel, bytes).context("cannot write the guest's kernel")?;
+    let guest = Guest {
+        vcpus: config.vcpus,
+        memory: config.memory,
+        flush: config.flush,
+        reset: config.reset,
+        switches: config.switches,
+        ..Guest::new(file.machine.platform, kernel, initrd, plan.command_line(&file.machine))
+    };
+    guest.check()?;
+    Ok(guest)
+}
+
 fn made(
     file: &MachineFile,
     plan: &GuestPlan,
@@ -175,6 +209,7 @@ fn made(
             let arch = platform.arch();
             (workspace::bootable(workspace::build(workspace::BOOT, arch)?, arch)?, None)
         }
+        Software::Saved => bail!("a guest that was saved is restored"),
         Software::Stock => {
             let stock = stock.context("the stock guest was not prepared")?;
             let initrd = given.unwrap_or_else(|| stock.initrd(plan.exec.as_deref()));

@@ -24,19 +24,22 @@ pub(crate) struct Notice {
     started_ms: u64,
     /// Physical address of the beacon.
     pub(crate) beacon: u64,
+    /// The machine's bundle.
+    pub(crate) bundle: PathBuf,
     ram: Whereabouts,
     /// Names of the counters in order, so that a tool of another version cannot confuse them.
     counters: Vec<String>,
 }
 
 impl Notice {
-    pub(crate) fn new(arch: Arch, ram: &Ram, beacon: u64) -> Result<Self> {
+    pub(crate) fn new(arch: Arch, ram: &Ram, beacon: u64, bundle: &Path) -> Result<Self> {
         Ok(Self {
             pid: process::id(),
             title: title(std::env::args().skip(1)),
             arch: arch.name().to_owned(),
             started_ms: now_ms(),
             beacon,
+            bundle: std::path::absolute(bundle)?,
             ram: ram.whereabouts()?,
             counters: Counter::ALL.map(|counter| counter.name().to_owned()).to_vec(),
         })
@@ -46,8 +49,8 @@ impl Notice {
         Duration::from_millis(now_ms().saturating_sub(self.started_ms))
     }
 
-    pub(crate) fn open_ram(&self) -> Result<Ram> {
-        Ram::open(self.pid, &self.ram)
+    pub(crate) fn open_ram(&self, writes: bool) -> Result<Ram> {
+        Ram::open(self.pid, &self.ram, writes)
     }
 
     /// Writes it to a file. A reader sees either all of it or no file.
@@ -102,7 +105,7 @@ mod tests {
 
     fn notice() -> (Ram, Notice) {
         let ram = Ram::new(8192, 0).expect("makes");
-        let notice = Notice::new(Arch::X86_64, &ram, 0x1000).expect("says");
+        let notice = Notice::new(Arch::X86_64, &ram, 0x1000, Path::new("/b")).expect("says");
         (ram, notice)
     }
 
@@ -116,7 +119,7 @@ mod tests {
         notice.write(&path).expect("writes again");
         assert_eq!(fs::metadata(&path).expect("is there").permissions().mode() & 0o777, 0o600);
         assert_eq!(Notice::read(&path, uid).expect("reads").as_ref(), Some(&notice));
-        notice.open_ram().expect("is there");
+        notice.open_ram(false).expect("is there");
         assert_eq!(fs::read_dir(directory.path()).expect("reads").count(), 1, "nothing else is left");
 
         let refused = |path: &Path, uid| format!("{:#}", Notice::read(path, uid).expect_err("is refused"));

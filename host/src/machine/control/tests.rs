@@ -131,7 +131,7 @@ fn a_notice_goes_with_the_registration() {
     let directory = tempfile::tempdir().expect("makes");
     let machine = Found::made_up(&process::id().to_string(), directory.path());
     let ram = crate::machine::ram::Ram::new(4096, 0).expect("makes");
-    let notice = Notice::new(crate::arch::Arch::Aarch64, &ram, 0).expect("says");
+    let notice = Notice::new(crate::arch::Arch::Aarch64, &ram, 0, Path::new("/b")).expect("says");
     let registration = Registration(machine.socket.clone());
     assert_eq!(machine.notice().expect("none is there"), None);
     registration.publish(&notice).expect("writes");

@@ -71,7 +71,7 @@ pub(crate) struct Machine {
     messages: Stream,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
-    ends: Option<Box<dyn Fn() -> bool>>,
+    ends: Vec<Box<dyn Fn() -> bool>>,
     _relay: Option<Relay>,
     /// While this exists the machine can be found.
     control: Option<Registration>,
@@ -110,8 +110,10 @@ impl Machine {
         let arch = spec.platform.arch();
         let ram = Ram::of(arch, spec.memory)?;
         let beacon = spec.payload.beacon();
-        if let (Some(registration), Some(beacon)) = (&control, beacon) {
-            registration.publish(&Notice::new(arch, &ram, beacon)?)?;
+        if let (Some(registration), Some(beacon), Payload::Quell { bundle, .. }) =
+            (&control, beacon, &spec.payload)
+        {
+            registration.publish(&Notice::new(arch, &ram, beacon, bundle)?)?;
         }
 
         let Prepared { mut command, console, sockets } =
@@ -155,7 +157,7 @@ impl Machine {
             messages: Stream::keep(messages.0, LOG_BYTES, None, None),
             terminal,
             watch: None,
-            ends: None,
+            ends: Vec::new(),
             _relay: relay,
             control,
             files,
@@ -196,7 +198,7 @@ impl Machine {
     }
 
     pub(crate) fn end_when(&mut self, ends: impl Fn() -> bool + 'static) {
-        self.ends = Some(Box::new(ends));
+        self.ends.push(Box::new(ends));
     }
 
     pub(crate) fn control(&self) -> Result<Control> {
@@ -284,7 +286,7 @@ impl Machine {
             if let Some(signal) = self.signals.caught() {
                 return self.kill(End::Interrupted(signal));
             }
-            if self.ends.as_ref().is_some_and(|ends| ends()) {
+            if self.ends.iter().any(|ends| ends()) {
                 return self.kill(End::Stopped);
             }
             let passed = self.time.passed();

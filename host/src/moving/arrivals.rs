@@ -1,0 +1,163 @@
+//! The guests of a run that are restored, or come from other machines.
+
+use super::described::{Described, Description};
+use super::port::Talk;
+use super::snapshot::Snapshot;
+use super::target::{Host, receive, restore};
+use super::wire::{Address, Listener, Secret};
+use crate::machine::control::Found;
+use crate::machine::counters::clock_hz;
+use crate::machine::spec::Payload;
+use crate::machine_file::MachineFile;
+use crate::prelude::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How a guest arrives, instead of being started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    /// The file that it is restored from, and what that says of it.
+    pub(crate) restore: Option<(PathBuf, Box<Description>)>,
+    pub(crate) incoming: Option<Address>,
+    pub(crate) secret: Option<PathBuf>,
+}
+
+impl Arrival {
+    pub(crate) fn restore(&self) -> Option<&Path> {
+        self.restore.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    pub(crate) fn incoming(&self) -> Option<String> {
+        self.incoming.as_ref().map(Address::to_string)
+    }
+}
+
+/// What all threads of a run's guests have.
+struct Shared {
+    is_over: AtomicBool,
+    /// Why the run has to end.
+    failure: Mutex<Option<Error>>,
+}
+
+/// The guests of a run that arrive.
+pub(crate) struct Arrivals {
+    guests: Vec<(Name, Way)>,
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Clone)]
+enum Way {
+    Restored(PathBuf, Box<Description>),
+    Incoming(Listener, Secret),
+}
+
+/// The machine, as a thread has it.
+#[derive(Clone)]
+struct Place {
+    machine: Found,
+    ram: Arc<Ram>,
+    beacon: u64,
+    bundle: PathBuf,
+    arch: &'static str,
+    signals: Signals,
+}
+
+impl Arrivals {
+    /// Looks at secrets, and takes places to listen at, before anything is started.
+    pub(crate) fn prepare(file: &MachineFile) -> Result<Self> {
+        let mut guests = Vec::new();
+        for plan in &file.guests {
+            let Arrival { restore, incoming, secret } = &plan.arrival;
+            if let Some((path, description)) = restore {
+                guests.push((plan.name(), Way::Restored(path.clone(), description.clone())));
+            }
+            if let (Some(address), Some(secret)) = (incoming, secret) {
+                let listens = || Ok(Way::Incoming(Listener::bind(address)?, Secret::read(secret)?));
+                guests.push((plan.name(), listens().map_err(|error| file.source.about(plan, error))?));
+            }
+        }
+        let shared = Arc::new(Shared { is_over: AtomicBool::new(false), failure: Mutex::new(None) });
+        Ok(Self { guests, shared, threads: Vec::new() })
+    }
+
+    /// What the emulator has to inherit.
+    pub(crate) fn listeners(&self) -> Vec<Listener> {
+        let listener = |way: &Way| match way {
+            Way::Incoming(listener, _) => Some(listener.clone()),
+            Way::Restored(..) => None,
+        };
+        self.guests.iter().filter_map(|(_, way)| listener(way)).collect()
+    }
+
+    /// The machine runs: its guests may arrive. A failed restoration ends it.
+    pub(crate) fn begin(&mut self, machine: &mut Machine, spec: &Spec, signals: &Signals) -> Result<()> {
+        if self.guests.is_empty() {
+            return Ok(());
+        }
+        let Payload::Quell { bundle, .. } = &spec.payload else { bail!("guests arrive on Quell alone") };
+        let (ram, beacon) = machine.shared()?;
+        let place = Place {
+            machine: machine.found().context("the machine has no hypervisor")?,
+            ram,
+            beacon,
+            bundle: bundle.clone(),
+            arch: spec.platform.arch().name(),
+            signals: signals.clone(),
+        };
+        for (guest, way) in self.guests.iter().cloned() {
+            let (place, shared) = (place.clone(), Arc::clone(&self.shared));
+            self.threads.push(thread::spawn(move || {
+                let result = place.take(guest, way, &shared);
+                if let Err(error) = result.with_context(|| format!("guest {guest}"))
+                    && !shared.is_over.load(Ordering::Relaxed)
+                {
+                    *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
+            }));
+        }
+        let shared = Arc::clone(&self.shared);
+        machine.end_when(move || shared.failure.lock().unwrap_or_else(PoisonError::into_inner).is_some());
+        Ok(())
+    }
+
+    /// The machine has ended. An error is why it had to.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.shared.is_over.store(true, Ordering::Relaxed);
+        for thread in self.threads {
+            thread.join().map_err(|_| anyhow!("a thread of this tool panicked"))?;
+        }
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+impl Place {
+    fn take(&self, guest: Name, way: Way, shared: &Shared) -> Result<()> {
+        let is_over = || shared.is_over.load(Ordering::Relaxed);
+        let hz = loop {
+            if let Some(hz) = clock_hz(&self.ram, self.beacon)? {
+                break hz;
+            }
+            if is_over() {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        let begin = || -> Result<Talk> { receive(&self.machine, &self.ram, guest) };
+        match way {
+            Way::Restored(path, description) => {
+                let mut from = Snapshot::open(&path)?;
+                ensure!(from.description == *description, "{} is another file by now", path.display());
+                from.files()?;
+                restore(begin()?, from)?;
+                eprintln!("quell: guest {guest} goes on from {}", path.display());
+                Ok(())
+            }
+            Way::Incoming(listener, secret) => {
+                let described = Described::of_bundle(&self.bundle, guest, self.arch)?;
+                let mut host = Host::new(listener, secret, described.description, hz, self.signals.clone());
+                host.serve(begin, is_over, |what| eprintln!("quell: guest {guest}: {what}"))
+            }
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Guests that are saved, restored and moved: the tool's side. `docs/moving.md` describes it.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`port`] | the channel in a machine's memory, and the request that it belongs to |
+//! | [`seal`] | blocks that are noticed if they are altered |
+//! | [`wire`] | connections between two tools |
+//! | [`snapshot`] | a guest in a file |
+//! | [`described`] | what a guest is besides its state |
+//! | [`outflow`], [`policy`] | what leaves, how fast, and when the guest is stopped for it |
+//! | [`time`] | counters beside the time of day |
+//! | [`arrivals`] | the guests of a run that are restored, or come from elsewhere |
+//! | [`source`], [`target`] | the two machines; which one runs the guest says `transfer::handover` |
+
+mod arrivals;
+mod described;
+mod outflow;
+mod policy;
+mod port;
+mod seal;
+mod snapshot;
+mod source;
+mod target;
+#[cfg(test)]
+mod tests;
+mod time;
+mod wire;
+
+pub(crate) use arrivals::{Arrival, Arrivals};
+pub(crate) use described::Description;
+pub(crate) use outflow::Manner;
+pub(crate) use policy::Wanted;
+pub(crate) use snapshot::Snapshot;
+pub(crate) use source::{Destination, Moved, Origin, migrate, save};
+pub(crate) use wire::{Address, Listener, Secret};

@@ -1,0 +1,248 @@
+//! The tool's end of a channel, and the request in whose course it exists.
+
+use crate::machine::control::Control;
+use crate::prelude::*;
+use hostlink::ctl::Request;
+use hostlink::ctl::record::{Channel, Record};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use transfer::channel::{Broken, End, Sizes};
+use transfer::frame::{HEADER, Header, Kind};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// How long is waited before the channel is looked at again.
+pub(super) const PAUSE: Duration = Duration::from_micros(50);
+/// For so long the hypervisor may read nothing before it is given up.
+const DEAF_MAX: Duration = Duration::from_secs(10);
+
+/// A header and what follows it, with its padding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) header: Header,
+    pub(super) kind: Kind,
+    pub(super) body: Vec<u8>,
+}
+
+impl Frame {
+    pub(super) fn new(kind: Kind, argument: u64, body: &[u8]) -> Self {
+        let header = Header::new(kind, argument, u32::try_from(body.len()).unwrap_or(u32::MAX));
+        let mut body = body.to_vec();
+        body.resize(header.body(), 0);
+        Self { header, kind, body }
+    }
+
+    pub(super) fn bare(kind: Kind) -> Self {
+        Self::new(kind, 0, &[])
+    }
+
+    fn head(bytes: &[u8; HEADER]) -> Result<(Header, Kind)> {
+        let header = Header::read_from_bytes(bytes).map_err(|_| anyhow!("a frame without a header"))?;
+        let kind = header.kind().map_err(|flaw| anyhow!("{flaw}"))?;
+        Ok((header, kind))
+    }
+
+    /// All frames of a block, which ends with the last one.
+    pub(super) fn of_block(mut bytes: &[u8]) -> Result<Vec<Self>> {
+        let mut frames = Vec::new();
+        while !bytes.is_empty() {
+            let (head, rest) = bytes.split_first_chunk().context("a frame is shorter than its header")?;
+            let (header, kind) = Self::head(head)?;
+            let (body, rest) =
+                rest.split_at_checked(header.body()).context("a frame is longer than its block")?;
+            frames.push(Self { header, kind, body: body.to_vec() });
+            bytes = rest;
+        }
+        Ok(frames)
+    }
+
+    pub(super) fn write_to(&self, block: &mut Vec<u8>) {
+        block.extend_from_slice(self.header.as_bytes());
+        block.extend_from_slice(&self.body);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        HEADER + self.body.len()
+    }
+
+    /// What it says, if it has text.
+    pub(super) fn text(&self) -> String {
+        let text = String::from_utf8_lossy(self.body.get(..self.header.len()).unwrap_or_default());
+        text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+    }
+}
+
+/// The tool's end of a channel in a machine's memory. When it is dropped, the channel is cut: the
+/// hypervisor may then free the memory.
+pub(crate) struct Port {
+    end: Option<End<'static>>,
+    /// It has the channel.
+    _ram: Arc<Ram>,
+}
+
+fn broken(_: Broken) -> Error {
+    anyhow!("the hypervisor's counts in the channel make no sense")
+}
+
+impl Port {
+    /// The channel is at this physical address.
+    pub(super) fn new(ram: Arc<Ram>, address: u64, sizes: Sizes) -> Result<Self> {
+        let at = ram.piece(address, sizes.total())?;
+        // SAFETY: mapped writable, aligned and in one piece, by `piece`, for as long as `_ram`
+        // lives, which is at least as long as `end`. The hypervisor made it for this request, and
+        // frees it when this end has put `Cut`, after which `end` is gone.
+        let end = unsafe { End::of_tool(at, sizes) };
+        Ok(Self { end: Some(end), _ram: ram })
+    }
+
+    fn end(&mut self) -> Result<&mut End<'static>> {
+        self.end.as_mut().context("the channel is cut")
+    }
+
+    /// The next frame, if all of it is there.
+    pub(super) fn next(&mut self) -> Result<Option<Frame>> {
+        let end = self.end()?;
+        let filled = end.filled().map_err(broken)?;
+        if filled < HEADER {
+            return Ok(None);
+        }
+        let read = |end: &End<'_>, ahead: usize, len: usize| {
+            let mut bytes = Vec::with_capacity(len);
+            end.read(ahead, len, |piece| bytes.extend_from_slice(piece)).map_err(broken)?;
+            Ok::<_, Error>(bytes)
+        };
+        let head = read(end, 0, HEADER)?;
+        let (header, kind) = Frame::head(head.first_chunk().context("a header is torn")?)?;
+        if filled < HEADER + header.body() {
+            return Ok(None);
+        }
+        let body = read(end, HEADER, header.body())?;
+        end.take(HEADER + header.body());
+        Ok(Some(Frame { header, kind, body }))
+    }
+
+    /// Puts a frame, or returns false if there is no room now.
+    pub(super) fn put(&mut self, frame: &Frame) -> Result<bool> {
+        let end = self.end()?;
+        if end.room().map_err(broken)? < frame.bytes() {
+            return Ok(false);
+        }
+        for (ahead, bytes) in [(0, frame.header.as_bytes()), (HEADER, &frame.body)] {
+            let mut left = bytes;
+            end.write(ahead, bytes.len(), |piece| {
+                let (now, later) = left.split_at(piece.len());
+                piece.copy_from_slice(now);
+                left = later;
+            })
+            .map_err(broken)?;
+        }
+        end.publish(frame.bytes());
+        Ok(true)
+    }
+
+    /// Puts a frame as soon as there is room for it.
+    pub(super) fn put_soon(&mut self, frame: &Frame) -> Result<()> {
+        let begun = Instant::now();
+        while !self.put(frame)? {
+            ensure!(begun.elapsed() < DEAF_MAX, "the hypervisor does not read what it is sent");
+            thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// What the hypervisor's counter was when it looked last; 0 before that.
+    pub(super) fn clock(&self) -> u64 {
+        self.end.as_ref().map_or(0, End::clock)
+    }
+
+    /// The last that is done with the channel. What is still in it is not wanted.
+    pub(super) fn cut(&mut self) {
+        let begun = Instant::now();
+        // If that fails, the end of the conversation has the same effect.
+        while self.end.is_some() && begun.elapsed() < DEAF_MAX {
+            // The hypervisor may wait for room, and read nothing meanwhile.
+            while matches!(self.next(), Ok(Some(_))) {}
+            match self.put(&Frame::bare(Kind::Cut)) {
+                Ok(false) => thread::sleep(PAUSE),
+                Ok(true) | Err(_) => self.end = None,
+            }
+        }
+        self.end = None;
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.cut();
+    }
+}
+
+/// How a request ended: its last record.
+pub(super) type Ended = Result<String>;
+
+pub(super) enum Heard {
+    Channel(Channel),
+    /// With the conversation, whose end would end the channel.
+    Ended(Ended, Option<Control>),
+}
+
+/// A request that is being served, and its channel.
+pub(crate) struct Talk {
+    pub(super) channel: Channel,
+    pub(super) port: Port,
+    heard: Receiver<Heard>,
+    ended: Option<(Ended, Option<Control>)>,
+}
+
+impl Talk {
+    /// Makes a request that has a channel.
+    pub(super) fn begin(control: Control, ram: Arc<Ram>, request: Request, sizes: Sizes) -> Result<Self> {
+        let (says, heard) = mpsc::channel();
+        thread::spawn(move || {
+            // It is silent for as long as it takes.
+            let mut control = control.with_patience(Duration::MAX);
+            let answer = control.ask_each(&request, |record| {
+                if let Ok(channel) = Channel::parse(record) {
+                    // Only the first record is one; nobody hears if all is over.
+                    let _ = says.send(Heard::Channel(channel));
+                }
+                Ok(())
+            });
+            let last = answer.and_then(|records| records.last().cloned().context("the answer is empty"));
+            let _ = says.send(Heard::Ended(last, Some(control)));
+        });
+        Self::of(ram, heard, sizes)
+    }
+
+    /// A request of which this is heard.
+    pub(super) fn of(ram: Arc<Ram>, heard: Receiver<Heard>, sizes: Sizes) -> Result<Self> {
+        match heard.recv().context("the machine has gone")? {
+            Heard::Channel(channel) => {
+                let port = Port::new(ram, channel.channel, sizes)?;
+                Ok(Self { channel, port, heard, ended: None })
+            }
+            Heard::Ended(ended, _) => bail!(ended.err().unwrap_or_else(|| anyhow!("there is no channel"))),
+        }
+    }
+
+    /// Whether the request has ended: then nothing more comes.
+    pub(super) fn has_ended(&mut self) -> bool {
+        if self.ended.is_none()
+            && let Ok(Heard::Ended(ended, control)) = self.heard.try_recv()
+        {
+            self.ended = Some((ended, control));
+        }
+        self.ended.is_some()
+    }
+
+    /// Cuts the channel, and waits for the end of the request.
+    pub(super) fn end(mut self) -> Ended {
+        self.port.cut();
+        while self.ended.is_none() {
+            match self.heard.recv_timeout(Duration::from_secs(1)) {
+                Ok(Heard::Ended(ended, control)) => self.ended = Some((ended, control)),
+                Ok(Heard::Channel(_)) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("the machine has gone"),
+            }
+        }
+        self.ended.take().context("it has ended")?.0
+    }
+}
