@@ -5,6 +5,7 @@
 //! and checked, it is [`Target::Ready`], and runs when it hears that it may.
 
 use alloc::boxed::Box;
+use core::ops::Range;
 use hostlink::ctl::{Access, record};
 use hostlink::guests::GuestState;
 use memslots::{Gpa, SlotId, Sweep};
@@ -36,8 +37,6 @@ enum Stage<A: Arch> {
     Adding(Box<Work<A>>),
     State(Section),
     End,
-    /// Memory is cleaned out of the caches, for a guest that runs without them, or executes it.
-    Clean(Sweep),
     /// Slots of devices follow the devices' states.
     Devices,
     /// The hand-over decides.
@@ -159,8 +158,11 @@ impl<A: Arch> Receiving<A> {
                 let memory = vm.space.slots().memory();
                 match sweep.next(&memory) {
                     Some(piece) if piece.slot.is_read_only() => {}
-                    // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
-                    Some(piece) => unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) },
+                    Some(piece) => {
+                        // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
+                        unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
+                        clean::<A>(piece.host);
+                    }
                     None => self.stage = Stage::Hello,
                 }
             }
@@ -185,13 +187,6 @@ impl<A: Arch> Receiving<A> {
                 Progress::Waiting => return Ok(Progress::Waiting),
                 _ => {}
             },
-            Stage::Clean(sweep) => {
-                let memory = vm.space.slots().memory();
-                match sweep.next(&memory).filter(|_| A::must_clean_code()) {
-                    Some(piece) => A::clean(piece.host),
-                    None => self.stage = Stage::Devices,
-                }
-            }
             Stage::Destroy(destroy) => {
                 let progress = destroy.step(vm.host)?;
                 if progress != Progress::Done {
@@ -247,21 +242,24 @@ impl<A: Arch> Receiving<A> {
                 let work = work.map_err(|_| Flaw::Value("a slot of the guest's"))?;
                 self.stage = Stage::Adding(Box::new(work));
             }
-            (Kind::Zeros, Stage::Memory) => self.zero(header)?,
+            (Kind::Zeros, Stage::Memory) if header.len() as u64 <= PAGES_MAX => {
+                pieces(vm, header.argument, (header.len() * PAGE) as u64, |host| {
+                    // SAFETY: the guest's memory is its own, and no vCPU runs.
+                    unsafe { A::zero(host.start, host.end - host.start) };
+                    clean::<A>(host);
+                })?;
+            }
             (Kind::Pages, Stage::Memory) => {
-                let (mut at, mut is_lost) = (header.argument, false);
-                if !at.is_multiple_of(PAGE as u64) {
-                    return Err(Flaw::Value("the address of a page").into());
-                }
+                let (mut at, bytes) = (header.argument, header.len() as u64);
+                pieces(vm, at, bytes, |_| ())?;
                 let memory = vm.space.slots().memory();
                 self.line.body(header, |piece| {
-                    is_lost |= memory.write(Gpa(at), piece).is_err();
-                    at = at.saturating_add(piece.len() as u64);
+                    // All of it is memory.
+                    let _ = memory.write(Gpa(at), piece);
+                    at += piece.len() as u64;
                 })?;
-                if is_lost {
-                    return Err(Flaw::Value("the address of a page").into());
-                }
-                self.pages += (header.len() / PAGE) as u64;
+                pieces(vm, header.argument, bytes, clean::<A>)?;
+                self.pages += bytes / PAGE as u64;
             }
             // The tool's to look at.
             (Kind::Round, Stage::Memory) => {}
@@ -278,31 +276,8 @@ impl<A: Arch> Receiving<A> {
                 self.line.read_state(header, base, |archive| describe(vm, section, archive))?;
                 self.stage = next_section(vm, section).map_or(Stage::End, Stage::State);
             }
-            (Kind::End, Stage::End) if header.argument == self.frames => {
-                self.stage = Stage::Clean(Sweep::new(CLEAR_BYTES));
-            }
+            (Kind::End, Stage::End) if header.argument == self.frames => self.stage = Stage::Devices,
             _ => return Err(Flaw::Value("the order of the frames").into()),
-        }
-        Ok(())
-    }
-
-    /// Pages become zero again.
-    fn zero(&self, header: Header) -> Result<(), Fault> {
-        let wrong = Flaw::Value("the address of a page");
-        let (mut at, mut left) = (header.argument, (header.len() * PAGE) as u64);
-        if !at.is_multiple_of(PAGE as u64) || header.len() as u64 > PAGES_MAX {
-            return Err(wrong.into());
-        }
-        let memory = self.vm.space.slots().memory();
-        while left > 0 {
-            let slot =
-                memory.next_memory(Gpa(at)).filter(|slot| slot.contains(Gpa(at)) && !slot.is_read_only());
-            let slot = slot.ok_or(wrong)?;
-            let offset = at - slot.gpa.0;
-            let bytes = left.min(slot.size - offset);
-            // SAFETY: inside the slot, whose memory is the guest's alone, and no vCPU runs.
-            unsafe { A::zero(slot.host.0 + offset, bytes) };
-            (at, left) = (at + bytes, left - bytes);
         }
         Ok(())
     }
@@ -327,5 +302,29 @@ impl<A: Arch> Receiving<A> {
             return Ok(Progress::Done);
         }
         Err(self.because.unwrap_or(Refusal::Dropped))
+    }
+}
+
+/// Lets `act` have the memory behind so many bytes of the guest's, to all of which it can store.
+fn pieces<A: Arch>(vm: &Vm<A>, gpa: u64, bytes: u64, mut act: impl FnMut(Range<u64>)) -> Result<(), Flaw> {
+    let wrong = Flaw::Value("the address of a page");
+    let end = gpa.checked_add(bytes).filter(|_| gpa.is_multiple_of(PAGE as u64)).ok_or(wrong)?;
+    let memory = vm.space.slots().memory();
+    let mut at = gpa;
+    while at < end {
+        let slot = memory.next_memory(Gpa(at)).filter(|slot| slot.contains(Gpa(at)) && !slot.is_read_only());
+        let slot = slot.ok_or(wrong)?;
+        let host = slot.host.0 + (at - slot.gpa.0);
+        let len = (end - at).min(slot.range().end - at);
+        act(host..host + len);
+        at += len;
+    }
+    Ok(())
+}
+
+/// Memory that was written is seen by a guest that runs without caches, or executes it.
+fn clean<A: Arch>(host: Range<u64>) {
+    if A::must_clean_code() {
+        A::clean(host);
     }
 }
