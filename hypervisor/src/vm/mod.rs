@@ -38,7 +38,7 @@ mod state;
 mod stop;
 mod switch;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod trace;
 mod vcpu;
 

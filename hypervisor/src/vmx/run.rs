@@ -145,6 +145,7 @@ mod tests {
     use crate::vmx::copies::Copied;
     use crate::vmx::fields as f;
     use crate::x86::vcpu::block::{ControlBlock, Field};
+    use crate::x86::{CR0_PG, CR4_PAE};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
     use std::vec::Vec;
@@ -273,6 +274,25 @@ mod tests {
         assert_eq!(vmcs.outside.read(Register::Cr2), Register::Cr2 as u64 + 100);
         arrive::<Mock>(CpuId(1), &mut vmcs);
         assert_eq!(base(&vmcs), 0x7000, "the VMCS still has it");
+    }
+
+    #[test]
+    fn m5_a_vcpu_that_stops_leaves_with_all_that_the_vmcs_has() {
+        let mut vmcs = after_exits();
+        vmcs.write(Field::Cr4, CR4_PAE);
+        vmcs.write(Field::Cr0, CR0_PG);
+        assert!(enter(&mut vmcs, 0));
+        mock(|mock| {
+            let written =
+                [(f::GUEST_CR3.raw(), 0x9000), (f::GUEST_PDPTE0.raw(), 1), (f::GUEST_PDPTE3.raw(), 3)];
+            mock.fields.extend(written);
+        });
+        vmcs.read_all();
+        leave::<Mock>(&mut vmcs);
+        assert_eq!(vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs).base, 0x7000);
+        assert_eq!((vmcs.read(Field::Cr3), vmcs.pointers), (0x9000, [1, 0, 0, 3]));
+        assert!(enter(&mut vmcs, 1), "it goes on");
+        assert_eq!(mock(|mock| mock.fields[&f::GUEST_CR3.raw()]), 0x9000);
     }
 
     #[test]

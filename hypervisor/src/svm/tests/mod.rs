@@ -9,6 +9,7 @@ mod instructions;
 mod iommu;
 mod machine;
 mod memory;
+mod migrated;
 pub(crate) mod moved;
 mod owned;
 mod ports;

@@ -5,7 +5,7 @@ mod control;
 mod creation;
 mod guests;
 mod memory;
-mod moving;
+pub(crate) mod moving;
 mod processor;
 mod random;
 mod requests;

@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Op::*;
 use super::processor::{MockArch, OFF, Op, create_several};
+use crate::vm::arch::Arch;
 use crate::vm::mock::MockBoard as Board;
 
 const HERE: &str = "name=here\nvcpus=2\nmemory=4194304\nparanoid=on";
@@ -37,7 +38,7 @@ const FIRST: &[Op] = &[
 const SECOND: &[Op] = &[Store(0x9000, 4), WaitFor(0), Load(0x9000, 4), Send(0), Back(0, 1200), Done];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cut {
+pub(crate) enum Cut {
     Never,
     /// Behind so many frames, in whichever direction.
     After(u64),
@@ -45,7 +46,7 @@ enum Cut {
 
 /// What a tool has seen of both sides.
 #[derive(Debug, Default)]
-struct Seen {
+pub(crate) struct Seen {
     frames: u64,
     rounds: u64,
     kinds: Vec<Kind>,
@@ -103,7 +104,7 @@ impl Side {
 
 /// Sends from the first side to the second, with so many rounds at most; asks after a cut what came
 /// of it.
-fn carry(board: &Board<MockArch>, cut: Cut, rounds: u64) -> Arc<Mutex<Seen>> {
+pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mutex<Seen>> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let shared = Arc::clone(&seen);
     let (mut source, mut target, mut asks) = (None, None, None);
