@@ -57,10 +57,10 @@ pub(crate) struct ReleaseArgs {
     pub(crate) json: bool,
 }
 
-/// Make a disk with Debian: systemd, apt, fio, iperf3, and the modules of the guests' kernel
+/// Make a disk with Debian: systemd, apt, fio, iperf3, and the guests' kernel
 ///
-/// The disk is a raw file with one ext4 and no partitions: start the kernel of `./quell fetch` with
-/// `root=/dev/nvme0n1 rw`, without an initial RAM disk. Log in on the serial console as root. The
+/// The disk is a raw file that boots: with `./quell run --disk`, or by EFI firmware on any machine
+/// of its architecture. Log in on the serial console as root. The
 /// packages are fetched from Debian, unpacked without root's rights, and configure themselves in a
 /// first boot under QEMU, which takes some minutes. A disk that is there already and current is
 /// left as it is. docs/debian.md says more.

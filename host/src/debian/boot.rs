@@ -9,8 +9,8 @@ use crate::machine::spec::Payload;
 use crate::prelude::*;
 use crate::steps::Steps;
 
-/// What the kernel calls the disk.
-pub(crate) const ROOT: &str = "root=/dev/nvme0n1 rw";
+/// The system's partition, by the name that it has in the table.
+pub(crate) const ROOT: &str = "root=PARTLABEL=quell rw";
 const MEMORY: u64 = GIB;
 const CPUS: u32 = 2;
 /// The limit of the first boot, in the machine's own time. It takes two to four minutes.
@@ -134,6 +134,6 @@ mod tests {
         let spec = machine(Arch::X86_64, Path::new("/k"), disk, "quiet", Writes::Kept).expect("is a file");
         assert!(spec.devices[1].to_string_lossy().starts_with("if=none,id=disk,cache=writeback,format=raw,"));
         let Payload::Bare { cmdline, initrd, .. } = spec.payload else { panic!("another payload") };
-        assert_eq!((cmdline.as_str(), initrd), ("console=ttyS0 root=/dev/nvme0n1 rw quiet", None));
+        assert_eq!((cmdline.as_str(), initrd), ("console=ttyS0 root=PARTLABEL=quell rw quiet", None));
     }
 }

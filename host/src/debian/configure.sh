@@ -6,7 +6,7 @@
 
 export PATH=/usr/sbin:/usr/bin HOME=/root LC_ALL=C
 export DEBIAN_FRONTEND=noninteractive DEBCONF_NONINTERACTIVE_SEEN=true DEBCONF_NOWARNINGS=yes
-# The kernel is started from outside, without an initial RAM disk.
+# This kernel has all drivers that the system needs. Those that are installed later get one.
 export INITRD=No
 setup=/quell-setup
 info=/var/lib/dpkg/info
@@ -73,9 +73,6 @@ if [ -s $setup/password ]; then
 else
 	step passwd --delete root
 fi
-# The kernel comes from outside: an update would change the modules alone.
-step apt-mark hold "$(cat $setup/kernel)"
-
 step systemctl --quiet enable systemd-networkd.service systemd-resolved.service
 # What a machine that is emulated, and often new, does not need.
 step systemctl --quiet disable getty@tty1.service

@@ -1,4 +1,4 @@
-//! `quell image-debian`: a disk with Debian, for the kernel that the guests have.
+//! `quell image-debian`: a disk with Debian, and the kernel that the guests have.
 //!
 //! One way for both architectures. Apt resolves and fetches the packages; `tree` has dpkg unpack
 //! them without root's rights and makes a filesystem; `boot` starts that once under QEMU, where the
@@ -14,6 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use tree::Tree;
 
 pub(crate) mod boot;
+pub(crate) mod layout;
 mod tree;
 
 /// The output of `--json`.
@@ -114,19 +115,19 @@ impl<'a> Disk<'a> {
         let place = directory_of(self.path)?;
         let work = tempfile::Builder::new().prefix(".debian-").tempdir_in(&place);
         let work = work.with_context(|| format!("cannot write into {}", place.display()))?;
-        let (package, version) = self.stamp.kernel.split_once(' ').context("the kernel has no version")?;
+        let kernel = self.stamp.kernel.split_once(' ').context("the kernel has no version")?;
 
         steps.begin(&format!("fetching Debian's packages for {}", arch.debian()));
-        let kernel = format!("{package}={version}");
+        let kernel = format!("{}={}", kernel.0, kernel.1);
         let packages = cache::debian_packages(arch, &[&[&*kernel], &tree::PACKAGES[..]].concat())?;
 
         steps.begin("unpacking packages");
         let tree = Tree::unpack(&packages, work.path(), steps)?;
-        tree.write_settings(&packages.sources, package, &self.args.password)?;
+        tree.write_settings(&packages.sources, &self.args.password)?;
 
         steps.begin("making the filesystem");
         let file = work.path().join("disk.img");
-        tree.make_disk(&file, self.args.size)?;
+        tree.make_disk(arch, &file, self.args.size)?;
 
         steps.begin("first boot, in which the packages configure themselves");
         boot::first(arch, &self.kernel, &file, packages.archives.len(), steps, signals)?;
@@ -159,7 +160,8 @@ impl Stamp {
     pub(super) fn new(arch: Arch, bytes: u64, kernel: &str, password: &str) -> Self {
         let mut digest = Sha256::new();
         let parts = tree::SETTINGS.iter().flat_map(|(path, text)| [*path, *text]);
-        let parts = parts.chain(tree::PACKAGES).chain([tree::UNPACK, tree::CONFIGURE, password]);
+        let parts =
+            parts.chain(tree::PACKAGES).chain([tree::UNPACK, tree::CONFIGURE, layout::SCRIPT, password]);
         for part in parts {
             // With its length, so that no two lists of parts have the same bytes.
             digest.update((part.len() as u64).to_le_bytes());

@@ -1,6 +1,7 @@
 //! The disk's files: packages that dpkg unpacks under fakeroot, the system's own settings, and the
 //! filesystem made of all that.
 
+use super::layout;
 use crate::guest::cache::DebianPackages;
 use crate::machine::emulator::end_with_us;
 use crate::prelude::*;
@@ -52,7 +53,7 @@ impl<'a> Tree<'a> {
         command
     }
 
-    pub(super) fn write_settings(&self, sources: &str, kernel: &str, password: &str) -> Result<()> {
+    pub(super) fn write_settings(&self, sources: &str, password: &str) -> Result<()> {
         let root = self.root();
         for (path, text) in SETTINGS {
             write(&root, path, 0o644, text)?;
@@ -61,29 +62,24 @@ impl<'a> Tree<'a> {
         let (path, target) = RESOLVER;
         symlink(target, root.join(path)).with_context(|| format!("cannot make /{path}"))?;
         let credentials = if password.is_empty() { String::new() } else { format!("root:{password}\n") };
-        write(&root, SETUP_KERNEL, 0o644, kernel)?;
         write(&root, SETUP_PASSWORD, 0o600, &credentials)?;
         write(&root, SETUP, 0o755, CONFIGURE)
     }
 
-    pub(super) fn make_disk(&self, disk: &Path, bytes: u64) -> Result<()> {
-        let file = File::create(disk).with_context(|| format!("cannot write {}", disk.display()))?;
-        file.set_len(bytes).with_context(|| format!("cannot make {} that large", disk.display()))?;
-        let mut command = self.fakeroot("-i");
-        command.args(["mkfs.ext4", "-q", "-F", "-L", LABEL, "-d"]).arg(self.root());
-        // Nothing is left for later: the kernel would write it while the disk is measured.
-        command.args(["-E", "root_owner=0:0,lazy_itable_init=0,lazy_journal_init=0"]).arg(disk);
-        run(command, self.work, |_| ()).context("cannot make the filesystem")
+    pub(super) fn make_disk(&self, arch: Arch, disk: &Path, bytes: u64) -> Result<()> {
+        let mut mkfs = self.fakeroot("-i");
+        mkfs.arg("mkfs.ext4");
+        layout::make((disk, bytes), arch, (&self.root(), mkfs), self.work)
     }
 }
 
-fn run(mut command: Command, work: &Path, mut heard: impl FnMut(&str)) -> Result<()> {
+pub(super) fn run(mut command: Command, work: &Path, mut heard: impl FnMut(&str)) -> Result<()> {
     let errors = work.join("errors");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&errors)?);
     end_with_us(&mut command);
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = command.spawn().with_context(|| {
-        format!("cannot start {program}; Debian has what this needs in fakeroot, dpkg and e2fsprogs")
+        format!("cannot start {program}; Debian has what this needs in fakeroot, dpkg, e2fsprogs and mtools")
     })?;
     for line in child.stdout.take().into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
         heard(&line?);
@@ -92,7 +88,7 @@ fn run(mut command: Command, work: &Path, mut heard: impl FnMut(&str)) -> Result
     let said = fs::read(&errors).unwrap_or_default();
     ensure!(
         status.success(),
-        "{program} failed ({status}); it takes fakeroot, dpkg and e2fsprogs:\n{}",
+        "{program} failed ({status}); it takes fakeroot, dpkg, e2fsprogs and mtools:\n{}",
         tail(&String::from_utf8_lossy(&said))
     );
     Ok(())
@@ -137,7 +133,6 @@ pub(super) const RESOLVER: (&str, &str) = ("etc/resolv.conf", "../run/systemd/re
 
 /// The init of the first boot, and its files.
 pub(super) const SETUP: &str = "quell-setup/configure.sh";
-pub(super) const SETUP_KERNEL: &str = "quell-setup/kernel";
 pub(super) const SETUP_PASSWORD: &str = "quell-setup/password";
 /// The script; its first lines say what it does.
 pub(super) const CONFIGURE: &str = include_str!("configure.sh");
@@ -181,15 +176,13 @@ mod tests {
     fn the_first_boot_finds_its_files_where_they_are_put() {
         let directory = Path::new(SETUP).parent().and_then(Path::to_str).expect("has one");
         assert!(CONFIGURE.contains(&format!("setup=/{directory}\n")));
-        for path in [SETUP_KERNEL, SETUP_PASSWORD] {
-            let name = path.strip_prefix(directory).expect("is beside the script");
-            assert!(CONFIGURE.contains(&format!("$setup{name}")), "{path}");
-        }
+        let name = SETUP_PASSWORD.strip_prefix(directory).expect("is beside the script");
+        assert!(CONFIGURE.contains(&format!("$setup{name}")));
     }
 
     #[test]
     fn paths_are_relative_to_the_tree() {
-        let others = [SOURCES, RESOLVER.0, SETUP, SETUP_KERNEL, SETUP_PASSWORD];
+        let others = [SOURCES, RESOLVER.0, SETUP, SETUP_PASSWORD];
         for path in SETTINGS.iter().map(|(path, _)| *path).chain(others) {
             assert!(Path::new(path).is_relative(), "{path} would be written on this system");
         }

@@ -96,6 +96,12 @@ impl GuestPlan {
         for key in KEYS {
             (key.read)(&mut plan, &fields, key.name, machine)?;
         }
+        let is_on_arm = machine.platform.arch() == Arch::Aarch64;
+        if let (Some(line), Some(Boot::Disk), true) = (fields.line("cmdline"), plan.boots(), is_on_arm) {
+            let why =
+                "cmdline is for a kernel that is given: on aarch64 the disk's boot loader has the words";
+            return Err(source.error(line, why));
+        }
         if plan.exec.is_some() && !fields.has("reset") {
             plan.config.reset = ResetPolicy::Exit;
         }

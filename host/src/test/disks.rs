@@ -59,6 +59,7 @@ fn on_quell(room: &Room<'_>, disk: &Path) -> Result<Spec> {
     let guest = Guest {
         platform: room.platform,
         kernel: cache::guest_files(arch, false)?.kernel,
+        is_firmware: false,
         initrd: None,
         cmdline: format!("{} {ROOT} quiet", arch.console()),
         vcpus: 2,

@@ -1,30 +1,39 @@
 //! The kernel that a guest's disk has, and not one from outside.
 
+use crate::debian::layout;
 use crate::guest::cache;
 use crate::machine::devices::Devices;
+use crate::run::reporting_console;
 use crate::test::prelude::*;
+use crate::vm::disk_loader;
 
 pub(super) const ROWS: [Case; 2] = [
     act("a_new_kernel_runs_after_a_reboot", upgrade)
-        .about("the disk's own kernel runs; the guest makes another one the default, and that runs then"),
+        .about("the disk's own kernel runs; the guest makes another one the default, and that runs then")
+        .on_both(),
     act("a_disk_without_a_kernel_is_told", nothing)
         .about("the console has what was looked for and where, and the guest has failed"),
 ];
 
-const MEMORY: u64 = 256 * MIB;
+const MEMORY: u64 = 512 * MIB;
+const DISK: u64 = 256 * MIB;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// What GRUB's configuration has, and what the guest makes of it.
-const DEFAULT: &str = "set default=0\n";
+const DEFAULT: &str = "set timeout=0\nset default=0\n";
 const ENTRIES: [&str; 2] = ["old", "new"];
 
 /// A machine whose guest starts what is on a disk.
 fn run(room: &Room<'_>, disk: PathBuf) -> Result<Outcome> {
     let arch = room.platform.arch();
+    let (kernel, is_firmware) = disk_loader(arch)?;
     let guest = Guest {
+        vcpus: 2,
+        memory: MEMORY,
+        is_firmware,
         reset: ResetPolicy::Reboot,
         devices: Devices { disks: vec![disk], ..Devices::default() },
         switches: room.switches,
-        ..Guest::bare(workspace::BOOT, room.platform, arch.console(), 2, MEMORY)?
+        ..Guest::new(room.platform, kernel, None, arch.console().to_owned())
     };
     guest.check()?;
     let mut spec = guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)?;
@@ -32,7 +41,7 @@ fn run(room: &Room<'_>, disk: PathBuf) -> Result<Outcome> {
     Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))
 }
 
-/// A disk with these directories and files, and without partitions.
+/// A disk whose system has these files.
 fn disk(room: &Room<'_>, files: &[(&str, &[u8])]) -> Result<PathBuf> {
     let (tree, disk) = (room.directory.join("tree"), room.directory.join("disk.img"));
     for (path, contents) in files {
@@ -40,27 +49,26 @@ fn disk(room: &Room<'_>, files: &[(&str, &[u8])]) -> Result<PathBuf> {
         path.parent().map_or(Ok(()), fs::create_dir_all)?;
         fs::write(path, contents)?;
     }
-    let mut command = Command::new("/sbin/mkfs.ext4");
-    command.args(["-q", "-F", "-d"]).arg(&tree).arg(&disk).arg("192M");
-    let made = command.stdout(Stdio::null()).status().context("cannot start mkfs.ext4")?;
-    ensure!(made.success(), "mkfs.ext4 failed");
+    let mkfs = Command::new("/sbin/mkfs.ext4");
+    layout::make((&disk, DISK), room.platform.arch(), (&tree, mkfs), room.directory)?;
     Ok(disk)
 }
 
 fn upgrade(room: &Room<'_>) -> Result<()> {
     let arch = room.platform.arch();
     // The first boot leaves the name of its kernel, the second one finds another.
-    let command = "mkdir -p /mnt && mount -t ext4 /dev/nvme0n1 /mnt || exit 3; cd /mnt; \
+    let command = "mkdir -p /mnt && mount -t ext4 /dev/nvme0n1p1 /mnt || exit 3; cd /mnt; \
         echo \"this is $(uname -r)\"; \
         [ -e first ] && { [ \"$(cat first)\" != $(uname -r) ]; exit; }; \
         uname -r > first; sed -i s/default=0/default=new/ boot/grub/grub.cfg; cd /; umount /mnt && reboot -f";
     let stock = room.lab.stock_guest(room.platform, Some(command))?;
     let [old, new] = [stock.kernel, cache::newer_kernel(arch)?.kernel].map(fs::read);
+    let console = reporting_console(arch);
     let entry = |name: &str| {
         format!(
             "menuentry '{name} one' --id {name} {{\n\
              search --set=root --file /boot/vmlinuz-{name}\n\
-             linux /boot/vmlinuz-{name} root=none panic=-1\ninitrd /boot/initrd.img\n}}\n"
+             linux /boot/vmlinuz-{name} {console} panic=-1\ninitrd /boot/initrd.img\n}}\n"
         )
     };
     let configuration = [DEFAULT.to_owned(), ENTRIES.map(entry).concat()].concat();
@@ -76,6 +84,11 @@ fn upgrade(room: &Room<'_>) -> Result<()> {
     let outcome = run(room, disk)?;
     let worked = (|| {
         ensure!(crate::run::conclude(&outcome, false) == 0, "the second boot has failed");
+        if arch == Arch::Aarch64 {
+            let started = outcome.console.matches("Linux version").count();
+            ensure!(started == 2, "{started} kernels have started");
+            return Ok(());
+        }
         let said: Vec<_> = outcome.console.lines().filter_map(|line| line.strip_prefix("boot: ")).collect();
         let of = |name: &str| said.iter().any(|line| line.starts_with(&format!("/boot/vmlinuz-{name}, by")));
         ensure!(said.len() == 2 && ENTRIES.iter().all(|name| of(name)), "the boot loader says {said:?}");
@@ -88,7 +101,7 @@ fn nothing(room: &Room<'_>) -> Result<()> {
     let outcome = run(room, disk(room, &[("etc/fstab", b"")])?)?;
     let worked = (|| {
         ensure!(crate::run::conclude(&outcome, false) == 66, "it has not failed");
-        for said in ["disk 1, without partitions: ext4 ", "no /boot/grub/grub.cfg", "/boot/vmlinuz-*"] {
+        for said in ["disk 1, partition 1: ext4 ", "no /boot/grub/grub.cfg", "/boot/vmlinuz-*"] {
             ensure!(outcome.console.contains(said), "the console has no '{said}'");
         }
         Ok(())

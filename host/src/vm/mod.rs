@@ -2,8 +2,9 @@
 
 use crate::guest::cache::{self, GuestFiles, OtherKernel};
 use crate::guest::cpio::Archive;
+use crate::guest::kernel::{self, KernelInfo};
 use crate::guest::peer::owning::Given;
-use crate::guest::{initramfs, kernel, peer, vmm};
+use crate::guest::{initramfs, peer, vmm};
 use crate::machine::bundle::{self, Symbols, memory_around};
 use crate::machine::devices::{self, Devices};
 use crate::machine::spec::Payload;
@@ -23,6 +24,8 @@ const LOW_MEMORY_BYTES: u64 = 1 << 20;
 pub(crate) struct Guest {
     pub(crate) platform: Platform,
     pub(crate) kernel: PathBuf,
+    /// Whether that is firmware, which looks for a kernel itself.
+    pub(crate) is_firmware: bool,
     pub(crate) initrd: Option<Vec<u8>>,
     pub(crate) cmdline: String,
     pub(crate) vcpus: u32,
@@ -42,6 +45,7 @@ impl Guest {
         Self {
             platform,
             kernel,
+            is_firmware: false,
             initrd,
             cmdline,
             vcpus: 1,
@@ -74,7 +78,9 @@ impl Guest {
 
     pub(crate) fn check(&self) -> Result<()> {
         let initrd_bytes = self.initrd.as_ref().map_or(0, Vec::len) as u64;
-        check_fit(self.platform.arch(), &self.kernel, initrd_bytes, self.memory)?;
+        let arch = self.platform.arch();
+        let kernel = (!self.is_firmware).then(|| kernel::inspect_file(arch, &self.kernel)).transpose()?;
+        check_fit(kernel, initrd_bytes, self.memory)?;
         self.devices.check()?;
         ensure!(!self.cmdline.contains('\n'), "the kernel's command line has to be one line");
         Ok(())
@@ -132,15 +138,25 @@ impl Guest {
             }
             None => None,
         };
+        ensure!(!self.is_firmware, "--bare starts a kernel: give one, or --boot kernel");
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
         let devices = devices::build(self.platform, [&self.devices].into_iter(), false)?.args;
         Ok(Spec { devices, ..Spec::new(self.platform, payload, cpus, self.memory) })
     }
 }
 
+/// What is given to a guest as its kernel so that its disk's own is started, and whether that is
+/// firmware.
+pub(crate) fn disk_loader(arch: Arch) -> Result<(PathBuf, bool)> {
+    match arch {
+        Arch::X86_64 => Ok((workspace::build(workspace::BOOT, arch)?, false)),
+        Arch::Aarch64 => Ok((cache::u_boot()?, true)),
+    }
+}
+
 /// Checks that kernel and initial RAM disk fit into a guest's memory.
-fn check_fit(arch: Arch, kernel: &Path, initrd_bytes: u64, guest_bytes: u64) -> Result<()> {
-    let kernel = kernel::inspect_file(arch, kernel)?;
+fn check_fit(kernel: Option<KernelInfo>, initrd_bytes: u64, guest_bytes: u64) -> Result<()> {
+    let memory_end = kernel.map_or(0, |kernel| kernel.memory_end);
     ensure!(
         guest_bytes.is_multiple_of(MEMORY_UNIT),
         "guest memory has to be a multiple of {}",
@@ -153,9 +169,9 @@ fn check_fit(arch: Arch, kernel: &Path, initrd_bytes: u64, guest_bytes: u64) -> 
         size::display(initrd_bytes)
     );
     ensure!(
-        kernel.memory_end.max(LOW_MEMORY_BYTES).saturating_add(initrd_bytes) <= guest_bytes,
+        memory_end.max(LOW_MEMORY_BYTES).saturating_add(initrd_bytes) <= guest_bytes,
         "the kernel (memory up to {}) and the initial RAM disk ({}) do not fit into {memory}",
-        size::display(kernel.memory_end),
+        size::display(memory_end),
         size::display(initrd_bytes)
     );
     Ok(())

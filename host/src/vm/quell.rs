@@ -6,6 +6,7 @@ use crate::machine::spec::Payload;
 use crate::machine_file::{Boot, GuestPlan, MachineFile, Software, shared_config};
 use crate::moving::Snapshot;
 use crate::prelude::*;
+use crate::vm::disk_loader;
 use hostlink::bundle::Member;
 use hostlink::config::{Config, Shares};
 use hostlink::cpus::CpuSet;
@@ -44,6 +45,7 @@ impl OnQuell {
             reset: guest.reset,
             switches: guest.switches,
             kernel: &kernel,
+            is_firmware: guest.is_firmware,
             initrd: initrd.as_deref(),
             devices: self.devices.names.get(self.configs.len()).map_or("", String::as_str),
             cmdline: &guest.cmdline,
@@ -199,26 +201,27 @@ fn made(
         fs::read(path).with_context(|| format!("cannot read {}", path.display()))
     };
     let given = plan.initrd.as_deref().map(given).transpose()?;
-    let (kernel, initrd) = match &plan.software {
-        Software::Kernel(kernel) => (kernel.clone(), given),
+    let (kernel, is_firmware, initrd) = match &plan.software {
+        Software::Kernel(kernel) => (kernel.clone(), false, given),
         Software::Program(program) => {
             let arch = platform.arch();
-            (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, None)
+            (workspace::bootable(workspace::build(program.image(), arch)?, arch)?, false, None)
         }
         Software::Stock if plan.boots() == Some(Boot::Disk) => {
-            let arch = platform.arch();
-            (workspace::bootable(workspace::build(workspace::BOOT, arch)?, arch)?, None)
+            let (loader, is_firmware) = disk_loader(platform.arch())?;
+            (loader, is_firmware, None)
         }
         Software::Saved => bail!("a guest that was saved is restored"),
         Software::Stock => {
             let stock = stock.context("the stock guest was not prepared")?;
             let initrd = given.unwrap_or_else(|| stock.initrd(plan.exec.as_deref()));
-            (stock.kernel(), plan.boots().is_none().then_some(initrd))
+            (stock.kernel(), false, plan.boots().is_none().then_some(initrd))
         }
     };
     let guest = Guest {
         platform,
         kernel,
+        is_firmware,
         initrd,
         cmdline: plan.command_line(&file.machine),
         vcpus: plan.config.vcpus,

@@ -97,8 +97,8 @@ where
         guest::check(config)
     }
 
-    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-        guest::ram::<Self>(size)
+    fn ram(config: &Config<'_>) -> Result<Vec<Range<u64>>, LoadError> {
+        guest::ram::<Self>(config)
     }
 
     fn claim(

@@ -88,12 +88,12 @@ pub unsafe trait Arch: Board {
     /// What is wrong with the configuration.
     fn check(config: &Config<'_>) -> Result<(), CreateError>;
 
-    /// Guest physical ranges of `size` bytes of RAM, in ascending order.
+    /// Guest physical ranges of the RAM that it wants, in ascending order.
     ///
     /// # Errors
     ///
     /// If there is no room for that much.
-    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError>;
+    fn ram(config: &Config<'_>) -> Result<Vec<Range<u64>>, LoadError>;
 
     /// Width of guest physical addresses.
     fn physical_address_bits() -> u32;

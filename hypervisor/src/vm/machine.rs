@@ -89,7 +89,7 @@ struct Taken {
 /// Takes memory for a machine with this configuration. Nothing is taken if there is not enough.
 #[inline(never)] // What it needs on the stack is free again when it returns.
 fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, CreateError> {
-    let ram = A::ram(config.memory).map_err(CreateError::Load)?;
+    let ram = A::ram(config).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
     let before = copied(&free);
     let taken = take_from::<A>(&mut free, &ram, config, &host.bundle);

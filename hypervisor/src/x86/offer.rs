@@ -86,8 +86,8 @@ where
         guest::check::<Self>(config)
     }
 
-    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-        guest::ram(size)
+    fn ram(config: &Config<'_>) -> Result<Vec<Range<u64>>, LoadError> {
+        guest::ram(config.memory)
     }
 
     fn physical_address_bits() -> u32 {

@@ -16,6 +16,7 @@
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
 //! | `console` | `rings`: consoles are rings in memory, beside which the guests are listed; `machine`: the only guest has the machine's serial ports, and is not listed | `rings` |
 //! | `kernel` | the [bundle](crate::bundle)'s member with the guest's kernel | `kernel` |
+//! | `firmware` | on Arm64, instead of a kernel, the member with a flat image of firmware that looks for one itself, such as U-Boot for QEMU's `virt` | none |
 //! | `initrd` | the member with its initial RAM disk | none |
 //! | `shared` | the memory that it shares with other guests, as [`Shares`] describes | none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
@@ -140,6 +141,8 @@ pub struct Config<'a> {
     pub switches: Switches,
     /// The bundle's member with its kernel.
     pub kernel: &'a str,
+    /// Whether that is firmware, and no kernel.
+    pub is_firmware: bool,
     /// The member with its initial RAM disk.
     pub initrd: Option<&'a str>,
     /// The PCI functions of the machine that the guest owns: addresses (`00:04.0`) or kinds
@@ -168,6 +171,7 @@ impl Default for Config<'_> {
             console: Console::Rings,
             switches: Switches::default(),
             kernel: KERNEL,
+            is_firmware: false,
             initrd: None,
             devices: "",
             shared: Shares::default(),
@@ -263,7 +267,10 @@ impl<'a> Config<'a> {
             "reset" => self.reset = ResetPolicy::named(value).ok_or(bad(ResetPolicy::EXPECTED))?,
             "boot_cpu" => self.boot_cpu = BootCpu::named(value).ok_or(bad(BootCpu::EXPECTED))?,
             "console" => self.console = Console::named(value).ok_or(bad(Console::EXPECTED))?,
-            "kernel" => self.kernel = member(value).ok_or(bad(MEMBER))?,
+            "kernel" | "firmware" => {
+                self.kernel = member(value).ok_or(bad(MEMBER))?;
+                self.is_firmware = key == "firmware";
+            }
             "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
             "devices" => self.devices = value,
             "shared" => self.shared = Shares::parse(value).ok_or(bad(Shares::EXPECTED))?,
@@ -327,7 +334,7 @@ impl Config<'_> {
         writeln!(f, "name={}\nvcpus={}\nmemory={}", self.name, self.vcpus, self.memory)?;
         writeln!(f, "weight={}\ncap={}\ncpus={}", self.weight, Number(self.cap, "none"), self.cpus)?;
         writeln!(f, "start={}\nflush={}\nreset={}", self.start, self.flush, self.reset)?;
-        writeln!(f, "kernel={}", self.kernel)?;
+        writeln!(f, "{}={}", if self.is_firmware { "firmware" } else { KERNEL }, self.kernel)?;
         if let Some(initrd) = self.initrd {
             writeln!(f, "initrd={initrd}")?;
         }

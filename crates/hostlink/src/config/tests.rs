@@ -13,6 +13,7 @@ fn unusual() -> Config<'static> {
         cpus: CpuSet::parse("0-1,3").expect("is a set"),
         start: Start::Manual,
         kernel: "files/0",
+        is_firmware: true,
         initrd: Some("files/1"),
         vcpus: 8,
         memory: 1 << 30,

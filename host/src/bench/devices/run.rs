@@ -163,7 +163,7 @@ disk() {
 	return 1
 }
 until programs=$(disk SERIAL_OF_PROGRAMS) && data=$(disk SERIAL_OF_DATA); do sleep 0.1; done
-mount -t ext4 -o ro,noload /dev/$programs /root
+until mount -t ext4 -o ro,noload /dev/${programs}p1 /root; do sleep 0.1; done
 mount -t devtmpfs dev /root/dev
 mount -t proc proc /root/proc
 mount -t sysfs sys /root/sys

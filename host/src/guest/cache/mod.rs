@@ -3,6 +3,7 @@
 
 mod backports;
 mod bochs;
+mod firmware;
 mod linked;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ pub(crate) use backports::{
     DebianPackages, debian_packages, kernel_of, newer_emulator, newer_kernel, owning_kernel,
 };
 pub(crate) use bochs::bochs;
+pub(crate) use firmware::{grub, u_boot};
 pub(crate) use linked::{LinkedProgram, foreign_qemu, herd, kexec};
 
 use crate::prelude::*;

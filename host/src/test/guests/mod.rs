@@ -152,6 +152,7 @@ impl Lab<'_> {
         let stock = made(self.parts.stock(platform.arch()))?;
         Ok(Guest {
             kernel: stock.kernel(),
+            is_firmware: false,
             initrd: Some(stock.initrd(command)),
             cmdline: format!("{} panic=-1", reporting_console(platform.arch())),
             vcpus: 2,

@@ -9,7 +9,6 @@ use ::pci::function::Windows;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use alloc::vec;
 use alloc::vec::Vec;
 use coherence::tlbi::{self, Limits, Setup, Stage2Tlb};
 use coherence::vmid::{LocalMaintenance, Residents, VmidAllocator, VmidSlot};
@@ -82,18 +81,18 @@ pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Res
     Ok(claim)
 }
 
-/// Guest physical ranges of RAM.
+/// Guest physical ranges of memory: RAM, and what firmware takes for its flash.
 ///
 /// # Errors
 ///
 /// If there is no room for that much.
-pub fn ram<A: Arm64>(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-    let config = GuestConfig { memory_size: size, vcpu_count: 1, command_line: "", functions: &[] };
-    let ram = config.ram()?;
+pub fn ram<A: Arm64>(config: &Config<'_>) -> Result<Vec<Range<u64>>, LoadError> {
+    let ram = virt::ram(config.memory)?;
     if ram.end > 1 << A::physical_address_bits() {
-        return Err(LoadError::MemoryTooLarge { memory: size });
+        return Err(LoadError::MemoryTooLarge { memory: config.memory });
     }
-    Ok(vec![ram])
+    let flash = config.is_firmware.then_some(map::FLASH);
+    Ok(flash.into_iter().chain([ram]).collect())
 }
 
 /// The serial port, with the input that it has not received yet.
@@ -337,6 +336,7 @@ impl Shared {
             vcpu_count: vcpus as u8,
             command_line: files.config.cmdline,
             functions: &self.wires,
+            is_firmware: files.config.is_firmware,
         };
         let virt::Plan { placements, entry } = virt::plan(files.kernel, files.initrd, &wanted)?;
         Ok(Plan { placements, entry })

@@ -2,6 +2,7 @@
 //!
 //! | start | size | device |
 //! |---|---|---|
+//! | [`FLASH`] | | memory that firmware takes for a flash with its settings: empty |
 //! | [`GICD`] | [`GICD_SIZE`] | GIC distributor |
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
@@ -14,6 +15,9 @@ use crate::devices::region::Region;
 use core::ops::Range;
 use hostlink::config::MAX_REGIONS;
 
+/// Where U-Boot reads its settings on QEMU's board. The device tree has no flash, so it writes
+/// none.
+pub const FLASH: Range<u64> = 0x0400_0000..0x0404_0000;
 /// The distributor.
 pub const GICD: u64 = 0x0800_0000;
 /// Size of the distributor's frame in bytes.
@@ -68,6 +72,7 @@ pub const PHYSICAL_TIMER_INTID: u8 = 30;
 pub const SECURE_TIMER_INTID: u8 = 29;
 /// The same for EL2's timer.
 pub const EL2_TIMER_INTID: u8 = 26;
+const _: () = assert!(FLASH.end <= GICD);
 const _: () = assert!(GICD + GICD_SIZE <= GICR_NEAR && GICR_FAR + 255 * GICR_SIZE <= RAM);
 const _: () = assert!(255 * STOLEN_TIME_BYTES <= STOLEN_TIME_SIZE && STOLEN_TIME >= RTC + RTC_SIZE);
 const _: () = assert!(STOLEN_TIME + STOLEN_TIME_SIZE <= GICR_FAR);

@@ -6,6 +6,8 @@
 //! | the next 2 MiB boundary | the device tree |
 //! | the next 2 MiB boundary | the initial RAM disk |
 //!
+//! U-Boot, as firmware, is at the first of these boundaries, and the device tree before it.
+//!
 //! RAM starts at a multiple of 1 GiB, and the RAM disk ends within 32 GiB of that, as required.
 
 #[cfg(test)]
@@ -96,26 +98,25 @@ pub struct GuestConfig<'a> {
     pub command_line: &'a str,
     /// PCI functions that it owns.
     pub functions: &'a [fdt::Wire],
+    /// Whether its kernel is firmware.
+    pub is_firmware: bool,
 }
 
-impl GuestConfig<'_> {
-    /// Its RAM: its one memory slot.
-    ///
-    /// # Errors
-    /// Less than [`MEMORY_MIN`] or more than [`MEMORY_MAX`].
-    pub const fn ram(&self) -> Result<Range<u64>, LoadError> {
-        let memory = self.memory_size;
-        if memory < MEMORY_MIN {
-            return Err(LoadError::MemoryTooSmall { needed: MEMORY_MIN, memory });
-        }
-        if memory > MEMORY_MAX {
-            return Err(LoadError::MemoryTooLarge { memory });
-        }
-        Ok(RAM..RAM + memory / PAGE_SIZE * PAGE_SIZE)
+/// The RAM of a guest with so much memory.
+///
+/// # Errors
+/// Less than [`MEMORY_MIN`] or more than [`MEMORY_MAX`].
+pub const fn ram(memory: u64) -> Result<Range<u64>, LoadError> {
+    if memory < MEMORY_MIN {
+        return Err(LoadError::MemoryTooSmall { needed: MEMORY_MIN, memory });
     }
+    if memory > MEMORY_MAX {
+        return Err(LoadError::MemoryTooLarge { memory });
+    }
+    Ok(RAM..RAM + memory / PAGE_SIZE * PAGE_SIZE)
 }
 
-/// Plans the start of `kernel`, an arm64 Image.
+/// Plans the start of `kernel`, an arm64 Image or firmware.
 ///
 /// # Errors
 /// If the guest cannot be loaded, for the reason in [`LoadError`].
@@ -124,12 +125,14 @@ pub fn plan<'a>(
     initrd: Option<&'a [u8]>,
     machine: &GuestConfig<'_>,
 ) -> Result<Plan<'a>, LoadError> {
-    let ram = machine.ram()?;
-    let image = Image::parse(kernel)?;
+    let ram = ram(machine.memory_size)?;
+    let image = if machine.is_firmware { Image::firmware(kernel) } else { Image::parse(kernel)? };
     check_command_line(machine.command_line)?;
     let kernel_range = image.place(&ram)?;
-    let tree_start = kernel_range.end.next_multiple_of(BLOCK_SIZE);
-    let initrd_start = tree_start + BLOCK_SIZE;
+    let kernel_end = kernel_range.end.next_multiple_of(BLOCK_SIZE);
+    // Firmware looks for the tree at the start of RAM.
+    let tree_start = if machine.is_firmware { ram.start } else { kernel_end };
+    let initrd_start = kernel_end + BLOCK_SIZE;
     if initrd_start > ram.end {
         return Err(LoadError::MemoryTooSmall { needed: initrd_start - RAM, memory: machine.memory_size });
     }
@@ -160,6 +163,11 @@ struct Image {
 }
 
 impl Image {
+    /// Firmware runs at any page. Its first stack is below [`BLOCK_SIZE`], as on QEMU's board.
+    const fn firmware(file: &[u8]) -> Self {
+        Self { text_offset: BLOCK_SIZE, size: file.len() as u64 }
+    }
+
     fn parse(file: &[u8]) -> Result<Self, LoadError> {
         if let Some(&(_, tool)) = COMPRESSED.iter().find(|(magic, _)| file.starts_with(magic)) {
             return Err(LoadError::CompressedKernel { tool });

@@ -2,8 +2,13 @@ use super::*;
 use dtoolkit::fdt::Fdt;
 use dtoolkit::{Node, Property};
 
-const GUEST: GuestConfig<'static> =
-    GuestConfig { memory_size: 256 * MIB, vcpu_count: 2, command_line: "console=ttyAMA0", functions: &[] };
+const GUEST: GuestConfig<'static> = GuestConfig {
+    memory_size: 256 * MIB,
+    vcpu_count: 2,
+    command_line: "console=ttyAMA0",
+    functions: &[],
+    is_firmware: false,
+};
 
 fn image(text_offset: u64, image_size: u64, flags: u64, length: usize) -> Vec<u8> {
     let mut file = vec![0x1f; length];
@@ -109,4 +114,14 @@ fn a_large_guest_keeps_its_initrd_near() {
     assert!(plan.placements[2].range().end <= RAM + WINDOW_SIZE);
     let large = image(0, WINDOW_SIZE - BLOCK_SIZE, 0, 64);
     assert!(super::plan(&large, Some(&[1]), &machine).is_err());
+}
+
+#[test]
+fn firmware_of_any_contents_is_behind_the_device_tree() {
+    let file = vec![0x1f; 5000];
+    let plan = plan(&file, None, &GuestConfig { is_firmware: true, ..GUEST }).expect("is taken");
+    assert_eq!(plan.entry, Entry { pc: RAM + BLOCK_SIZE, x0: RAM });
+    let places: Vec<_> = plan.placements.iter().map(|placement| placement.gpa).collect();
+    assert_eq!(places, [RAM + BLOCK_SIZE, RAM]);
+    assert_eq!(*plan.placements[0].bytes, file);
 }

@@ -67,7 +67,8 @@ unsafe impl Arch for MockArch {
         Ok(())
     }
 
-    fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
+    fn ram(config: &Config<'_>) -> Result<Vec<Range<u64>>, LoadError> {
+        let size = config.memory;
         // With a hole, as real machines have.
         Ok(vec![0..size / 2, 1 << 32..(1 << 32) + size / 2])
     }
