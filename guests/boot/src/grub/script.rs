@@ -61,6 +61,11 @@ impl Cursor {
         self.tokens.get(self.at)
     }
 
+    /// To the next token, if there is one.
+    fn pass(&mut self) {
+        self.at = (self.at + 1).min(self.tokens.len());
+    }
+
     /// The words up to the end of the statement.
     fn statement(&mut self) -> Range<usize> {
         let start = self.at;
@@ -166,11 +171,11 @@ impl<'f, F: Files> Script<'f, F> {
                 _ => None,
             };
             if let Some(ended) = ended {
-                cursor.at += 1;
+                cursor.pass();
                 return ended;
             }
             match word {
-                "then" | "do" => cursor.at += 1,
+                "then" | "do" => cursor.pass(),
                 "if" => self.condition(cursor, is_live),
                 "while" | "until" | "for" => {
                     self.block(cursor_behind(cursor), false);
@@ -186,7 +191,7 @@ impl<'f, F: Files> Script<'f, F> {
     fn simple(&mut self, cursor: &mut Cursor, is_live: bool) {
         let words = cursor.statement();
         if words.is_empty() {
-            cursor.at += 1;
+            cursor.pass();
         } else if is_live {
             let words = self.expand(&cursor.tokens[words]);
             self.command(&words);
@@ -200,7 +205,7 @@ impl<'f, F: Files> Script<'f, F> {
             let mut is_true = true;
             if ended == Ended::ElseIf {
                 if cursor.peek().and_then(Token::plain) == Some("if") {
-                    cursor.at += 1;
+                    cursor.pass();
                 }
                 let words = cursor.statement();
                 let words = self.expand(&cursor.tokens[words]);
@@ -217,10 +222,10 @@ impl<'f, F: Files> Script<'f, F> {
         let words = cursor.statement();
         let words = self.expand(&cursor.tokens[words]);
         if cursor.peek() != Some(&Token::Open) {
-            cursor.at += 1;
+            cursor.pass();
             return;
         }
-        cursor.at += 1;
+        cursor.pass();
         let Some(is_menu) = is_menu else {
             self.block(cursor, false);
             return;

@@ -130,9 +130,21 @@ fn what_was_chosen_for_one_boot_is_not_taken_for_ever() {
 fn files_that_include_themselves_and_deep_conditions_come_to_an_end() {
     let circle = "source /boot/grub/grub.cfg\nsource /boot/grub/grub.cfg\n";
     let deep = "if true; then ".repeat(100_000);
-    for text in
-        [circle, &deep, "{", "}", "menuentry", "menuentry x {", "if", "a=$a$a$a", "\"", "'", "${", "\\"]
-    {
+    for text in [
+        circle,
+        &deep,
+        "{",
+        "}",
+        "menuentry",
+        "menuentry x {",
+        "menuentry x {\nmenuentry",
+        "if",
+        "a=$a$a$a",
+        "\"",
+        "'",
+        "${",
+        "\\",
+    ] {
         let tree = Tree::default().with(0, "/boot/grub/grub.cfg", text);
         assert!(find(&tree).is_err(), "{text:.20}");
     }
