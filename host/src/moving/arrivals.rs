@@ -121,13 +121,19 @@ impl Arrivals {
     }
 
     /// The machine has ended. An error is why it had to.
-    pub(crate) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         self.shared.is_over.store(true, Ordering::Relaxed);
-        for thread in self.threads {
+        for thread in self.threads.drain(..) {
             thread.join().map_err(|_| anyhow!("a thread of this tool panicked"))?;
         }
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Arrivals {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
     }
 }
 

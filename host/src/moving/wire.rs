@@ -13,7 +13,7 @@ use rustix::process::getuid;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -197,8 +197,8 @@ impl Link {
         let begun = Instant::now();
         let mut filled = 0;
         while filled < said.len() {
-            let has_time = begun.elapsed() < GREETING_MAX && signals.caught().is_none();
-            ensure!(has_time, "the other side says nothing");
+            ensure!(signals.caught().is_none(), "ended by a signal");
+            ensure!(begun.elapsed() < GREETING_MAX, "the other side says nothing");
             if is_readable(&socket, LOOK_PERIOD)? {
                 let count = socket.read(&mut said[filled..]).context("the connection was cut")?;
                 ensure!(count != 0, "the other side has ended the connection");
@@ -261,6 +261,7 @@ impl Link {
     pub(super) fn hear<T: for<'d> Deserialize<'d>>(&mut self, within: Duration) -> Result<T> {
         let block = self.receive(within);
         let block = block.context("the first block is not as expected: have both sides the same secret?")?;
+        ensure!(self.signals.caught().is_none() || block.is_some(), "ended by a signal");
         let block = block.context("the other side says nothing")?;
         serde_json::from_slice(&block).context("the other side is not a Quell of this version")
     }
@@ -329,11 +330,5 @@ impl Listener {
             }
         }
         Ok(None)
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }
