@@ -20,8 +20,8 @@ pub fn describe<A: Arm64>(vm: &Vm<A>, archive: &mut Archive<'_>) -> Result<(), F
     vm.guest.describe(archive)
 }
 
-/// Memory has been written, and cleaned where that is needed, that a guest will execute: no CPU has instructions from before. The
-/// guest's own cache maintenance for them was elsewhere, or never.
+/// Memory has been written, and cleaned where that is needed, that a guest will execute: no CPU has
+/// instructions from before. The guest's own cache maintenance for them was elsewhere, or never.
 pub fn drop_instructions<A: Arm64>() {
     A::TLB.instruction_cache();
     A::TLB.complete();
