@@ -78,4 +78,22 @@ pub enum Bug {
     MirrorOfFormerSlots,
     /// The devices drop what they have before the entries are removed.
     DevicesToldEarly,
+    /// In a round of a migration, pages are copied before the flush of their log's fetch.
+    CopiedBeforeFlush,
+    /// In a round of a migration, pages are copied before their dirty bits are taken.
+    CopiedBeforeFetch,
+    /// The last round of a migration is done before the vCPUs stop.
+    LastRoundRunning,
+    /// When a migration is cut, the logs are taken back before the jobs that stop them.
+    LogDroppedEarly,
+    /// When a migration is cut, the log of the last slot is left on.
+    LogLeftOn,
+    /// When a migration is cut, the flush comes before the large pages are put together. On Arm64
+    /// there is also the mistake of a step, `NoBreak`.
+    LargeBeforeFlush,
+    /// A guest that goes on elsewhere gets the tags of the former one, and not the flushes that its
+    /// vCPUs owe. On AMD64 alone: on Arm64 flushes are broadcast, so none is owed, and the mistake
+    /// is [`TagHandedOn`](Self::TagHandedOn); on Intel64 CPUs drop what they hold by a root before
+    /// it is freed, and the mistake is [`TablesHandedOnEarly`](Self::TablesHandedOnEarly).
+    OwedLeftBehind,
 }

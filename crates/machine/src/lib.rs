@@ -21,6 +21,9 @@
 //!   A host may destroy its guest at any time and create another one in its place, which gets new
 //!   tags, and often the same memory and the same tables. A vCPU may be removed, and another one
 //!   added in its place.
+//! * **Guests are sent** (`driver::migrate`): logs, rounds of fetches and copies while they run, a
+//!   last round when they stand still. Then a new guest begins with the copies for memory, and the
+//!   former one's vCPUs; or it is cut at any step, and the guest goes on.
 //! * **Actors** are coroutines (`sched`): one for each CPU, and one for the host of each virtual
 //!   machine. They switch wherever the crates call out: at each access of a nested page table,
 //!   between the steps of a change, at each target of a flush, while waiting; and between any two
@@ -59,6 +62,8 @@
 //! | G8 | An access that is taken for MMIO, by the vCPU's cache, by a mark or by a search, has no memory at some time during it. |
 //! | A1, A3 | An access of a guest by an entry from before the guest was created, or by one of its own tables from before the vCPU was. |
 //! | P16 | An access of a device, as of a guest; one by a translation for the guest that was here before, or after the device was taken away. |
+//! | M1 | A page of a guest that stands still is not as it was sent. |
+//! | M8 | After a cut a log is on, or there is a small page where a large one can be. |
 //! | P1 | A root is freed that a processor has loaded; tables or memory that a destroyed guest does not return. |
 //! | | On Arm64, a processor that holds one translation of an address while memory has another (break-before-make). |
 //! | | At the end, and occasionally in between, the nested tables equal the result of a full zap and new faults. |
@@ -73,8 +78,9 @@
 //! command, whatever their sizes; virtual machines with devices have no dirty logs. An SMMU goes by
 //! a stream's entry and descriptor as they were at one time. Processors hold no absent entries, and
 //! walk again before they report a fault. Accessed bits of speculatively loaded entries count only
-//! if they were set at that time. A processor looks back some hundred changes, not forever. All
-//! guests have as many vCPUs, and any CPU runs any of them.
+//! if they were set at that time. The right to store that a fault adds to a nested leaf replaces
+//! nothing: Intel64's processors may go on without it. A processor looks back some hundred changes,
+//! not forever. All guests have as many vCPUs, and any CPU runs any of them.
 #![cfg(not(loom))]
 
 pub mod bug;

@@ -129,6 +129,10 @@ pub enum HostOp {
     Wake(usize),
     /// Destroys the guest, and creates another one in its place.
     Recreate,
+    /// Sends the guest's memory in a first round, in so many further ones while it runs, and in a
+    /// last one. Then it goes on from what was sent, in another guest; or, if this is cut after so
+    /// many steps, or at the end if there are fewer, where it is.
+    Migrate { rounds: u8, cut: Option<u8> },
 }
 
 /// The machine that a program runs on.

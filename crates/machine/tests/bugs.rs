@@ -34,6 +34,11 @@ const ROOT: &str = "may walk from it";
 /// On Intel64 a root is a tag.
 const TAG: &str = "may hold what it tags";
 
+/// A page was stored to after it was sent for the last time.
+const NOT_SENT: &[&str] = &["not as it was sent"];
+/// A log is used that was taken back.
+const DROPPED: &[&str] = &["after it was handed back"];
+
 /// The failures when a translation is kept that must be removed.
 const KEPT: &[&str] = &[STALE, FREE, FOREIGN, AFTER, BREAK, FORMER];
 
@@ -104,6 +109,23 @@ mod around {
         p16_mirror_of_former_slots_arm64: Arm64, Bug::MirrorOfFormerSlots, KEPT, Devices;
         p16_devices_told_before_the_unmap: Amd64, Bug::DevicesToldEarly, KEPT, Devices;
         p16_devices_told_before_the_unmap_arm64: Arm64, Bug::DevicesToldEarly, KEPT, Devices;
+        m1_page_is_sent_before_the_flush: Amd64, Bug::CopiedBeforeFlush, NOT_SENT, Migrations;
+        m1_page_is_sent_before_the_flush_vmx: Intel64, Bug::CopiedBeforeFlush, NOT_SENT, Migrations;
+        m1_page_is_sent_before_the_flush_arm64: Arm64, Bug::CopiedBeforeFlush, NOT_SENT, Migrations;
+        m1_dirty_bits_are_taken_after_the_copy: Amd64, Bug::CopiedBeforeFetch, NOT_SENT, Migrations;
+        m1_dirty_bits_are_taken_after_the_copy_vmx: Intel64, Bug::CopiedBeforeFetch, NOT_SENT, Migrations;
+        m1_dirty_bits_are_taken_after_the_copy_arm64: Arm64, Bug::CopiedBeforeFetch, NOT_SENT, Migrations;
+        m1_last_round_while_it_runs: Amd64, Bug::LastRoundRunning, NOT_SENT, Migrations;
+        m1_last_round_while_it_runs_vmx: Intel64, Bug::LastRoundRunning, NOT_SENT, Migrations;
+        m1_last_round_while_it_runs_arm64: Arm64, Bug::LastRoundRunning, NOT_SENT, Migrations;
+        m1_owed_flush_is_left_behind: Amd64, Bug::OwedLeftBehind, KEPT, Migrations;
+        m8_log_is_dropped_at_a_cut: Amd64, Bug::LogDroppedEarly, DROPPED, Migrations;
+        m8_log_is_dropped_at_a_cut_vmx: Intel64, Bug::LogDroppedEarly, DROPPED, Migrations;
+        m8_log_is_dropped_at_a_cut_arm64: Arm64, Bug::LogDroppedEarly, DROPPED, Migrations;
+        m8_log_is_left_on: Amd64, Bug::LogLeftOn, &["still on"], Migrations;
+        m8_large_page_before_the_flush: Amd64, Bug::LargeBeforeFlush, KEPT, Migrations;
+        m8_large_page_before_the_flush_vmx: Intel64, Bug::LargeBeforeFlush, KEPT, Migrations;
+        m8_large_page_before_the_flush_arm64: Arm64, Bug::LargeBeforeFlush, KEPT, Migrations;
     }
 }
 

@@ -18,9 +18,9 @@ const INDEX: &str = "docs/pitfalls-tests.md";
 /// Pitfalls that do not apply here, or that no test holds yet.
 const WITHOUT_TESTS: [&str; 6] = ["A14", "E1", "P22", "P23", "U44", "U68"];
 
-const PREFIXES: [&str; 18] = [
+const PREFIXES: [&str; 19] = [
     "coherence", "iommu", "pci", "pic", "pvflush", "tlfs", "paging", "memslots", "stay", "machine",
-    "hypervisor", "host", "hostlink", "plugin", "baremetal", "hostile", "probe", "tlbcheck",
+    "hypervisor", "host", "hostlink", "plugin", "baremetal", "hostile", "probe", "tlbcheck", "transfer",
 ];
 
 /// Where the tests of a prefix are.
@@ -141,7 +141,7 @@ fn entries<'t>(text: &'t str, begins: &str) -> Vec<(&'t str, &'t str)> {
 /// The ids with which a test's name begins, unless that is all of the name but a word.
 fn ids(name: &str) -> Vec<String> {
     let is_id = |word: &&str| {
-        word.starts_with(['o', 'a', 'p', 'h', 'i', 'e', 'u'])
+        word.starts_with(['o', 'a', 'p', 'h', 'i', 'e', 'm', 'u'])
             && word.len() > 1
             && word[1..].bytes().all(|byte| byte.is_ascii_digit())
     };

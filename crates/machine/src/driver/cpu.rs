@@ -117,6 +117,9 @@ fn run<'m, F: Architecture>(cpu: &mut Cpu<'m>, tagging: &mut Tagging, vm: &Vm<'m
         vm.give_up(owner);
         return;
     }
+    if vm.is_still.get() {
+        return;
+    }
     let mut vcpu = vm.vcpus[number].borrow_mut();
     let mut tags = vm.tags[number].borrow_mut();
     let mut visit = Visit { cpu, tagging, vm, number, vcpu: &mut vcpu, tags: &mut tags, owner };
@@ -200,7 +203,8 @@ impl<F: Architecture> Visit<'_, '_, F> {
         for _ in 0..STAYS_MAX {
             self.cpu.machine.point();
             // The event or kick that came with this may have been taken already.
-            if self.vm.is_dying.get() || self.cpu.machine.must_leave(self.cpu.number) {
+            let stops = self.vm.is_dying.get() || self.vm.is_still.get();
+            if stops || self.cpu.machine.must_leave(self.cpu.number) {
                 return false;
             }
             let Some(exit) = self.stay() else { continue };

@@ -1,28 +1,26 @@
 //! Operations of the host on a virtual machine: changes of its memory while it runs.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 
-use memslots::space::{FetchJob, Job, LogWay};
+use memslots::space::{Job, LogWay};
 use memslots::{DirtyLog, Gpa, Retired, Slot, SlotError, SlotId};
 use paging::{Flushed, Invalidation, Level, MapError, Permissions, Progress, Tables};
 use stay::Proof;
 
 use super::flush::FlushProof;
-use super::life::Row;
-use super::vm::{Architecture, Log, Vm, new_slot};
+use super::life::{Row, new_slot};
+use super::migrate::{Image, LOG_WORDS};
+use super::vm::{Architecture, Log, Vm};
 use crate::bug::Bug;
-use crate::layout::{AREA_PAGES, AREA_SIZE, PAGE_SIZE, PAGES, area};
+use crate::layout::{AREA_SIZE, PAGE_SIZE, PAGES, area};
 use crate::machine::TablePool;
 use crate::program::{Backing, GpaPage, HostOp, Track};
 
-/// A bit for each page of the largest slot.
-const LOG_WORDS: usize = AREA_PAGES / 64;
 /// An audit follows one operation in this many.
 const AUDIT_ONE_IN: usize = 50;
 /// The most turns before the host of a new guest continues.
 const LIFE_TURNS_MAX: usize = 100;
-/// The contents of a log after it was returned.
-const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
 /// The actor of the host for one virtual machine: performs its operations in order.
 pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
@@ -32,32 +30,49 @@ pub(crate) fn run_host<F: Architecture>(row: &Row<'_, F>, ops: &[HostOp]) {
         let machine = vm.machine;
         machine.give_way();
         machine.note(|| format!("begins {op:?}"));
-        if op == HostOp::Recreate {
-            drop(vm);
-            row.recreate();
-            // The guest lives for a while.
-            let turns = machine.below(LIFE_TURNS_MAX);
-            (0..turns).take_while(|_| !row.is_over()).for_each(|_| machine.give_way());
-        } else {
-            vm.is_changing.set(true);
-            let result = vm.host_op(op);
-            vm.fill_mirror_up();
-            vm.is_changing.set(false);
-            machine.note(|| format!("ends {op:?}: {result:?}"));
-            if machine.below(AUDIT_ONE_IN) == 0 {
-                machine.demand(vm.audit());
-            }
+        vm.is_changing.set(true);
+        match op {
+            HostOp::Recreate => begin_another(row, vm, None),
+            HostOp::Migrate { rounds, cut } => match vm.migrate(rounds, cut) {
+                Some(image) => begin_another(row, vm, Some(image)),
+                None => vm.is_changing.set(false),
+            },
+            _ => vm.perform(op),
         }
         machine.count();
     }
 }
 
+/// Destroys the guest, and creates another one in its place, which lives for a while.
+fn begin_another<F: Architecture>(row: &Row<'_, F>, vm: Rc<Vm<'_, F>>, image: Option<Image>) {
+    let machine = vm.machine;
+    drop(vm);
+    match image {
+        None => row.recreate(None, Vm::load),
+        Some(image) => row.recreate(Some(&image.slots), |vm| vm.restore(&image)),
+    }
+    let turns = machine.below(LIFE_TURNS_MAX);
+    (0..turns).take_while(|_| !row.is_over()).for_each(|_| machine.give_way());
+}
+
 type SpaceJob<'a, 'm, F> = Job<'a, F, TablePool<'m>>;
 
 impl<'m, F: Architecture> Vm<'m, F> {
+    /// Performs an operation on the guest that is here.
+    fn perform(&self, op: HostOp) {
+        let machine = self.machine;
+        let result = self.host_op(op);
+        self.fill_mirror_up();
+        self.is_changing.set(false);
+        machine.note(|| format!("ends {op:?}: {result:?}"));
+        if machine.below(AUDIT_ONE_IN) == 0 {
+            machine.demand(self.audit());
+        }
+    }
+
     /// Performs an operation. An operation that the slots do not allow is refused and changes
     /// nothing.
-    fn host_op(&self, op: HostOp) -> Result<(), SlotError> {
+    pub(super) fn host_op(&self, op: HostOp) -> Result<(), SlotError> {
         match op {
             HostOp::Add { slot, area, backing, read_only } => self.add(slot, area, backing, read_only),
             HostOp::Remove(slot) => self.remove(slot),
@@ -74,7 +89,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
             // The stores of devices leave no trace.
             HostOp::StartLog(_) if self.behind.has_devices() => Err(SlotError::NoLog),
             HostOp::StartLog(slot) => self.start_log(op, slot),
-            HostOp::Fetch(slot) => self.fetch(slot),
+            HostOp::Fetch(slot) => self.fetch(slot, || ()).map(drop),
             HostOp::StopLog(slot) => {
                 let former = self.slot(slot)?;
                 let job = self.space.stop_log(SlotId(slot))?;
@@ -99,8 +114,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
                 }
                 Ok(())
             }
-            // It concerns the row: see `run_host`.
-            HostOp::Recreate => Ok(()),
+            // They concern the row: see `run_host`.
+            HostOp::Recreate | HostOp::Migrate { .. } => Ok(()),
             HostOp::Wake(vcpu) => {
                 self.post_event(vcpu);
                 Ok(())
@@ -108,7 +123,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         }
     }
 
-    fn slot(&self, id: u16) -> Result<Slot, SlotError> {
+    pub(super) fn slot(&self, id: u16) -> Result<Slot, SlotError> {
         self.space.slots().memory().get(SlotId(id)).ok_or(SlotError::UnknownId)
     }
 
@@ -142,19 +157,21 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 
     /// Steps a job to its end, with a flush whenever it requests one.
-    fn run_job(&self, op: HostOp, mut job: SpaceJob<'_, 'm, F>) -> Result<(), SlotError> {
+    pub(super) fn run_job(&self, op: HostOp, mut job: SpaceJob<'_, 'm, F>) -> Result<(), SlotError> {
         let machine = self.machine;
         self.updates.set(self.updates.get() + 1);
         machine.point();
         let protects = matches!(op, HostOp::SetReadOnly(..) | HostOp::StartLog(_));
-        if machine.has(Bug::FlushBeforeUnmap) {
+        let is_put_together = machine.has(Bug::LargeBeforeFlush) && matches!(op, HostOp::StopLog(_));
+        if machine.has(Bug::FlushBeforeUnmap) || is_put_together {
             self.flush(Invalidation::Everything);
         }
         let are_told_early = machine.has(Bug::DevicesToldEarly);
         let is_forged = matches!(machine.bug, Some(Bug::FlushBeforeUnmap | Bug::MemoryFreedEarly))
             || machine.ends_by(Bug::MemoryHandedOnEarly, self.index)
             || machine.ends_by(Bug::TagHandedOn, self.index)
-            || machine.has(Bug::ProtectWithoutFlush) && protects;
+            || machine.has(Bug::ProtectWithoutFlush) && protects
+            || is_put_together;
         loop {
             let flush = |invalidation: Invalidation<'_>| match is_forged {
                 true => self.forge(),
@@ -185,8 +202,9 @@ impl<'m, F: Architecture> Vm<'m, F> {
     }
 
     /// Takes back memory or a log that an update has removed from use.
-    fn retire(&self, what: Retired) {
+    pub(super) fn retire(&self, what: Retired) {
         match what {
+            Retired::Log { .. } if self.machine.has(Bug::LogDroppedEarly) => {}
             Retired::Memory { slot, .. } => {
                 let was_used = self.machine.hw.borrow_mut().memory.free_region(slot.host.0);
                 if !was_used {
@@ -198,8 +216,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
                 match logs.iter_mut().find(|other| other.words.as_ptr() == log.as_ptr() && !other.is_retired)
                 {
                     Some(log) => {
-                        log.is_retired = true;
-                        log.words.iter().for_each(|word| word.store(RETIRED, Relaxed));
+                        log.retire();
                     }
                     None => {
                         drop(logs);
@@ -224,15 +241,13 @@ impl<'m, F: Architecture> Vm<'m, F> {
 
     /// Whether no dirty log was written to after it was returned.
     pub(crate) fn check_logs(&self) -> Result<(), String> {
-        let is_untouched =
-            |log: &Log| !log.is_retired || log.words.iter().all(|word| word.load(Relaxed) == RETIRED);
-        match self.logs.borrow().iter().all(is_untouched) {
+        match self.logs.borrow().iter().all(Log::is_as_it_was_left) {
             true => Ok(()),
             false => Err("a dirty log was written to after it was handed back".into()),
         }
     }
 
-    fn start_log(&self, op: HostOp, id: u16) -> Result<(), SlotError> {
+    pub(super) fn start_log(&self, op: HostOp, id: u16) -> Result<(), SlotError> {
         let slot = self.slot(id)?;
         let words: Box<[AtomicU64]> = (0..LOG_WORDS).map(|_| AtomicU64::new(0)).collect();
         let log = DirtyLog::new(&words);
@@ -246,30 +261,6 @@ impl<'m, F: Architecture> Vm<'m, F> {
         self.logs.borrow_mut().push(Log { words, is_retired: false });
         self.run_job(op, job)?;
         self.machine.oracle.borrow_mut().start_log(slot.host.0, (slot.size / PAGE_SIZE) as usize);
-        Ok(())
-    }
-
-    fn fetch(&self, id: u16) -> Result<(), SlotError> {
-        let (machine, slot) = (self.machine, self.slot(id)?);
-        let mut words = [0; LOG_WORDS];
-        let begin = machine.now();
-        let mut job: FetchJob<'_, '_, F, TablePool<'m>> = self.space.fetch_log(SlotId(id), &mut words)?;
-        loop {
-            let flush = |invalidation: Invalidation<'_>| match machine.has(Bug::FetchWithoutFlush) {
-                true => FlushProof::forged(),
-                false => self.flush(invalidation),
-            };
-            match stay::step(&mut job, machine.config.step, flush, |_| ()) {
-                Progress::Waiting => machine.give_way(),
-                Progress::More | Progress::Flush => machine.point(),
-                Progress::OutOfTables => unreachable!("a job zaps what it cannot split"),
-                Progress::Done => break,
-            }
-        }
-        drop(job);
-        machine.note(|| format!("dirty: {:x?}", words));
-        let result = machine.oracle.borrow_mut().fetched(slot.host.0, &words, begin);
-        machine.demand(result.map_err(|what| format!("{id:?} of machine {}: {what}", self.index)));
         Ok(())
     }
 

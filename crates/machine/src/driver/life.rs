@@ -21,13 +21,19 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use coherence::{Owner, Target};
-use memslots::SlotId;
+use memslots::{Gpa, Memslots, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
 use paging::NeverWalked;
 
 use super::device::Behind;
 use super::vm::{Activity, Architecture, Heritage, Vm};
 use crate::bug::Bug;
+use crate::hw::memory::REGION_SIZE;
+use crate::layout::{AREA_SIZE, PAGE_SIZE, PHYSICAL_BITS, TABLE_FRAMES, area};
 use crate::machine::AbstractMachine;
+use crate::program::Backing;
+
+/// Pages from the start of a region to the memory of a slot with shifted backing.
+const SHIFT_PAGES: u64 = 5;
 
 /// The place of a virtual machine. It is empty while one is destroyed.
 pub(crate) struct Row<'m, F: Architecture> {
@@ -41,8 +47,9 @@ pub(crate) struct Row<'m, F: Architecture> {
 
 impl<'m, F: Architecture> Row<'m, F> {
     pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
-        let vm = Rc::new(Vm::new(behind, index, heritage));
         let machine = behind.machine;
+        let vm = Rc::new(Vm::new(behind, index, heritage, first_slots(machine)));
+        vm.load();
         Self { machine, behind, index, current: RefCell::new(Some(vm)), ended: Cell::new(0) }
     }
 
@@ -64,8 +71,9 @@ impl<'m, F: Architecture> Row<'m, F> {
         self.current.borrow().as_deref().is_some_and(is_over)
     }
 
-    /// Destroys the guest, and creates another one, which continues its operations.
-    pub(crate) fn recreate(&self) {
+    /// Destroys the guest, and creates another one, which continues its operations: with slots of
+    /// its own, or with those of a guest that came from elsewhere. `fill` fills its memory.
+    pub(crate) fn recreate(&self, slots: Option<&[Slot]>, fill: impl FnOnce(&Vm<'m, F>)) {
         let Some(former) = self.current.take() else { return };
         let heritage = former.destroy();
         self.ended.set(self.ended.get() + 1);
@@ -74,7 +82,9 @@ impl<'m, F: Architecture> Row<'m, F> {
         let time = machine.now();
         machine.oracle.borrow_mut().begin_vm(self.index, time);
         machine.set_ending(self.index, false);
-        let vm = Vm::new(self.behind, self.index, heritage);
+        let slots = slots.map_or_else(|| first_slots(machine), |slots| moved_slots(machine, slots));
+        let vm = Vm::new(self.behind, self.index, heritage, slots);
+        fill(&vm);
         *self.current.borrow_mut() = Some(Rc::new(vm));
         self.attach_devices();
     }
@@ -121,6 +131,15 @@ impl<F: Architecture> Vm<'_, F> {
         self.is_dying.set(true);
         (0..self.vcpus.len()).for_each(|vcpu| self.post_event(vcpu));
         while !self.have_all_stopped() {
+            self.machine.give_way();
+        }
+    }
+
+    /// All vCPUs stop, and stay: no CPU has one any more, and whoever gets one puts it back.
+    pub(super) fn stand_still(&self) {
+        self.is_still.set(true);
+        (0..self.vcpus.len()).for_each(|vcpu| self.post_event(vcpu));
+        while !self.targets.iter().all(|target| target.owner().is_some()) {
             self.machine.give_way();
         }
     }
@@ -176,10 +195,68 @@ impl<F: Architecture> Vm<'_, F> {
         let asids = tags.into_iter().map(|tags| tags.into_inner().asid);
         Heritage {
             ops: ops.collect(),
-            asids: machine.has(Bug::TagHandedOn).then(|| asids.collect()),
+            asids: matches!(machine.bug, Some(Bug::TagHandedOn | Bug::OwedLeftBehind))
+                .then(|| asids.collect()),
             targets: machine.config.reuses_targets.then_some(targets),
         }
     }
+}
+
+/// The slots of a new guest.
+fn first_slots(machine: &AbstractMachine) -> Memslots {
+    let mut slots = match machine.has(Bug::ShortGeneration) {
+        true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),
+        false => Memslots::new(PHYSICAL_BITS),
+    };
+    let is_large = machine.config.large_only || machine.below(2) == 0;
+    let (third, fourth) =
+        if is_large { (Backing::Large, Backing::Large) } else { (Backing::Shifted, Backing::Small) };
+    let backings = [Backing::Large, Backing::Large, third, fourth];
+    for (id, backing) in (0..).zip(backings) {
+        let slot = new_slot(machine, id, usize::from(id), backing, false).expect("there is memory");
+        // SAFETY: the memory lives as long as the machine.
+        unsafe { slots.add(slot) }.expect("areas do not overlap");
+    }
+    slots
+}
+
+/// A slot with new memory behind it.
+pub(super) fn new_slot(
+    machine: &AbstractMachine,
+    id: u16,
+    in_area: usize,
+    backing: Backing,
+    read_only: bool,
+) -> Option<Slot> {
+    let (offset, size) = match backing {
+        Backing::Large => (0, AREA_SIZE),
+        // The last pages would be in the next region.
+        Backing::Shifted => (SHIFT_PAGES * PAGE_SIZE, AREA_SIZE - 8 * PAGE_SIZE),
+        Backing::Small => (SHIFT_PAGES * PAGE_SIZE, 4 * PAGE_SIZE),
+    };
+    const { assert!(SHIFT_PAGES <= 8 && REGION_SIZE == AREA_SIZE) };
+    let mut flags = SlotFlags::empty();
+    flags.set(SlotFlags::READ_ONLY, read_only);
+    let gpa = Gpa(area(in_area));
+    backed_anew(machine, &Slot { id: SlotId(id), gpa, size, host: PhysAddr(offset), flags })
+}
+
+/// The slots of a guest that came from elsewhere, with new memory behind them.
+fn moved_slots(machine: &AbstractMachine, former: &[Slot]) -> Memslots {
+    let mut slots = Memslots::new(PHYSICAL_BITS);
+    for slot in former {
+        let slot = backed_anew(machine, slot).expect("there is memory");
+        // SAFETY: the memory lives as long as the machine.
+        unsafe { slots.add(slot) }.expect("areas do not overlap");
+    }
+    slots
+}
+
+/// The same slot, at the same place in another region.
+fn backed_anew(machine: &AbstractMachine, slot: &Slot) -> Option<Slot> {
+    let tracked: Vec<_> = TABLE_FRAMES.collect();
+    let region = machine.hw.borrow_mut().memory.allocate_region(&tracked)?;
+    Some(Slot { host: PhysAddr(region + slot.host.0 % REGION_SIZE), ..*slot })
 }
 
 /// Whether a run has ended correctly.

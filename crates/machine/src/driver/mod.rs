@@ -10,6 +10,7 @@ mod guest_flush;
 mod guest_tables;
 mod host;
 mod life;
+mod migrate;
 mod mirror;
 mod processor;
 mod ring;

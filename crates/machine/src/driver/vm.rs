@@ -1,13 +1,13 @@
 //! A virtual machine.
 
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use coherence::asid::AsidSlot;
 use coherence::vmid::Home;
 use coherence::{Members, Target, Targets, Walkers};
 use memslots::space::GuestSpace;
-use memslots::{Gpa, Memslots, MmioCache, Numbers, PhysAddr, Slot, SlotFlags, SlotId};
+use memslots::{Gpa, Memslots, MmioCache};
 use paging::{Amd64Nested, Arm64Stage2, Ept, Format as TableFormat, Level, Stamp};
 use stay::tagged::{TranslationControls, Walks};
 use stay::{MMIO_PAGES, Mistake, Mistakes};
@@ -19,15 +19,12 @@ use super::processor::Vmcb;
 use crate::bug::Bug;
 use crate::hw::cpu::Roots;
 use crate::hw::format::{Arch, Format};
-use crate::hw::memory::REGION_SIZE;
-use crate::layout::{
-    AREA_SIZE, LAST_TABLES, PAGE_SIZE, PAGES, PHYSICAL_BITS, SPACES, TABLE_FRAMES, WINDOWS, area, table,
-};
+use crate::layout::{AREA_SIZE, LAST_TABLES, PAGE_SIZE, PAGES, SPACES, WINDOWS, area, table};
 use crate::machine::{AbstractMachine, TablePool};
-use crate::program::{Backing, GuestOp, Program};
+use crate::program::{GuestOp, Program};
 
-/// Pages from the start of a region to the memory of a slot with shifted backing.
-const SHIFT_PAGES: u64 = 5;
+/// The contents of a log after it was returned.
+const RETIRED: u64 = 0x0ddb_a110_0ddb_a110;
 
 /// The state of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +44,7 @@ pub(crate) enum Window {
 }
 
 /// The guest kernel's knowledge of its tables.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct GuestTables {
     /// The middle table of each space that is in use.
     pub(crate) middle: [usize; SPACES],
@@ -126,6 +123,8 @@ pub(crate) struct Vm<'m, F: Architecture> {
     pub(crate) is_changing: Cell<bool>,
     /// It is being destroyed: its vCPUs are removed.
     pub(crate) is_dying: Cell<bool>,
+    /// It stands still for the last round of a migration: its vCPUs are not entered.
+    pub(crate) is_still: Cell<bool>,
 }
 
 /// A guest's vCPUs: the operations of each, and the next one; with tags that it must not use, for
@@ -181,21 +180,34 @@ impl AbstractMachine {
     }
 }
 
-/// Words of a dirty log.
+/// A dirty log.
 #[derive(Debug)]
 pub(crate) struct Log {
-    pub(crate) words: Box<[AtomicU64]>,
+    pub(super) words: Box<[AtomicU64]>,
     /// It was returned.
-    pub(crate) is_retired: bool,
+    pub(super) is_retired: bool,
+}
+
+impl Log {
+    /// It is returned: nothing may be stored to it any more.
+    pub(super) fn retire(&mut self) {
+        self.is_retired = true;
+        self.words.iter().for_each(|word| word.store(RETIRED, Relaxed));
+    }
+
+    pub(super) fn is_as_it_was_left(&self) -> bool {
+        !self.is_retired || self.words.iter().all(|word| word.load(Relaxed) == RETIRED)
+    }
 }
 
 impl<'m, F: Architecture> Vm<'m, F> {
-    pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage) -> Self {
+    /// A guest whose memory is not filled yet.
+    pub(crate) fn new(behind: Behind<'m>, index: usize, heritage: Heritage, slots: Memslots) -> Self {
         let machine = behind.machine;
         let count = machine.config.vcpus;
         let pool = TablePool::new(machine, index);
         let mirror = GuestMirror::new(&behind, pool);
-        let space = GuestSpace::new(first_slots(machine), pool, Level::Page2M).expect("there are tables");
+        let space = GuestSpace::new(slots, pool, Level::Page2M).expect("there are tables");
         machine.begin_tag(index, space.root().0);
         let mut tags: Vec<_> = (0..count).map(|_| Tags::new()).collect();
         for (tags, asid) in tags.iter_mut().zip(heritage.asids.into_iter().flatten()) {
@@ -207,7 +219,7 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let activity = |(ops, next): &(Vec<_>, usize)| {
             Cell::new(if *next == ops.len() { Activity::Over } else { Activity::Ready })
         };
-        let vm = Self {
+        Self {
             machine,
             behind,
             index,
@@ -225,9 +237,8 @@ impl<'m, F: Architecture> Vm<'m, F> {
             logs: RefCell::new(Vec::new()),
             is_changing: Cell::new(false),
             is_dying: Cell::new(false),
-        };
-        vm.load();
-        vm
+            is_still: Cell::new(false),
+        }
     }
 
     /// The vCPU has been removed, and another one is added, which continues its operations. It has
@@ -354,43 +365,4 @@ unsafe impl<'m, F: Architecture> Walkers for Vm<'m, F> {
     fn count(&self) -> usize {
         self.targets.len()
     }
-}
-
-fn first_slots(machine: &AbstractMachine) -> Memslots {
-    let mut slots = match machine.has(Bug::ShortGeneration) {
-        true => Memslots::with_numbers(PHYSICAL_BITS, Numbers::of_bits_that_wrap(3)),
-        false => Memslots::new(PHYSICAL_BITS),
-    };
-    let is_large = machine.config.large_only || machine.below(2) == 0;
-    let (third, fourth) =
-        if is_large { (Backing::Large, Backing::Large) } else { (Backing::Shifted, Backing::Small) };
-    let backings = [Backing::Large, Backing::Large, third, fourth];
-    for (id, backing) in (0..).zip(backings) {
-        let slot = new_slot(machine, id, usize::from(id), backing, false).expect("there is memory");
-        // SAFETY: the memory lives as long as the machine.
-        unsafe { slots.add(slot) }.expect("areas do not overlap");
-    }
-    slots
-}
-
-/// A slot with new memory behind it.
-pub(crate) fn new_slot(
-    machine: &AbstractMachine,
-    id: u16,
-    in_area: usize,
-    backing: Backing,
-    read_only: bool,
-) -> Option<Slot> {
-    let tracked: Vec<_> = TABLE_FRAMES.collect();
-    let region = machine.hw.borrow_mut().memory.allocate_region(&tracked)?;
-    let (host, size) = match backing {
-        Backing::Large => (region, AREA_SIZE),
-        // The last pages would be in the next region.
-        Backing::Shifted => (region + SHIFT_PAGES * PAGE_SIZE, AREA_SIZE - 8 * PAGE_SIZE),
-        Backing::Small => (region + SHIFT_PAGES * PAGE_SIZE, 4 * PAGE_SIZE),
-    };
-    const { assert!(SHIFT_PAGES <= 8 && REGION_SIZE == AREA_SIZE) };
-    let mut flags = SlotFlags::empty();
-    flags.set(SlotFlags::READ_ONLY, read_only);
-    Some(Slot { id: SlotId(id), gpa: Gpa(area(in_area)), size, host: PhysAddr(host), flags })
 }

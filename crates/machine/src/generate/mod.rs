@@ -18,10 +18,14 @@ use crate::rng::Rng;
 /// One program in this many is about devices; and one of those that are about anything or about
 /// lives has them.
 const DEVICES_ONE_IN: usize = 6;
+/// One of the others in this many is about guests that are migrated.
+const MIGRATIONS_ONE_IN: usize = 16;
+/// About as many steps as a migration has.
+const STEPS: usize = 5 * AREAS;
 
 /// The operations that machines with large pages only omit.
 const fn makes_small_pages(kind: HostKind) -> bool {
-    matches!(kind, HostKind::StartLog | HostKind::Split)
+    matches!(kind, HostKind::StartLog | HostKind::Split | HostKind::Migrate)
 }
 
 /// A choice among kinds, some more frequent than others.
@@ -84,7 +88,12 @@ impl Program {
         let mut dma = Rng::new(seed ^ 0xd3_a10b);
         // No IOMMU of Intel's is modelled.
         let is_about_devices = arch != Arch::Intel64 && dma.one_in(DEVICES_ONE_IN) && topic.is_none();
-        let topic = if is_about_devices { Some(Topic::Devices) } else { topic };
+        let is_about_migrations = Rng::new(seed ^ 0x3167_a7e5).one_in(MIGRATIONS_ONE_IN) && topic.is_none();
+        let topic = match topic {
+            _ if is_about_devices => Some(Topic::Devices),
+            _ if is_about_migrations => Some(Topic::Migrations),
+            topic => topic,
+        };
         let mut taste = Taste::new(arch, topic, &mut rng);
         taste.config.arm = Arm::random(&mut Rng::new(seed ^ 0xa5_3664));
         let mut reuse = Rng::new(seed ^ 0xf4_a3e5);
@@ -152,6 +161,12 @@ impl Taste {
                 // Changes keep up with the guest.
                 config.step = config.step.max(512);
             }
+            Topic::Migrations => {
+                config.step = config.step.max(64);
+                config.vms = rng.pick(&[1, 1, 2]);
+                config.vcpus = 2;
+                config.large_only = false;
+            }
             Topic::Anything | Topic::Slots | Topic::Tables => {}
         }
         let theme = topic.theme();
@@ -168,7 +183,7 @@ impl Taste {
             va: rng.below(VA_PAGES),
             gpa_page: rng.below(PAGES.len()),
             flushes_changes: !rng.one_in(3),
-            is_about_lives: topic == Topic::Lives,
+            is_about_lives: matches!(topic, Topic::Lives | Topic::Migrations),
             flushes_spaces: topic == Topic::Halts,
             devices_one_in: match topic {
                 Topic::Devices => 1,
@@ -369,6 +384,10 @@ impl Taste {
             HostKind::Toggle => HostOp::Toggle(AREAS as u16 - 1, 1 + rng.below(4) as u8),
             HostKind::Wake => HostOp::Wake(rng.below(self.config.vcpus)),
             HostKind::Recreate => HostOp::Recreate,
+            HostKind::Migrate => HostOp::Migrate {
+                rounds: rng.below(3) as u8,
+                cut: rng.one_in(2).then(|| rng.below(STEPS) as u8),
+            },
         }
     }
 }

@@ -28,6 +28,8 @@ pub enum Topic {
     Devices,
     /// Few vCPUs that go from CPU to CPU, under changes.
     Moves,
+    /// Guests whose memory is sent, and that go on elsewhere.
+    Migrations,
 }
 
 impl Topic {
@@ -63,6 +65,7 @@ impl Topic {
             Self::Lives => &LIVES,
             Self::Devices => &DEVICES,
             Self::Moves => &MOVES,
+            Self::Migrations => &MIGRATIONS,
         }
     }
 }
@@ -108,6 +111,7 @@ pub(super) enum HostKind {
     Toggle,
     Wake,
     Recreate,
+    Migrate,
 }
 
 /// A topic: how frequent each kind of operation is.
@@ -239,6 +243,26 @@ const DEVICES: Theme = Theme {
 const MOVES: Theme = Theme {
     guest: &[(Load, 12), (Store, 4), (Direct, 16), (Map, 6), (Flush, 8), (Preempt, 16), (Spin, 1)],
     host: &[(HostKind::Add, 4), (HostKind::Remove, 4), (HostKind::Replace, 8), (HostKind::Zap, 2)],
+};
+const MIGRATIONS: Theme = Theme {
+    guest: &[
+        (Load, 4),
+        (Store, 20),
+        (Direct, 14),
+        (Map, 2),
+        (Flush, 2),
+        (Halt, 1),
+        (Spin, 3),
+        (Preempt, 2),
+        (Replace, 1),
+    ],
+    host: &[
+        (HostKind::Migrate, 12),
+        (HostKind::Add, 2),
+        (HostKind::Remove, 1),
+        (HostKind::Replace, 1),
+        (HostKind::Write, 1),
+    ],
 };
 const GUESTS: Theme = Theme {
     guest: &[

@@ -211,13 +211,18 @@ impl Format {
 
     /// Whether a processor that uses `held` although memory has `now` uses a replaced entry. A bit
     /// that the processor itself has set since is no replacement, and accessed bits may be cleared
-    /// at any time (P15); a dirty bit may not.
+    /// at any time (P15); a dirty bit may not. A fault adds the right to store to a nested leaf
+    /// without a flush, and a processor that holds less stores by no held entry.
     pub(crate) fn is_replaced(self, held: u64, now: u64, level: Level) -> bool {
-        self.used(held, true) & !self.ignored() != self.used(now, true) & !self.ignored()
-            || matches!(
-                (self.decode(held, level), self.decode(now, level)),
-                (Entry::Leaf { dirty: true, .. }, Entry::Leaf { dirty: false, .. })
-            )
+        match (self.decode(held, level), self.decode(now, level)) {
+            (Entry::Leaf { dirty: true, .. }, Entry::Leaf { dirty: false, .. }) => true,
+            (Entry::Leaf { page, write: false, .. }, Entry::Leaf { page: other, write: true, .. })
+                if self.stage == Stage::Nested && page == other =>
+            {
+                false
+            }
+            _ => self.used(held, true) & !self.ignored() != self.used(now, true) & !self.ignored(),
+        }
     }
 
     /// A leaf as a guest writes it: `level`-sized, at `page`, used before if `used`.
@@ -292,6 +297,8 @@ mod tests {
         assert!(!NPT.is_replaced(0x5027, 0x5007, Level::Page4K), "P15: accessed bits may go");
         assert!(NPT.is_replaced(0x5067, 0x5065, Level::Page4K), "the right to store may not");
         assert!(!NPT.is_replaced(0x5065, 0x5065, Level::Page4K));
+        assert!(!NPT.is_replaced(0x5065, 0x5067, Level::Page4K), "a fault has added it");
+        assert!(NPT.is_replaced(0x5065, 0x6067, Level::Page4K), "another page");
     }
 
     #[test]

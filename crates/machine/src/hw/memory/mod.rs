@@ -264,6 +264,17 @@ impl Memory {
         }
     }
 
+    /// The words of a region's frame at `pa`, up to the last one that is not zero.
+    pub(crate) fn copy(&self, pa: u64) -> Vec<u64> {
+        let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
+        let is_touched =
+            self.region_index(pa).is_some_and(|index| self.regions[index].touched[frame as usize]);
+        let words = self.bytes.entries(pa).filter(|_| is_touched);
+        let mut words: Vec<_> = words.into_iter().flatten().map(|word| word.load(Relaxed)).collect();
+        words.truncate(words.iter().rposition(|&word| word != 0).map_or(0, |last| last + 1));
+        words
+    }
+
     fn fill(&self, pa: u64, words: usize, value: u64) {
         for word in 0..words as u64 {
             if let Some(word) = self.word(pa + word * 8) {
