@@ -2,29 +2,13 @@
 
 use super::processor::{Guest, TABLES, Tested, processor, with_guest};
 use super::rows::{CPUID, MSR, XSETBV};
-use crate::x86::cpuid::kept::{self, Feature, Why};
+use crate::x86::cpuid::kept::{WORDS, Why};
 use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::Field::{Cr3, Cr4, Efer};
 use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 
 const EFER: u32 = 0xc000_0080;
-
-/// Leaf, subleaf, number of the register from EAX on.
-type CpuidRegister = (u32, u32, usize);
-
-const WORDS: [(CpuidRegister, &[Feature]); 10] = [
-    ((1, 0, 2), kept::LEAF_1_ECX),
-    ((1, 0, 3), kept::LEAF_1_EDX),
-    ((7, 0, 1), kept::LEAF_7_EBX),
-    ((7, 0, 2), kept::LEAF_7_ECX),
-    ((7, 0, 3), kept::LEAF_7_EDX),
-    ((0xd, 1, 0), kept::XSAVE_EAX),
-    ((0x8000_0001, 0, 2), kept::EXTENDED_1_ECX),
-    ((0x8000_0001, 0, 3), kept::EXTENDED_1_EDX),
-    ((0x8000_0008, 0, 1), kept::EXTENDED_8_EBX),
-    ((0x8000_001a, 0, 0), kept::EXTENDED_1A_EAX),
-];
 
 /// The registers of other leaves, one bit each from EAX on. They describe and enable nothing:
 /// vendor, signature, counts; the timer's power state; topology; places of XCR0's components; name,

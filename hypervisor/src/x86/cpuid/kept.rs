@@ -170,6 +170,23 @@ pub const EXTENDED_8_EBX: &[Feature] = &[(0, "CLZERO", Plain), (2, "error pointe
 /// Leaf 0x8000_001a, EAX: how wide the units are.
 pub const EXTENDED_1A_EAX: &[Feature] = &[(0, "FP128", Plain), (1, "MOVU", Plain), (2, "FP256", Plain)];
 
+/// A register of an answer: leaf, subleaf, number from EAX on.
+pub type Word = (u32, u32, usize);
+
+/// The registers with features.
+pub const WORDS: [(Word, &[Feature]); 10] = [
+    ((1, 0, 2), LEAF_1_ECX),
+    ((1, 0, 3), LEAF_1_EDX),
+    ((7, 0, 1), LEAF_7_EBX),
+    ((7, 0, 2), LEAF_7_ECX),
+    ((7, 0, 3), LEAF_7_EDX),
+    ((0xd, 1, 0), XSAVE_EAX),
+    ((0x8000_0001, 0, 2), EXTENDED_1_ECX),
+    ((0x8000_0001, 0, 3), EXTENDED_1_EDX),
+    ((0x8000_0008, 0, 1), EXTENDED_8_EBX),
+    ((0x8000_001a, 0, 0), EXTENDED_1A_EAX),
+];
+
 pub(super) const fn kept(features: &[Feature]) -> u32 {
     let (mut mask, mut index) = (0, 0);
     while index < features.len() {

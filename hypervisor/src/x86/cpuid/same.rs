@@ -3,29 +3,10 @@
 
 use transfer::{Archive, Flaw};
 
-use super::kept::{
-    EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, Feature, LEAF_1_ECX, LEAF_1_EDX,
-    LEAF_7_EBX, LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX,
-};
+use super::kept::WORDS;
 use super::{View, answer};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Vendor;
-
-/// A register of an answer: leaf, subleaf, number from EAX on.
-type Register = (u32, u32, usize);
-
-const NAMED: [(Register, &[Feature]); 10] = [
-    ((1, 0, 2), LEAF_1_ECX),
-    ((1, 0, 3), LEAF_1_EDX),
-    ((7, 0, 1), LEAF_7_EBX),
-    ((7, 0, 2), LEAF_7_ECX),
-    ((7, 0, 3), LEAF_7_EDX),
-    ((0xd, 1, 0), XSAVE_EAX),
-    ((0x8000_0001, 0, 2), EXTENDED_1_ECX),
-    ((0x8000_0001, 0, 3), EXTENDED_1_EDX),
-    ((0x8000_0008, 0, 1), EXTENDED_8_EBX),
-    ((0x8000_001a, 0, 0), EXTENDED_1A_EAX),
-];
 
 /// The other leaves: from one to another, and subleaves up to one.
 const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 9] = [
@@ -51,7 +32,7 @@ pub fn describe<A: Vendor>(view: View, archive: &mut Archive<'_>) -> Result<(), 
         // The size for the XCR0 that is in the processor at this moment.
         [eax, if (leaf, subleaf) == (0xd, 0) { 0 } else { ebx }, ecx, edx]
     };
-    for ((leaf, subleaf, register), features) in NAMED {
+    for ((leaf, subleaf, register), features) in WORDS {
         let word = registers(leaf, subleaf).into_iter().nth(register).unwrap_or(0);
         for &(bit, name, _) in features {
             archive.same(name, (word >> bit & 1).into())?;
