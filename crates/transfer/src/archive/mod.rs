@@ -179,7 +179,7 @@ impl<'a> Archive<'a> {
     }
 
     /// A field that has only values which `kept` leaves as they are: bits that are not reserved, an
-    /// address that is canonical.
+    /// address that is canonical. It never gets another one.
     ///
     /// # Errors
     ///
@@ -189,11 +189,16 @@ impl<'a> Archive<'a> {
         field: &mut T,
         kept: impl Fn(T) -> T,
     ) -> Result<(), Flaw> {
-        field.describe(self)?;
+        let mut value = *field;
+        value.describe(self)?;
         if self.is_random() {
-            *field = kept(*field);
+            value = kept(value);
         }
-        if kept(*field) == *field { Ok(()) } else { Err(Flaw::Value("")) }
+        if kept(value) != value {
+            return Err(Flaw::Value(""));
+        }
+        *field = value;
+        Ok(())
     }
 
     /// A field in which only the bits of `may` can be set.
