@@ -256,8 +256,8 @@ impl<A: Arch> Host<A> {
     /// The number of rows that the host tool reads: all, if the guests' entries tell it which are
     /// in use, otherwise the guest's.
     pub(super) fn row_count(&self) -> u32 {
-        match self.first_guest().filter(|_| !self.bundle.lists_guests()) {
-            Some(vm) => vm.vcpu_count(),
+        match self.bundle.guests.first().filter(|_| !self.bundle.lists_guests()) {
+            Some(files) => files.config.vcpus,
             None => ROWS,
         }
     }
