@@ -13,15 +13,14 @@ use super::all::way::FlushWay;
 use super::load::{DONE, Load, Setup};
 use crate::cli::{AllArgs, MigrateOptions};
 use crate::ctl::Fields;
-use crate::ctl::migrate::Migrated;
+use crate::moving::{Moved, Origin, in_vain};
 use crate::prelude::*;
 use baremetal::pages::PAGE;
 use hostlink::config::{NestedPage, Stage2Unmap};
-use hostlink::ctl::LogWay;
 
 const SIZE: u64 = 1 << 30;
-/// For the memory at its alignment, and the copy.
-const SPARE: u64 = 4 << 30;
+/// For the memory at its alignment.
+const SPARE: u64 = 3 << 30;
 
 const RANGED: &str = "migrate-1G";
 const PER_PAGE: &str = "migrate-1G-per-page";
@@ -53,13 +52,11 @@ fn machines(args: &AllArgs) -> String {
 /// migration.
 type Metric = (&'static str, fn(u64, &Stops) -> f64);
 
-const METRICS: [Metric; 6] = [
+const METRICS: [Metric; 4] = [
     ("stop before", |before, _| float(before)),
     (STOPS[0], |_, stops| float(stops.copied)),
     (STOPS[1], |_, stops| float(stops.undone)),
-    ("step while copied", |_, stops| stops.migrated.copying()[1] * 1e9),
-    ("step while undone", |_, stops| stops.migrated.undoing()[1] * 1e9),
-    ("steps of undoing", |_, stops| stops.migrated.undoing()[0] * 1e9),
+    ("longest step", |_, stops| stops.moved.longest_step_seconds * 1e9),
 ];
 const STOPS: [&str; 2] = ["stop while copied", "stop while undone"];
 
@@ -94,7 +91,7 @@ fn migrated(
     writer.load.finish()?;
     let (unit, scale) = if clock == Clock::Wall { ("ms", 1e-6) } else { ("instructions", 1.0) };
     let all = METRICS.map(|(metric, ns)| Number::of(name, metric, unit, ns(before, &stops) * scale));
-    let pages = Number::of(name, "pages copied", "count", float(stops.migrated.pages()));
+    let pages = Number::of(name, "pages copied", "count", float(stops.moved.pages + stops.moved.zeros));
     Ok(all.into_iter().chain([pages]).collect())
 }
 
@@ -104,7 +101,7 @@ fn scenario(
 ) -> Result<(u64, Stops)> {
     writer.begin(rate)?;
     let before = writer.second()?;
-    let stops = writer.migrate(LogWay::DirtyBits, rounds)?;
+    let stops = writer.migrate(rounds)?;
     writer.end()?;
     Ok((before, stops))
 }
@@ -136,7 +133,7 @@ pub(crate) struct Writer {
 pub(crate) struct Stops {
     pub(crate) copied: u64,
     pub(crate) undone: u64,
-    pub(crate) migrated: Migrated,
+    pub(crate) moved: Moved,
 }
 
 impl Writer {
@@ -186,14 +183,16 @@ impl Writer {
         Ok(self.take((line, self.load.read))?.0)
     }
 
-    pub(crate) fn migrate(&mut self, way: LogWay, rounds: u16) -> Result<Stops> {
-        let (control, slot) = (self.load.machine.control()?, self.load.slot);
+    /// A migration that is cancelled after so many rounds, in which pages are copied again.
+    pub(crate) fn migrate(&mut self, rounds: u16) -> Result<Stops> {
+        let machine = self.load.machine.found().context("the machine has no hypervisor")?;
+        let origin = Origin::find(&machine, Name::GUEST)?;
         let mut copied = 0;
-        let migrated = Migrated::ask(control, slot, way, rounds, |_| {
+        let moved = in_vain(&origin, rounds.into(), |_| {
             copied = self.stop()?.max(copied);
             Ok(())
         })?;
-        Ok(Stops { copied, undone: self.stop()?, migrated })
+        Ok(Stops { copied, undone: self.stop()?, moved })
     }
 
     /// Makes the guest stop writing; returns how many stores it has made.

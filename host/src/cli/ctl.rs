@@ -50,21 +50,6 @@ pub(crate) enum CtlCommand {
     /// Log which pages of a slot are written
     #[command(subcommand)]
     Log(LogCommand),
-    /// Migrate a slot and cancel: log its stores, copy its pages, and undo everything
-    ///
-    /// Shows the cost of a cancelled migration. All pages of the slot are copied to free memory of
-    /// the machine, and then, for some rounds, the pages written meanwhile. At the end logging
-    /// stops, and small pages become large ones again. The guest keeps running throughout.
-    Migrate {
-        /// Number of the slot
-        slot: u16,
-        /// How many times the pages written meanwhile are copied again
-        #[arg(long, value_name = "N", default_value_t = 3)]
-        rounds: u16,
-        /// How the hypervisor notices stores
-        #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
-        way: LogWayArgument,
-    },
     /// Create, start, pause, resume, wake, reset, save, migrate or destroy a guest
     ///
     /// Example: ./quell ctl guest pause web. docs/moving.md tells about guests that are saved and

@@ -6,10 +6,8 @@ use crate::prelude::*;
 use baremetal::pages::PAGE as PAGE_SIZE;
 use hostlink::ctl::record::{Added, Deleted, Dirty, Guest, Memory, Record, Runs, Slot, Vm};
 use hostlink::ctl::{Access, Request, parse_number};
-use migrate::Migrated;
 use serde::Serializer;
 
-pub(crate) mod migrate;
 mod moving;
 
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
@@ -55,10 +53,6 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
         CtlCommand::Log(LogCommand::Stop(OfSlot { slot })) => {
             control.ask(&Request::LogStop { slot: *slot })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are no longer logged"));
-        }
-        CtlCommand::Migrate { slot, rounds, way } => {
-            let migrated = Migrated::ask(control, *slot, (*way).into(), *rounds, |_| Ok(()))?;
-            print(args, json!(migrated), || migrated.table());
         }
         CtlCommand::Guest(GuestCommand::Save(of)) => moving::save(args, &machine, of)?,
         CtlCommand::Guest(GuestCommand::Migrate(of)) => moving::migrate(args, &machine, of)?,

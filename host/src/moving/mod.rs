@@ -8,6 +8,7 @@
 //! | [`snapshot`] | a guest in a file |
 //! | [`described`] | what a guest is besides its state |
 //! | [`outflow`], [`policy`] | what leaves, how fast, and when the guest is stopped for it |
+//! | [`vain`] | what leaves for nowhere, and stays |
 //! | [`time`] | counters beside the time of day |
 //! | [`arrivals`] | the guests of a run that are restored, or come from elsewhere |
 //! | [`source`], [`target`] | the two machines; which one runs the guest says `transfer::handover` |
@@ -24,6 +25,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod time;
+mod vain;
 mod wire;
 
 pub(crate) use arrivals::{Arrival, Arrivals};
@@ -32,4 +34,5 @@ pub(crate) use outflow::Manner;
 pub(crate) use policy::Wanted;
 pub(crate) use snapshot::Snapshot;
 pub(crate) use source::{Destination, Moved, Origin, migrate, save};
+pub(crate) use vain::in_vain;
 pub(crate) use wire::{Address, Listener, Secret};

@@ -51,7 +51,7 @@ impl Origin {
         Ok(Self { machine: machine.clone(), guest, described, ram: Arc::new(ram), hz })
     }
 
-    fn begin(&self, session: u64, way: SendWay) -> Result<Talk> {
+    pub(super) fn begin(&self, session: u64, way: SendWay) -> Result<Talk> {
         let control = Control::open(&self.machine)?;
         let request = Request::Send { guest: self.guest, session, way };
         Talk::begin(control, Arc::clone(&self.ram), request, Sizes::SOURCE)

@@ -187,36 +187,6 @@ records! {
         /// Ticks of the clock per second.
         hz: u64 = "{}",
     }
-
-    /// A round of a migration.
-    Round {
-        /// Its number; 0 copies all pages.
-        round: u32 = "{}",
-        /// Pages that were copied.
-        pages: u64 = "{}",
-        /// Steps.
-        steps: u32 = "{}",
-        /// Ticks of the clock in all steps.
-        ticks: u64 = "{}",
-        /// Ticks of the longest step.
-        longest: u64 = "{}",
-    }
-
-    /// The end of a migration that was undone.
-    Undone {
-        /// 1.
-        undone: u16 = "{}",
-        /// Steps of undoing it.
-        steps: u32 = "{}",
-        /// Ticks of the clock in these steps.
-        ticks: u64 = "{}",
-        /// Ticks of the longest of them.
-        longest: u64 = "{}",
-        /// Ticks of the longest step before that.
-        longest_before: u64 = "{}",
-        /// Ticks of the clock per second.
-        hz: u64 = "{}",
-    }
 }
 
 /// Runs of pages in one record.
@@ -259,8 +229,6 @@ mod tests {
         let text = slot.to_string();
         assert_eq!(text, "slot=1 gpa=0x0 size=0x1000 host=0x3000 access=ro log=on");
         assert_eq!(Slot::parse(&text), Ok(slot));
-        let round = Round { round: 2, pages: 7, steps: 4, ticks: 1000, longest: 950 };
-        assert_eq!(Round::parse(&round.to_string()), Ok(round));
     }
 
     #[test]

@@ -130,19 +130,6 @@ requests! {
         /// Number of the slot.
         slot: u16 = "{}" SLOT,
     }
-    /// `migrate SLOT dirty-bits|write-protection ROUNDS`: a cancelled migration. It logs stores,
-    /// copies all pages, then for some rounds the pages written meanwhile, and then undoes
-    /// everything. A [`record::Round`](super::record::Round) is returned at the end of each round,
-    /// for the last one before anything is undone, and a [`record::Undone`](super::record::Undone)
-    /// at the end.
-    "migrate" Migrate {
-        /// Number of the slot.
-        slot: u16 = "{}" SLOT,
-        /// How its stores are logged.
-        way: LogWay = "{}" LogWay::EXPECTED,
-        /// How many times the written pages are copied again.
-        rounds: u16 = "{}" "a number of rounds",
-    }
     /// `input GUEST PORT BYTES-IN-HEX`: types on a console of a guest. How many of the bytes its
     /// serial port had room for is returned as a [`record::Taken`](super::record::Taken); the
     /// requester sends the others again.
@@ -236,7 +223,7 @@ mod tests {
         Request::Input { guest: Name::GUEST, port: 0, bytes }
     }
 
-    const REQUESTS: [Request; 23] = [
+    const REQUESTS: [Request; 21] = [
         Request::Vms,
         Request::Slots,
         Request::Add { gpa: 1 << 40, size: 2 << 20, access: Access::ReadOnly },
@@ -245,8 +232,6 @@ mod tests {
         Request::LogStart { slot: 2, way: LogWay::DirtyBits },
         Request::LogStart { slot: 3, way: LogWay::WriteProtection },
         Request::LogFetch { slot: 0 },
-        Request::Migrate { slot: 1, way: LogWay::DirtyBits, rounds: 0 },
-        Request::Migrate { slot: 65535, way: LogWay::WriteProtection, rounds: 65535 },
         Request::Stats,
         Request::Guests,
         Request::Memory,

@@ -117,7 +117,6 @@ impl<A: Arch> Life<A> {
             | Request::LogStart { .. }
             | Request::LogFetch { .. }
             | Request::LogStop { .. }
-            | Request::Migrate { .. }
             | Request::Stats => None,
         }
     }

@@ -10,7 +10,6 @@
 
 mod cost;
 mod life;
-mod migrate;
 mod moving;
 mod refusal;
 mod requests;

@@ -11,7 +11,6 @@ use memslots::{Gpa, Slot, SlotError, SlotFlags, SlotId};
 use paging::Progress;
 
 use super::cost::{ChangeRecord, StepTimes};
-use super::migrate::Migration;
 use super::refusal::{Refusal, check_log, named, refusal};
 use super::{Answer, runs};
 use crate::devices::region::Region;
@@ -43,8 +42,6 @@ pub(super) enum Work<A: Arch> {
     Fetch { id: SlotId, job: Box<DirtyFetch<'static, A>>, scratch: Box<FlushScratch> },
     /// New memory is being mapped for the guest's devices.
     Map(MapAhead),
-    /// A cancelled migration.
-    Migrate(Box<Migration<A>>),
     /// The result is sent, from this page on.
     Runs { id: SlotId, result: &'static mut [u64], page: u64 },
     /// The request is retried after another job.
@@ -69,9 +66,6 @@ impl<A: Arch> Work<A> {
                 job: Box::new(job),
                 scratch: Box::new(FlushScratch::new()),
             }),
-            Request::Migrate { slot, way, rounds } => {
-                Migration::new(vm, slot, way, rounds).map(|migration| Self::Migrate(Box::new(migration)))
-            }
             Request::LogStop { slot } => {
                 let job = vm.space.stop_log(SlotId(slot));
                 job.map(|job| Self::change(job, ChangeRecord::Nothing, Phase::None))
@@ -152,7 +146,6 @@ impl<A: Arch> Work<A> {
                 Progress::OutOfTables => return Err(Refusal::NoTables),
                 progress => progress,
             },
-            Self::Migrate(migration) => return migration.step(vm, answer),
             Self::Clean => match marked::<A, _>(Phase::Reclaim, || vm.clean_some()) {
                 true => Progress::More,
                 false => Progress::Done,

@@ -170,6 +170,33 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
     seen
 }
 
+/// Cuts each channel after some frames; those before are read, and rounds follow.
+pub(super) fn cut_all(board: &Board<MockArch>, seed: u64) {
+    let mut random = Random::new(seed);
+    let (mut seen, mut sides) = (0, Vec::new());
+    board.set_tool(Box::new(move |answers| {
+        for line in &answers[seen..] {
+            let Some((number, fields)) = line.split_once(" : channel=") else { continue };
+            let sizes = if fields.contains("session=0x0") { Sizes::TARGET } else { Sizes::SOURCE };
+            let side = Side::of(answers, number.parse().expect("a number"), sizes).expect("a channel");
+            sides.push((side, random.below(200)));
+        }
+        seen = answers.len();
+        for (side, left) in &mut sides {
+            if let Some((header, _)) = side.next()
+                && header.kind() == Ok(Kind::Round)
+            {
+                side.say(if random.below(2) == 0 { Kind::Next } else { Kind::Finish });
+            }
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                side.say(Kind::Cut);
+            }
+        }
+        Vec::new()
+    }));
+}
+
 fn board() -> &'static Board<MockArch> {
     let programs: &[&[Op]] = &[FIRST, SECOND];
     create_several(2, 64 << 20, &[(HERE, programs), (THERE, programs)]).unwrap_or_else(|why| panic!("{why}"))

@@ -52,7 +52,7 @@ fn guest(random: &mut Random, name: &str, cpus: u64) -> &'static str {
 fn request(random: &mut Random) -> String {
     let name = NAMES[random.below(4) as usize];
     let slot = random.below(4);
-    match random.below(30) {
+    match random.below(32) {
         0..=2 => format!("guest-create {name}"),
         3..=6 => format!("guest-start {name}"),
         7..=9 => format!("guest-pause {name}"),
@@ -66,12 +66,14 @@ fn request(random: &mut Random) -> String {
         20 => format!("@{name} log-start {slot} write-protection"),
         21 => format!("@{name} log-fetch {slot}"),
         22 => format!("@{name} log-stop {slot}"),
-        23 => format!("@{name} migrate {slot} dirty-bits 1"),
-        24 => format!("@{name} slots"),
-        25 => format!("input {name} 0 6869"),
-        26 => "vms".into(),
-        27 => "guests".into(),
-        28 => "memory".into(),
+        23 => format!("guest-send {name} 0x1 live"),
+        24 => format!("guest-send {name} 0x1 still"),
+        25 => format!("guest-receive {name}"),
+        26 => format!("@{name} slots"),
+        27 => format!("input {name} 0 6869"),
+        28 => "vms".into(),
+        29 => "guests".into(),
+        30 => "memory".into(),
         _ => format!("@{name} stats"),
     }
 }
@@ -90,6 +92,7 @@ fn run(seed: u64) -> u64 {
     guests.extend(habits.iter().map(|(name, habit)| (guest(&mut random, name, cpus), &habit[..])));
     let board = create_several(cpus as usize, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
     board.zero_takes(random.below(1000));
+    super::moving::cut_all(board, seed);
 
     let mut time = 2 * MS;
     let mut requests = vec![(MS, "memory".to_owned())];

@@ -362,7 +362,7 @@ fn stores_to_a_guests_memory_are_not_logged_while_it_owns_functions() {
         "guest-create a",
         "guest-create c",
         "@a log-start 0 dirty-bits",
-        "@a migrate 0 dirty-bits 1",
+        "guest-send a 0x1 still",
     ]);
     let refused = "error the guest owns devices: what they store would be missing in a log";
     assert_eq!(found, ["1 ok", "2 ok", &format!("3 {refused}"), &format!("4 {refused}")]);

@@ -287,7 +287,7 @@ fn guests_come_and_go_and_the_memory_stays() {
 fn stores_are_not_logged_and_the_memory_is_no_ones_own() {
     let board = board(&[ONE, OTHER]);
     at_row(board, 0, |guest, _| guest.write_config(FIRST, COMMAND, MEMORY));
-    let found = board.answer(&["@one log-start 0 dirty-bits", "@one migrate 0 dirty-bits 1", "vms"]);
+    let found = board.answer(&["@one log-start 0 dirty-bits", "guest-send one 0x1 still", "vms"]);
     let refused = "error the guest shares memory: what others store would be missing in a log";
     assert_eq!(found[..2], [format!("1 {refused}"), format!("2 {refused}")]);
     assert!(found[2].contains("memory=0x800000 "), "{found:?}");
