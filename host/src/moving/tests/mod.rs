@@ -3,4 +3,5 @@
 mod cuts;
 mod files;
 mod hypervisor;
+mod wire;
 mod world;

@@ -11,6 +11,7 @@ mod heard;
 mod life;
 mod memory;
 mod misuse;
+mod moving;
 mod random;
 mod shared;
 mod shares;
@@ -71,6 +72,12 @@ pub(super) const ROWS: &[Case] = &[
         .on_both(),
     act("several_share_memory", shared::share_memory)
         .about("guests exchange words by shared memory, and ring each other; others do not reach it")
+        .on_both(),
+    act("m10_a_guest_is_saved_and_restored", moving::is_saved)
+        .about("a guest that stores is saved while it runs, and for good; it goes on in another machine")
+        .on_both(),
+    act("m1_a_guest_moves_there_and_back", moving::moves)
+        .about("a guest that stores is moved to another machine in vain, then there, and back")
         .on_both(),
     act("several_come_and_go_on_arm", cycles::come_and_go)
         .about("guests are created, boot and are destroyed over and over, and no memory is lost")

@@ -9,6 +9,7 @@ use crate::machine::own_time::OwnTime;
 use crate::machine::ram::Ram;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
+use crate::moving::{Arrivals, Origin};
 use crate::run::tail;
 pub(super) use crate::test::room::Room;
 use crate::trace::collect::Collector;
@@ -72,7 +73,10 @@ impl<'a> Room<'a> {
         spec.log = Some(log.clone());
         spec.timeout = Some(limit);
         spec.qemu_args.extend(args.iter().map(|&arg| arg.to_owned()));
-        let machine = Machine::start(&spec, self.signals)?;
+        let mut arrivals = Arrivals::prepare(&file)?;
+        spec.keeps = arrivals.listeners();
+        let mut machine = Machine::start(&spec, self.signals)?;
+        arrivals.begin(&mut machine, &spec, self.signals)?;
         let (ram, beacon) = machine.shared()?;
         let mut stage = Stage {
             time: machine.own_time(),
@@ -83,6 +87,7 @@ impl<'a> Room<'a> {
             signals: self.signals.clone(),
             hung: self.hung,
             log,
+            _arrivals: arrivals,
         };
         let played =
             stage.until("the hypervisor begins", |stage| stage.heard().entries().map(|all| all.map(drop)));
@@ -103,6 +108,7 @@ pub(super) struct Stage<'a> {
     signals: Signals,
     hung: &'a Cell<bool>,
     log: PathBuf,
+    _arrivals: Arrivals,
 }
 
 pub(super) struct Ended {
@@ -201,6 +207,11 @@ impl Stage<'_> {
             }
             result => result,
         }
+    }
+
+    /// Where a guest is that is to be saved or moved.
+    pub(super) fn origin(&self, name: &str) -> Result<Origin> {
+        Origin::find(&self.machine.found().context("it has no hypervisor")?, named(name)?)
     }
 
     pub(super) fn passed(&mut self) -> Duration {
