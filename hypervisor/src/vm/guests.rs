@@ -219,6 +219,12 @@ impl<A: Arch> Host<A> {
 }
 
 impl<A: Arch> Vm<A> {
+    /// Whether its devices are about to get the state that they had elsewhere: until then it hears
+    /// nothing.
+    pub fn is_arriving(&self) -> bool {
+        self.host.state_of(self.number) == GuestState::Arriving
+    }
+
     /// The guest ends, in the way that `code` says: its vCPUs stop at their next check for events.
     /// The run ends with its last guest, at once.
     #[cold]
