@@ -6,13 +6,16 @@ use core::iter;
 use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::power::{self, Switch};
-use baremetal::x86_64::{apic, boot, clock, firmware, interrupts, processors};
+use baremetal::x86_64::{apic, boot, clock, firmware, guarded, interrupts, processors};
 use spin::Once;
 use x86_64::instructions::port::Port;
 
 use super::Absent;
 pub(crate) use crate::misuse::misuse;
 use crate::shared;
+
+/// Hyper-V's register with the rate of the TSC in Hz (TLFS, "Partition Reference Counter").
+const TSC_FREQUENCY: u32 = 0x4000_0022;
 
 static SWITCH: Once<Option<Switch>> = Once::new();
 
@@ -22,8 +25,10 @@ pub(crate) fn prepare(info: &BootInfo) {
     let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
     // SAFETY: as above.
     SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
+    // Quell's guests have no timer to measure by. QEMU's processors have zeros in such registers.
+    let by_hypervisor = guarded::rdmsr(TSC_FREQUENCY).ok().filter(|hz| *hz != 0);
     let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
-    if let Some(hz) = clock::hz_by_cpuid().or_else(by_timer) {
+    if let Some(hz) = by_hypervisor.or_else(clock::hz_by_cpuid).or_else(by_timer) {
         clock::set_hz(hz);
     }
 }
