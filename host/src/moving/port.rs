@@ -104,17 +104,14 @@ impl Port {
         if filled < HEADER {
             return Ok(None);
         }
-        let read = |end: &End<'_>, ahead: usize, len: usize| {
-            let mut bytes = Vec::with_capacity(len);
-            end.read(ahead, len, |piece| bytes.extend_from_slice(piece)).map_err(broken)?;
-            Ok::<_, Error>(bytes)
-        };
-        let head = read(end, 0, HEADER)?;
-        let (header, kind) = Frame::head(head.first_chunk().context("a header is torn")?)?;
+        let mut head = [0; HEADER];
+        end.read_all(0, &mut head).map_err(broken)?;
+        let (header, kind) = Frame::head(&head)?;
         if filled < HEADER + header.body() {
             return Ok(None);
         }
-        let body = read(end, HEADER, header.body())?;
+        let mut body = vec![0; header.body()];
+        end.read_all(HEADER, &mut body).map_err(broken)?;
         end.take(HEADER + header.body());
         Ok(Some(Frame { header, kind, body }))
     }
@@ -126,13 +123,7 @@ impl Port {
             return Ok(false);
         }
         for (ahead, bytes) in [(0, frame.header.as_bytes()), (HEADER, &frame.body)] {
-            let mut left = bytes;
-            end.write(ahead, bytes.len(), |piece| {
-                let (now, later) = left.split_at(piece.len());
-                piece.copy_from_slice(now);
-                left = later;
-            })
-            .map_err(broken)?;
+            end.write_all(ahead, bytes).map_err(broken)?;
         }
         end.publish(frame.bytes());
         Ok(true)
