@@ -10,7 +10,7 @@ use paging::{Invalidation, Progress};
 
 use super::Answer;
 use super::moving::{Receiving, Sending};
-use super::refusal::Refusal;
+use super::refusal::{Refusal, check_log};
 use crate::stopping;
 use crate::vm::arch::Arch;
 use crate::vm::dma::Devices;
@@ -235,8 +235,9 @@ fn send<A: Arch>(
 ) -> Result<Life<A>, Refusal> {
     let (number, state) = number_of(host, name)?;
     let may = matches!(state, GuestState::Running | GuestState::Paused | GuestState::Given);
-    let vm = host.guest(number).filter(|_| may);
-    let vm = vm.ok_or(Refusal::State { guest: name, state, wanted: "running or paused" })?;
+    let vm = host.guest(number);
+    vm.map_or(Ok(()), check_log)?;
+    let vm = vm.filter(|_| may).ok_or(Refusal::State { guest: name, state, wanted: "running or paused" })?;
     Ok(Life::Sending(Box::new(Sending::new(vm, session, way, answer)?)))
 }
 

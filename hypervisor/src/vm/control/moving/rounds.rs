@@ -7,7 +7,7 @@ use paging::Progress;
 use transfer::Described;
 use transfer::frame::{Clock, Kind, MemorySlot, PAGE, Round, Section};
 
-use super::super::refusal::{Refusal, check_log};
+use super::super::refusal::Refusal;
 use super::super::requests::begin_fetch;
 use super::super::runs::find_page;
 use super::send::{Sending, Stage};
@@ -148,7 +148,6 @@ impl<A: Arch> Sending<A> {
 
 /// The slots to send, in ascending order.
 pub(super) fn slots<A: Arch>(vm: &Vm<A>, is_given: bool) -> Result<Vec<Slot>, Refusal> {
-    check_log(vm)?;
     let (mut slots, mut refused) = (Vec::new(), None);
     vm.space.slots().memory().for_each(|slot| match slot {
         slot if is_devices(slot) => {}
