@@ -7,7 +7,7 @@ use super::{Syndrome, inject, skip};
 use crate::arm64::guest::identity;
 use crate::arm64::processor::Arm64;
 use crate::arm64::vcpu::registers::Treatment;
-use crate::arm64::vcpu::system;
+use crate::arm64::vcpu::system::{self, PhysicalTimer};
 use crate::devices::virt::gic::{self, Sgi, SgiGroup};
 use crate::vm::{Context, Next, increase, trace};
 
@@ -56,8 +56,7 @@ fn read<A: Arm64>(context: &Context<'_, A>, treatment: Treatment) -> Option<u64>
         Treatment::Constant(value) => Some(value),
         Treatment::Auxiliary => Some(A::auxiliary_control()),
         Treatment::Debug(register) => context.state.debug.read(register, A::debug_counts()),
-        Treatment::Counter => Some(context.vm.clock.at(A::now())),
-        Treatment::Timer(register) => Some(context.state.read_timer(register)),
+        Treatment::Counter | Treatment::Timer(_) => read_clock(context, treatment),
         Treatment::SendGroup1
         | Treatment::SendGroup0
         | Treatment::Deactivate
@@ -80,7 +79,7 @@ fn write<A: Arm64>(context: &mut Context<'_, A>, treatment: Treatment, value: u6
             context.state.apply_debug();
             return is_done;
         }
-        Treatment::Timer(register) => context.state.write_timer(register, value),
+        Treatment::Timer(register) => write_clock(context, register, value),
         Treatment::Constant(_) | Treatment::Auxiliary | Treatment::SetWay => {}
         Treatment::Identification { .. }
         | Treatment::Revision
@@ -88,6 +87,23 @@ fn write<A: Arm64>(context: &mut Context<'_, A>, treatment: Treatment, value: u6
         | Treatment::Undefined => return false,
     }
     true
+}
+
+/// The physical counter and its timer, of a guest that has been moved.
+#[cold]
+#[inline(never)] // Guests that have not are not to pay for it.
+fn read_clock<A: Arm64>(context: &Context<'_, A>, treatment: Treatment) -> Option<u64> {
+    match treatment {
+        Treatment::Counter => Some(context.vm.clock.at(A::now())),
+        Treatment::Timer(register) => Some(context.state.read_timer(register)),
+        _ => None,
+    }
+}
+
+#[cold]
+#[inline(never)] // As above.
+fn write_clock<A: Arm64>(context: &mut Context<'_, A>, register: PhysicalTimer, value: u64) {
+    context.state.write_timer(register, value);
 }
 
 fn send<A: Arm64>(context: &Context<'_, A>, sgi: Sgi, group: SgiGroup) {

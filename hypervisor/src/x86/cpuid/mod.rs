@@ -61,6 +61,7 @@ impl View {
 
 /// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are
 /// [`crate::x86::hyperv`]'s.
+#[inline(always)] // Into the exit's handler.
 pub fn answer<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
     match leaf {
         0 => {

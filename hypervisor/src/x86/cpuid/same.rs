@@ -21,17 +21,20 @@ const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 9] = [
     (0x8000_0009..=0x8000_001e, 0, "CPUID 0x80000009 to 0x8000001e"),
 ];
 
+#[inline(never)]
+fn registers<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> [u32; 4] {
+    let CpuidResult { eax, ebx, ecx, edx } = answer::<A>(leaf, subleaf, view);
+    // The size for the XCR0 that is in the processor at this moment.
+    [eax, if (leaf, subleaf) == (0xd, 0) { 0 } else { ebx }, ecx, edx]
+}
+
 /// Compares what a vCPU sees.
 ///
 /// # Errors
 ///
 /// The first feature, or leaf, that differs.
 pub fn describe<A: Vendor>(view: View, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-    let registers = |leaf, subleaf| {
-        let CpuidResult { eax, ebx, ecx, edx } = answer::<A>(leaf, subleaf, view);
-        // The size for the XCR0 that is in the processor at this moment.
-        [eax, if (leaf, subleaf) == (0xd, 0) { 0 } else { ebx }, ecx, edx]
-    };
+    let registers = |leaf, subleaf| registers::<A>(leaf, subleaf, view);
     for ((leaf, subleaf, register), features) in WORDS {
         let word = registers(leaf, subleaf).into_iter().nth(register).unwrap_or(0);
         for &(bit, name, _) in features {
