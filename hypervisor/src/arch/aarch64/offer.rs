@@ -56,6 +56,7 @@ impl Processor for Local {
         features::read_control(control)
     }
 
+    #[inline(always)]
     fn identification(crm: u32, op2: u32) -> u64 {
         registers::identification(crm, op2)
     }

@@ -35,11 +35,16 @@ pub fn compare<P: Processor>(archive: &mut Archive<'_>) -> Result<(), Flaw> {
     archive.same("CTR_EL0", processor.ctr)?;
     archive.same("DCZID_EL0", processor.dczid)?;
     let mut registers = SHOWN.iter();
-    registers
-        .try_for_each(|&(crm, op2, name)| archive.same(name, shown(crm, op2, P::identification(crm, op2))))
+    registers.try_for_each(|&(crm, op2, name)| archive.same(name, register::<P>(crm, op2)))
+}
+
+#[inline(never)]
+fn register<P: Processor>(crm: u32, op2: u32) -> u64 {
+    shown(crm, op2, P::identification(crm, op2))
 }
 
 /// A guest's ID register S3_0_C0_C`crm`_`op2`; `value` is the processor's.
+#[inline(always)] // As the processor's.
 pub fn shown(crm: u32, op2: u32, value: u64) -> u64 {
     match (crm, op2) {
         // AArch32's ID_PFR0: without error records and activity monitors. ID_DFR0: without

@@ -56,6 +56,7 @@ pub(in crate::arch::aarch64) fn translate(address: u64, at_el0: bool) -> u64 {
 }
 
 /// The processor's ID register S3_0_C0_C`crm`_`op2`. Registers that do not exist read as 0.
+#[inline(always)] // Into the exit's handler.
 pub(in crate::arch::aarch64) fn identification(crm: u32, op2: u32) -> u64 {
     macro_rules! table {
         ($($crm:literal $row:literal,)*) => {
