@@ -8,6 +8,9 @@
 //!       │                           pause ▼    │ resume                  │
 //!       │                                paused                          │
 //!       └───────────────── destroy, from every state ────────────────────┘
+//!
+//!   (nothing) ─── receive ──▶ arriving ───▶ running      running, paused ─── send ──▶ given
+//!                                 └───────▶ (nothing)    given ───▶ (nothing), or running again
 //! ```
 //!
 //! The boot CPU alone makes these transitions, except for `end`, which a vCPU causes: the last vCPU

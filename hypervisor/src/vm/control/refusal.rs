@@ -120,6 +120,12 @@ impl fmt::Display for Refusal {
     }
 }
 
+impl From<Flaw> for Refusal {
+    fn from(flaw: Flaw) -> Self {
+        Self::Moves(flaw)
+    }
+}
+
 impl From<Broken> for Refusal {
     fn from(Broken: Broken) -> Self {
         Self::Channel

@@ -251,3 +251,18 @@ fn m2_m8_wherever_it_is_cut_one_of_both_runs_to_its_end() {
     }
     assert!(here > 6 && there > 1, "{here} stayed and {there} went");
 }
+
+#[test]
+fn m8_a_guest_that_pauses_is_not_woken_by_being_slowed_down() {
+    let board = board();
+    let seen = carry(board, Cut::After(400), u64::MAX);
+    board.ask(3_000_000, "9 guest-pause here");
+    board.ask(4_000_000, "1 guest-send here 0x7 live");
+    board.ask(4_000_000, "2 guest-receive there");
+    // It would have ended long before, had it run.
+    board.ask(600_000_000, "8 guest-resume here");
+    assert_eq!(board.run(5), OFF, "{:?}", board.answers());
+    assert!(seen.lock().unwrap().rounds > 100, "the tool slows it down after each round");
+    assert!(board.answers().contains(&"8 ok".to_owned()), "{:?}", board.answers());
+    assert_eq!(states(board), [GuestState::Off, GuestState::Empty]);
+}

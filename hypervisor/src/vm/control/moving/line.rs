@@ -18,34 +18,6 @@ use crate::vm::arch::Arch;
 /// Pages that a frame has at most.
 pub(super) const PAGES_MAX: u64 = (BODY_MAX / PAGE) as u64;
 
-/// Something in the stream is wrong, or the channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    Broken,
-    Flaw(Flaw),
-}
-
-impl From<Broken> for Fault {
-    fn from(Broken: Broken) -> Self {
-        Self::Broken
-    }
-}
-
-impl From<Flaw> for Fault {
-    fn from(flaw: Flaw) -> Self {
-        Self::Flaw(flaw)
-    }
-}
-
-impl From<Fault> for Refusal {
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Broken => Self::Channel,
-            Fault::Flaw(flaw) => Self::Moves(flaw),
-        }
-    }
-}
-
 /// A channel.
 pub(super) struct Line<A> {
     at: u64,
@@ -110,12 +82,12 @@ impl<A: Arch> Line<A> {
         argument: u64,
         base: u64,
         describe: impl FnOnce(&mut Archive<'_>) -> Result<(), Flaw>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), Refusal> {
         let mut scratch = core::mem::take(&mut self.scratch);
         let mut archive = Archive::writer(&mut scratch).with_clock(base);
         let written = describe(&mut archive).and_then(|()| archive.finish());
         let put = written
-            .map_err(Fault::Flaw)
+            .map_err(Refusal::Moves)
             .and_then(|len| Ok(self.put(kind, argument, scratch.get(..len).unwrap_or(&[]))?));
         self.scratch = scratch;
         put
@@ -182,7 +154,7 @@ impl<A: Arch> Line<A> {
     }
 
     /// The next frame, if it is there as a whole.
-    pub(super) fn next(&self) -> Result<Option<(Header, Kind)>, Fault> {
+    pub(super) fn next(&self) -> Result<Option<(Header, Kind)>, Refusal> {
         if self.end.filled()? < HEADER {
             return Ok(None);
         }
@@ -194,7 +166,7 @@ impl<A: Arch> Line<A> {
     }
 
     /// Lets `see` have what follows the next frame's header, in pieces.
-    pub(super) fn body(&self, header: Header, see: impl FnMut(&[u8])) -> Result<(), Fault> {
+    pub(super) fn body(&self, header: Header, see: impl FnMut(&[u8])) -> Result<(), Refusal> {
         Ok(self.end.read(HEADER, header.len(), see)?)
     }
 
@@ -204,7 +176,7 @@ impl<A: Arch> Line<A> {
         header: Header,
         base: u64,
         describe: impl FnOnce(&mut Archive<'_>) -> Result<(), Flaw>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), Refusal> {
         let state = self.scratch.get_mut(..header.len()).ok_or(Flaw::Short)?;
         self.end.read_all(HEADER, state)?;
         let mut archive = Archive::reader(state).with_clock(base);

@@ -27,6 +27,7 @@ use memslots::Slot;
 use transfer::frame::{Hello, Section, VERSION};
 use transfer::{Archive, Flaw};
 
+use crate::stopping;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::shown::DEVICE_SLOT;
@@ -61,6 +62,14 @@ fn describe<A: Arch>(vm: &Vm<A>, section: Section, archive: &mut Archive<'_>) ->
     // SAFETY: the owner was just taken.
     let state = unsafe { vcpu.state() };
     A::describe_vcpu(vm, state, &vcpu.inbox, archive)
+}
+
+/// Lets a guest go on that has stopped, unless it has ended.
+fn go_on<A: Arch>(vm: &Vm<A>) {
+    // Looked at when all have left: whichever of them ended it has said so before.
+    if vm.attention() & stopping::END == 0 {
+        vm.go_on();
+    }
 }
 
 /// Whether a slot is the memory of a device, which follows from the device's state.

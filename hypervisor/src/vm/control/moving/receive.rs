@@ -19,12 +19,13 @@ use super::super::Answer;
 use super::super::life::Destroy;
 use super::super::refusal::Refusal;
 use super::super::requests::{Work, add_as};
-use super::line::{Fault, Line, PAGES_MAX};
+use super::line::{Line, PAGES_MAX};
 use super::{STEP_US, describe, hello, next_section};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::files::Files;
 use crate::vm::host::Host;
+use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::slot_memory::CLEAR_BYTES;
 
 enum Stage<A: Arch> {
@@ -192,7 +193,7 @@ impl<A: Arch> Receiving<A> {
                 _ => {}
             },
             Stage::Destroy(destroy) => {
-                let progress = destroy.step(vm.host)?;
+                let progress = destroy.step(self.host)?;
                 if progress != Progress::Done {
                     return Ok(progress);
                 }
@@ -229,7 +230,7 @@ impl<A: Arch> Receiving<A> {
     }
 
     /// Puts what a frame brings where it belongs.
-    fn place(&mut self, header: Header, kind: Kind) -> Result<(), Fault> {
+    fn place(&mut self, header: Header, kind: Kind) -> Result<(), Refusal> {
         let vm = self.vm;
         match (kind, &self.stage) {
             (Kind::Hello, Stage::Hello) => {
@@ -242,8 +243,10 @@ impl<A: Arch> Receiving<A> {
                 let mut slot = MemorySlot::default();
                 self.line.read_state(header, 0, |archive| slot.describe(archive))?;
                 let (id, at) = (SlotId(slot.id), Gpa(header.argument));
-                let work = add_as(vm, id, at, slot.size, Access::ReadWrite);
-                let work = work.map_err(|_| Flaw::Value("a slot of the guest's"))?;
+                if id == DEVICE_SLOT {
+                    return Err(Flaw::Value("the number of a slot").into());
+                }
+                let work = add_as(vm, id, at, slot.size, Access::ReadWrite)?;
                 self.stage = Stage::Adding(Box::new(work));
             }
             (Kind::Zeros, Stage::Memory) if header.len() as u64 <= PAGES_MAX => {

@@ -30,10 +30,10 @@ use super::super::Answer;
 use super::super::life::Destroy;
 use super::super::refusal::{Refusal, refusal};
 use super::super::requests::begin_log;
-use super::STEP_US;
 use super::line::Line;
 use super::rounds::slots;
 use super::throttle::Throttle;
+use super::{STEP_US, go_on};
 use crate::stopping;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -230,9 +230,7 @@ impl<A: Arch> Sending<A> {
         }
         self.stopped_at = None;
         self.stopped += A::now() - since;
-        if self.vm.attention() & stopping::END == 0 {
-            self.vm.go_on();
-        }
+        go_on(self.vm);
     }
 
     fn advance(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
@@ -363,6 +361,10 @@ impl<A: Arch> Sending<A> {
             }
             Stage::Closes | Stage::Offered | Stage::Awaits => return Ok(Progress::Waiting),
             Stage::Stops if !vm.has_stopped() => return Ok(Progress::Waiting),
+            // It would not be over while the guest pauses.
+            Stage::Stops if vm.reset.lock().is_some() && self.stopped_at.is_none() => {
+                return Err(Refusal::Moves(Flaw::Unmovable("it pauses in the middle of a reset")));
+            }
             Stage::Stops if vm.reset.lock().is_some() => {
                 self.go_on();
                 self.stage = Stage::Resets;

@@ -1,5 +1,8 @@
 //! Slows a guest down that writes faster than its pages can be sent.
 
+use hostlink::guests::GuestState;
+
+use super::go_on;
 use crate::stopping;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -25,7 +28,9 @@ impl Throttle {
     /// Stops the guest, or lets it go on, if it is time for that.
     pub(super) fn step<A: Arch>(&mut self, vm: &Vm<A>) {
         let (now, period) = (A::now(), A::ticks_of_us(PERIOD_US));
-        if now < self.until || self.percent == 0 && !self.holds {
+        // One that pauses for another reason, or was given away, stays as it is.
+        let runs = vm.host.state_of(vm.number) == GuestState::Running;
+        if !runs || now < self.until || self.percent == 0 && !self.holds {
             return;
         }
         if !self.holds {
@@ -33,7 +38,7 @@ impl Throttle {
             vm.hurry(true);
             (self.holds, self.until) = (true, now + period * self.percent / 100);
         } else if vm.has_stopped() {
-            vm.go_on();
+            go_on(vm);
             (self.holds, self.until) = (false, now + period * (100 - self.percent) / 100);
         }
     }
