@@ -2,11 +2,14 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use hostlink::ctl::record;
 use memslots::{Slot, SlotError, SlotId};
 use paging::Progress;
 use transfer::Described;
 use transfer::frame::{Clock, Kind, MemorySlot, PAGE, Round, Section};
+use transfer::handover::Source;
 
+use super::super::Answer;
 use super::super::refusal::Refusal;
 use super::super::requests::begin_fetch;
 use super::super::runs::find_page;
@@ -143,6 +146,15 @@ impl<A: Arch> Sending<A> {
         let memory = self.vm.space.slots().memory();
         let is_logged = |id| memory.get(id).is_some_and(|slot| slot.is_logged());
         self.slots.iter().map(|slot| slot.id).find(|&id| is_logged(id))
+    }
+
+    /// The request is over: says what was sent.
+    pub(super) fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+        self.line.give_back(self.host);
+        let away = u8::from(self.handover == Source::Away);
+        let Self { rounds, sent: Round { pages, zeros, .. }, stopped, longest, .. } = *self;
+        answer.record::<A>(&record::Sent { away, rounds, pages, zeros, stopped, longest, hz: A::hz() });
+        self.because.map_or(Ok(Progress::Done), Err)
     }
 }
 

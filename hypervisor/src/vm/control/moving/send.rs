@@ -154,8 +154,8 @@ impl<A: Arch> Sending<A> {
             self.is_closed = true;
             self.cut();
         }
-        let mut progress = Ok(Progress::More);
-        while matches!(progress, Ok(Progress::More)) && A::now() - start < A::ticks_of_us(STEP_US) {
+        let mut progress = self.advance(answer);
+        while matches!(progress, Ok(Progress::More)) && self.hurries(start) {
             progress = self.advance(answer);
         }
         self.longest = self.longest.max(A::now() - start);
@@ -167,6 +167,13 @@ impl<A: Arch> Sending<A> {
             }
             Err(why) => Err(why),
         }
+    }
+
+    /// Whether more is done in a step that began at `start`. A step of a change is one of its own
+    /// while the guest runs.
+    fn hurries(&self, start: u64) -> bool {
+        let copies = matches!(self.stage, Stage::Whole(..) | Stage::Pages(..));
+        (copies || self.stopped_at.is_some()) && A::now() - start < A::ticks_of_us(STEP_US)
     }
 
     fn may_fail(&self) -> bool {
@@ -388,13 +395,5 @@ impl<A: Arch> Sending<A> {
         }
         self.stage = Stage::Closes;
         Ok(Progress::More)
-    }
-
-    fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
-        self.line.give_back(self.host);
-        let away = u8::from(self.handover == Source::Away);
-        let Self { rounds, sent: Round { pages, zeros, .. }, stopped, longest, .. } = *self;
-        answer.record::<A>(&record::Sent { away, rounds, pages, zeros, stopped, longest, hz: A::hz() });
-        self.because.map_or(Ok(Progress::Done), Err)
     }
 }
