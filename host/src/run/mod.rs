@@ -15,6 +15,7 @@ use crate::trace::{self, collect::Collector};
 use crate::vm::Guests;
 use hostlink::config::Console::Rings;
 use several::show;
+use signal_hook::consts::SIGINT;
 use std::rc::Rc;
 
 /// The console of a Linux guest whose reports are read. If it has one serial port for both, its
@@ -217,7 +218,13 @@ fn conclude_machine(outcome: &Outcome, may_leave: bool) -> u8 {
             );
             124
         }
-        End::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(128),
+        End::Interrupted(signal) => {
+            // Who presses Ctrl-C knows it.
+            if signal != SIGINT {
+                eprintln!("\nquell: signal {signal} has ended this run");
+            }
+            u8::try_from(128 + signal).unwrap_or(128)
+        }
         End::Failed(status) => {
             eprintln!("\nquell: QEMU failed ({}):\n{}", describe(status), outcome.qemu_messages.trim_end());
             if !outcome.log.is_empty() {

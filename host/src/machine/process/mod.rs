@@ -10,11 +10,13 @@ use super::reports::Reports;
 use super::spec::{Channels, Console, Payload, Spec};
 use super::terminal::SavedTerminal;
 use crate::prelude::*;
+use ended::emulator_end;
 use shown::Stream;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, ExitStatus};
 
+mod ended;
 mod monitor;
 mod shown;
 
@@ -316,26 +318,11 @@ impl Machine {
             (Arch::Aarch64, Some(beacon)) if status.success() => exit_code(&self.ram, beacon)?,
             (Arch::Aarch64, _) => None,
         };
-        Ok(match (code, status.success()) {
-            (Some(code), _) => End::Hypervisor(code),
-            (None, is_orderly) => match emulator_end(&self.qemu_log.whole()?) {
-                Some(end) => end,
-                None if is_orderly => End::PowerOff,
-                None => End::Failed(status),
-            },
+        Ok(match code {
+            Some(code) => End::Hypervisor(code),
+            None => emulator_end(&self.qemu_log.whole()?, &self.messages.whole()?, status),
         })
     }
-}
-
-/// What the emulator's own log says of the end. QEMU's status for a triple fault is that of an
-/// orderly end, and Bochs's for an orderly one is that of a failure.
-fn emulator_end(log: &str) -> Option<End> {
-    let ends = [
-        ("Triple fault", End::TripleFault),
-        ("exception with no resolution", End::TripleFault),
-        ("soft power off", End::PowerOff),
-    ];
-    ends.into_iter().find(|(text, _)| log.contains(text)).map(|(_, end)| end)
 }
 
 fn shared(sink: impl Sink + 'static) -> Arc<Mutex<dyn Sink>> {
