@@ -3,8 +3,9 @@
 use super::End;
 use std::process::ExitStatus;
 
-/// What the emulator's own log and messages say of the end. QEMU's status for a triple fault, or if
-/// a signal ends it, is that of an orderly end, and Bochs's for an orderly one is that of a failure.
+/// What the emulator's own log and messages say of the end. QEMU's status for a triple fault, or
+/// for a signal that ends it, is that of an orderly end. Bochs's for an orderly one is that of a
+/// failure.
 pub(super) fn emulator_end(log: &str, messages: &str, status: ExitStatus) -> End {
     let ends = [
         ("Triple fault", End::TripleFault),
