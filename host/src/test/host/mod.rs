@@ -55,7 +55,7 @@ pub(super) const FORMAT: &str = "fmt --all -- --check --color never";
 /// Everything that cargo checks. The bare-metal images are linted for their own targets. All lints
 /// have the profile of the unit tests, so that macros are built once; all models have the profile
 /// `model`.
-pub(super) const STEPS: [Step; 17] = [
+pub(super) const STEPS: [Step; 18] = [
     step("format").runs(FORMAT).about("the sources are formatted"),
     step("unit-tests").runs("test --workspace --exclude quell-probe --features quell-hypervisor/trace")
         .about("unit and property tests of all crates; the hypervisor's record a trace"),
@@ -79,6 +79,9 @@ pub(super) const STEPS: [Step; 17] = [
     step("requests-at-length").runs("test --release -p quell-hypervisor --lib random_requests")
         .about("random control requests about several guests, in any order: an hour on an idle computer")
         .only_long(&[("QUELL_REQUESTS_RUNS", "10000")]),
+    step("streams-at-length").runs("test --release -p quell-hypervisor --lib m6_")
+        .about("changed streams of guests that arrive, and changed states of their vCPUs")
+        .only_long(&[("QUELL_STREAMS_RUNS", "4000")]),
     step("lint-host").runs("clippy --workspace --exclude quell-probe --all-targets -- -Dwarnings")
         .about("clippy on everything that runs on the host"),
     step("lint-hypervisor").runs("clippy -p quell-hypervisor --bin quell-hypervisor --features image \

@@ -86,6 +86,11 @@ struct Turns {
     tool: Option<Tool>,
 }
 
+/// The number in an environment variable, by which a search goes on for longer than in each test.
+pub(crate) fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
 /// What the host tool does besides, whenever a CPU passes its turn on: it sees all answers so far,
 /// and returns requests that it makes at once.
 pub(crate) type Tool = Box<dyn FnMut(&[String]) -> Vec<String> + Send>;

@@ -4,6 +4,7 @@
 mod control;
 mod creation;
 mod guests;
+mod hostile_stream;
 mod memory;
 pub(crate) mod moving;
 mod processor;

@@ -54,13 +54,13 @@ pub(crate) struct Seen {
 }
 
 /// One side's end of a channel, until it says Cut.
-struct Side {
+pub(super) struct Side {
     end: End<'static>,
     is_left: bool,
 }
 
 impl Side {
-    fn of(answers: &[String], number: u32, sizes: Sizes) -> Option<Self> {
+    pub(super) fn of(answers: &[String], number: u32, sizes: Sizes) -> Option<Self> {
         let start = std::format!("{number} : channel=");
         let line = answers.iter().find_map(|line| line.strip_prefix(&start))?;
         let at = line.split(' ').next()?.strip_prefix("0x")?;
@@ -70,7 +70,7 @@ impl Side {
         Some(Self { end, is_left: false })
     }
 
-    fn next(&mut self) -> Option<(Header, Vec<u8>)> {
+    pub(super) fn next(&mut self) -> Option<(Header, Vec<u8>)> {
         if self.is_left || self.end.filled().expect("makes sense") < HEADER {
             return None;
         }
@@ -83,7 +83,7 @@ impl Side {
         Some((header, body))
     }
 
-    fn put(&mut self, header: Header, body: &[u8]) {
+    pub(super) fn put(&mut self, header: Header, body: &[u8]) {
         if self.is_left {
             return;
         }
@@ -93,11 +93,11 @@ impl Side {
         self.is_left |= header.kind() == Ok(Kind::Cut);
     }
 
-    fn say(&mut self, kind: Kind) {
+    pub(super) fn say(&mut self, kind: Kind) {
         self.put(Header::new(kind, 0, 0), &[]);
     }
 
-    fn has_room(&self) -> bool {
+    pub(super) fn has_room(&self) -> bool {
         self.end.room().expect("makes sense") > 80 << 10
     }
 }

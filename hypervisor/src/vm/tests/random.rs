@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use super::Op::*;
 use super::processor::{Op, create_several};
+use crate::vm::mock;
 use baremetal::random::Random;
 
 /// In the board's ticks.
@@ -125,8 +126,7 @@ fn run(seed: u64) -> u64 {
 
 #[test]
 fn random_requests_are_answered_within_their_bounds_and_memory_is_as_before() {
-    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
-    let first = number("QUELL_REQUESTS_SEED").unwrap_or(1);
-    let longest = (first..first + number("QUELL_REQUESTS_RUNS").unwrap_or(RUNS)).map(run).max();
+    let first = mock::number("QUELL_REQUESTS_SEED").unwrap_or(1);
+    let longest = (first..first + mock::number("QUELL_REQUESTS_RUNS").unwrap_or(RUNS)).map(run).max();
     std::println!("the longest took {longest:?} % of its bound");
 }
