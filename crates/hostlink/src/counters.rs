@@ -44,8 +44,8 @@ pub struct Beacon {
     /// Physical address of the first [entry](crate::guests::GuestEntry) of a guest.
     pub guests: AtomicU64,
     /// Number of entries, free ones included; 0 if there is one guest, which uses the machine's
-    /// serial ports. Only in that case are `counters` and `vcpu_count` valid: otherwise each entry
-    /// has the rows of its guest.
+    /// serial ports, and an entry of which only the end counts. Only in that case are `counters`
+    /// and `vcpu_count` valid: otherwise each entry has the rows of its guest.
     pub guest_count: AtomicU32,
 }
 

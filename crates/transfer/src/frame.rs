@@ -7,7 +7,7 @@
 //! | `Zeros` | source | guest physical address | nothing: so many pages of zeros (`len` counts them) |
 //! | `Pages` | source | guest physical address | pages |
 //! | `Round` | source | its number | a [`Round`]: all pages that were written before it have been sent |
-//! | `Clock` | source | | a [`Clock`]: the guest stands still |
+//! | `Clock` | source | 1 if it pauses | a [`Clock`]: the guest stands still |
 //! | `State` | source | a [`Section`] | that state |
 //! | `End` | source | number of frames before it | nothing: the guest is complete |
 //! | `Go`, `Ready`, `Runs`, `Absent` | | | nothing: the [hand-over](crate::handover) |

@@ -52,6 +52,8 @@ pub(super) fn incoming(guest: &mut GuestPlan, of: &Fields<'_>, key: &'static str
         None => value.to_owned(),
     };
     guest.arrival.incoming = Some(Address::parse(&address).map_err(|error| of.error(line, &error))?);
-    guest.config.start = Start::Manual;
+    if !of.has("start") {
+        guest.config.start = Start::Manual;
+    }
     Ok(())
 }

@@ -28,6 +28,19 @@ fn refused_line(line: &str) -> String {
 }
 
 #[test]
+fn a_guest_that_may_come_starts_here_if_the_file_says_so() {
+    let start = |line: &str| {
+        let keys = "incoming = \"unix:web.socket\"\nsecret = \"Cargo.toml\"";
+        let text = format!("[[guest]]\nname = \"web\"\n{line}\n{keys}\n");
+        let source = Source::made_up(&workspace::root().join("m.toml"), &text);
+        MachineFile::of(source, Overrides::default()).expect("is one").guests[0].config.start
+    };
+    assert_eq!(start(""), Start::Manual);
+    assert_eq!(start("start = \"auto\""), Start::Auto);
+    assert_eq!(start("start = \"manual\""), Start::Manual);
+}
+
+#[test]
 fn every_key_is_read() {
     let kernel = workspace::root().join("Cargo.toml");
     let text = format!(

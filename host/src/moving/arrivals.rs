@@ -7,9 +7,11 @@ use super::target::{Host, receive, restore};
 use super::wire::{Address, Listener, Secret};
 use crate::machine::control::Found;
 use crate::machine::counters::clock_hz;
+use crate::machine::guests::Entries;
 use crate::machine::spec::Payload;
 use crate::machine_file::MachineFile;
 use crate::prelude::*;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How a guest arrives, instead of being started.
@@ -31,9 +33,15 @@ impl Arrival {
     }
 }
 
+/// In this time the command that sent a guest away has heard of it.
+const HEARD: Duration = Duration::from_millis(500);
+
 /// What all threads of a run's guests have.
+#[derive(Default)]
 struct Shared {
     is_over: AtomicBool,
+    /// The last guest has gone, and none is awaited.
+    has_gone: AtomicBool,
     /// Why the run has to end.
     failure: Mutex<Option<Error>>,
 }
@@ -76,7 +84,7 @@ impl Arrivals {
                 guests.push((plan.name(), listens().map_err(|error| file.source.about(plan, error))?));
             }
         }
-        let shared = Arc::new(Shared { is_over: AtomicBool::new(false), failure: Mutex::new(None) });
+        let shared = Arc::new(Shared::default());
         Ok(Self { guests, shared, threads: Vec::new() })
     }
 
@@ -89,13 +97,27 @@ impl Arrivals {
         self.guests.iter().filter_map(|(_, way)| listener(way)).collect()
     }
 
-    /// The machine runs: its guests may arrive. A failed restoration ends it.
+    /// The machine runs: its guests may arrive. A failed restoration ends it, and so does the last
+    /// guest that goes elsewhere if none is awaited.
     pub(crate) fn begin(&mut self, machine: &mut Machine, spec: &Spec, signals: &Signals) -> Result<()> {
+        let Payload::Quell { bundle, .. } = &spec.payload else {
+            ensure!(self.guests.is_empty(), "guests arrive on Quell alone");
+            return Ok(());
+        };
+        let (ram, beacon) = machine.shared()?;
+        if self.listeners().is_empty() {
+            let (ram, shared, since) = (Arc::clone(&ram), Arc::clone(&self.shared), Cell::new(None));
+            machine.end_when(move || {
+                let have_gone = Entries::have_gone(&ram, beacon).unwrap_or(false);
+                since.set(since.get().filter(|_| have_gone).or(have_gone.then(Instant::now)));
+                let is_over = since.get().is_some_and(|since| since.elapsed() > HEARD);
+                shared.has_gone.store(is_over, Ordering::Relaxed);
+                is_over
+            });
+        }
         if self.guests.is_empty() {
             return Ok(());
         }
-        let Payload::Quell { bundle, .. } = &spec.payload else { bail!("guests arrive on Quell alone") };
-        let (ram, beacon) = machine.shared()?;
         let place = Place {
             machine: machine.found().context("the machine has no hypervisor")?,
             ram,
@@ -126,6 +148,9 @@ impl Arrivals {
         for thread in self.threads.drain(..) {
             thread.join().map_err(|_| anyhow!("a thread of this tool panicked"))?;
         }
+        if self.shared.has_gone.load(Ordering::Relaxed) {
+            eprintln!("quell: no guest is left: the last one has gone to another machine, or to a file");
+        }
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         failure.map_or(Ok(()), Err)
     }
@@ -155,8 +180,14 @@ impl Place {
                 let mut from = Snapshot::open(&path)?;
                 ensure!(from.description == *description, "{} is another file by now", path.display());
                 from.files()?;
-                restore(begin()?, from)?;
-                eprintln!("quell: guest {guest} goes on from {}", path.display());
+                match restore(begin()?, from)?.paused {
+                    0 => eprintln!("quell: guest {guest} goes on from {}", path.display()),
+                    _ => eprintln!(
+                        "quell: guest {guest} is back from {}, and paused, as it was: \
+                         ./quell ctl guest resume {guest}",
+                        path.display()
+                    ),
+                }
                 Ok(())
             }
             Way::Incoming(listener, secret) => {

@@ -153,6 +153,12 @@ impl Stopping {
         }
     }
 
+    /// `count` vCPUs that have never run are as if they had stopped for a pause.
+    pub fn pause_from_the_beginning(&self, count: u32) {
+        self.set(PAUSE);
+        self.stopped.store(count * (ARRIVED + LEFT), Ordering::Release); // Pairs with `left`.
+    }
+
     /// All vCPUs have left, or none has run yet: they may go on. They are to be woken.
     pub fn go_on(&self) {
         self.stopped.store(0, Ordering::Relaxed);

@@ -19,8 +19,8 @@ impl<A: Arch> Host<A> {
         beacon.vcpu_count.store(self.row_count(), Ordering::Relaxed);
         beacon.counter_count.store(Counter::COUNT as u32, Ordering::Relaxed);
         beacon.cpu_count.store(self.sched.cpu_count(), Ordering::Relaxed);
+        beacon.guests.store(self.entries.as_ptr().addr() as u64, Ordering::Relaxed);
         if self.bundle.lists_guests() {
-            beacon.guests.store(self.entries.as_ptr().addr() as u64, Ordering::Relaxed);
             beacon.guest_count.store(self.entries.len() as u32, Ordering::Relaxed);
         }
         self.trace.publish(beacon);

@@ -21,7 +21,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{Ordering, fence};
 use hostlink::config::{Config, MAX_GUESTS, Start};
 use hostlink::exit::ExitCode;
-use hostlink::guests::{Facts, GuestEntry, GuestState};
+use hostlink::guests::{Facts, GONE, GuestEntry, GuestState};
 
 use super::arch::Arch;
 use super::context::Context;
@@ -149,6 +149,7 @@ impl<A: Arch> Host<A> {
 
     pub(super) fn start(&self, vm: &Vm<A>) {
         self.set_state(vm, GuestState::Running, 0);
+        vm.pauses.store(false, Ordering::Relaxed); // By the boot CPU alone.
         vm.go_on();
     }
 
@@ -188,6 +189,14 @@ impl<A: Arch> Host<A> {
         fence(Ordering::SeqCst);
         if !self.lives_beside(MAX_GUESTS) {
             A::exit(self.verdict());
+        }
+    }
+
+    /// The guest of this entry, which is free, has gone elsewhere: the tool learns it if no guest
+    /// is left that lives.
+    pub(super) fn note_last_gone(&self, number: u32) {
+        if !self.lives_beside(MAX_GUESTS) {
+            self.entry(number).set_state(GuestState::Empty, GONE);
         }
     }
 

@@ -57,6 +57,8 @@ pub struct Vm<A: Arch> {
     pub clock: GuestClock,
     /// The session in which it was given to another machine: meaningful while its state says so.
     pub(super) given: AtomicU64,
+    /// Whether it has paused since it ran last: meaningful while it is sent.
+    pub(super) pauses: AtomicBool,
     /// A change of memory that a vCPU's access has caused.
     pub(super) change: OwnChange<A>,
     /// Pending work that each of its vCPUs must check, and how many have stopped.
@@ -186,6 +188,7 @@ fn assemble<A: Arch>(
         files,
         clock: GuestClock::default(),
         given: AtomicU64::new(0),
+        pauses: AtomicBool::new(false),
         change: OwnChange::none(),
         stopping: Stopping::default(),
         turn_wanted: AtomicBool::new(false),

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::Ordering;
 use hostlink::exit::ExitCode;
+use hostlink::guests::GuestState;
 
 use super::arch::Arch;
 use super::machine::{Vm, VpIndex};
@@ -69,6 +70,15 @@ impl<A: Arch> Vm<A> {
         // All of them, not just the boot vCPU: the others find that they wait for start-up, and
         // block.
         self.wake(|_| true);
+    }
+
+    /// A guest whose vCPUs have never run, or have all left, runs, or pauses until it is resumed.
+    pub(super) fn begin(&self, pauses: bool) {
+        if !pauses {
+            return self.host.start(self);
+        }
+        self.stopping.pause_from_the_beginning(self.vcpu_count());
+        self.host.set_state(self, GuestState::Paused, 0);
     }
 
     /// Puts vCPUs that have left their CPUs into queues.

@@ -184,6 +184,8 @@ records! {
         pages: u64 = "{}",
         /// Ticks of the clock for which it stood still, by its own clock.
         stopped: u64 = "{}",
+        /// 1 if it pauses, as it did there.
+        paused: u8 = "{}",
         /// Ticks of the clock per second.
         hz: u64 = "{}",
     }

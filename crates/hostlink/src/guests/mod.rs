@@ -19,6 +19,10 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// Consoles of a guest: its serial ports, in their order.
 pub const CONSOLES: usize = 2;
 
+/// In [`exit`](GuestEntry::exit) of a free entry: its guest has gone to another machine, or to a
+/// file, and was the last one that lived.
+pub const GONE: u32 = 0xff;
+
 macro_rules! states {
     ($($(#[$about:meta])* $variant:ident = $code:literal $name:literal,)+) => {
         /// What a guest does. An entry has the number.

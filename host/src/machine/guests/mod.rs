@@ -4,7 +4,7 @@
 use crate::prelude::*;
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::{BEACON_MAGIC, Beacon};
-use hostlink::guests::{CONSOLES, ConsolePlace, GuestEntry, GuestState, stamp};
+use hostlink::guests::{CONSOLES, ConsolePlace, GONE, GuestEntry, GuestState, stamp};
 use hostlink::name::NAME_BYTES;
 use hostlink::ring::{HEADER_BYTES, Reader, Source, Taken};
 use std::mem::offset_of;
@@ -70,6 +70,22 @@ impl Entries {
         let count = low(field(offset_of!(Beacon, guest_count))?);
         ensure!(count <= MAX_GUESTS, "the hypervisor claims {count} guests");
         Ok(Some(Self { first: field(offset_of!(Beacon, guests))?, count }))
+    }
+
+    /// Whether the last guest that lived has gone to another machine, or to a file.
+    pub(crate) fn have_gone(ram: &Ram, beacon: u64) -> Result<bool> {
+        let Some(Self { first, count }) = Self::find(ram, beacon)? else { return Ok(false) };
+        // One that uses the serial ports has an entry as well.
+        let exit = |index: u32| {
+            let at = first.saturating_add(u64::from(index) * size_of::<GuestEntry>() as u64);
+            ram.load(at.saturating_add(offset_of!(GuestEntry, vcpus) as u64)).map(high)
+        };
+        for index in 0..count.max(1) {
+            if exit(index)? == GONE {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the machine has one guest, which uses its serial ports.

@@ -26,6 +26,23 @@ fn guests_are_read_from_their_entries() {
 }
 
 #[test]
+fn the_last_guest_is_seen_to_have_gone_elsewhere() {
+    for made in [MockGuests::new(2), MockGuests::new(0)] {
+        let have_gone = || Entries::have_gone(&made.ram, BEACON).expect("reads");
+        made.fill(0, "web", GuestState::Running);
+        assert!(!have_gone());
+        made.clear(0);
+        assert!(!have_gone(), "it was destroyed");
+        made.set_state(0, GuestState::Empty, GONE);
+        assert!(have_gone());
+        made.fill(0, "web", GuestState::Running);
+        assert!(!have_gone(), "and another one came");
+    }
+    let empty = Ram::new(0x4000, 0).expect("makes");
+    assert!(!Entries::have_gone(&empty, BEACON).expect("reads"), "it has not begun");
+}
+
+#[test]
 fn entries_that_change_or_make_no_sense_are_left_out() {
     let made = MockGuests::new(1);
     let entries = Entries::find(&made.ram, BEACON).expect("reads").expect("is filled in");

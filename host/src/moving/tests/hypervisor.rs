@@ -97,7 +97,7 @@ impl Side {
     pub(super) fn receive(self: &Arc<Self>) -> Talk {
         self.talk(Sizes::TARGET, 0, false, move |side, line| {
             side.serve_receiving(line)?;
-            Ok(Received { pages: PAGES as u64, stopped: HZ / 100, hz: HZ }.to_string())
+            Ok(Received { pages: PAGES as u64, stopped: HZ / 100, paused: 0, hz: HZ }.to_string())
         })
     }
 

@@ -144,6 +144,27 @@ fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
     });
 }
 
+/// Of a processor with misaligned SSE, which both have.
+#[test]
+fn m7_sse_that_may_be_misaligned_stays_so() {
+    const MXCSR: usize = 24;
+    let with = |has_feature| {
+        let bits = if has_feature { u32::MAX } else { !(1 << 7) };
+        with_guest(&[], |guest| {
+            processor(|processor| {
+                processor.bits = Some(bits);
+                processor.fpu[MXCSR..MXCSR + 4].copy_from_slice(&0x2_1f80_u32.to_le_bytes());
+            });
+            off(guest, |guest| {
+                let mut bytes = vec![0; 1 << 16];
+                describe(guest, &mut Archive::writer(&mut bytes))
+            })
+        })
+    };
+    assert_eq!(with(true), Ok(()));
+    assert_eq!(with(false), Err(Flaw::Value("MXCSR")));
+}
+
 #[test]
 fn m7_a_guest_of_another_kind_of_processor_is_refused() {
     let svm = crate::svm::tests::processor::with_guest(&[], crate::svm::tests::moved::written);

@@ -17,8 +17,10 @@ const ALIGNMENT: usize = 64;
 /// Initial x87 control word and MXCSR, at their places in the FXSAVE image.
 const FCW: (usize, u16) = (0, 0x37f);
 const MXCSR: (usize, u32) = (24, 0x1f80);
-/// Bits of MXCSR that every processor has: others raise #GP where it is loaded.
+/// Bits of MXCSR that every processor has, and the one of those with misaligned SSE: others raise
+/// #GP where it is loaded.
 const MXCSR_BITS: u32 = 0xffff;
+const MXCSR_MISALIGNED: u32 = 1 << 17;
 /// What follows MXCSR in an FXSAVE image. In an XSAVE image a header follows: the components that
 /// it has, and what must be zero.
 const OTHERS: usize = 484;
@@ -92,7 +94,9 @@ impl FpuState {
         let Some((others, rest)) = rest.split_first_chunk_mut::<OTHERS>() else { return Err(Flaw::Short) };
         archive.bytes(first)?;
         let mut value = u32::from_le_bytes(*mxcsr);
-        archive.within(&mut value, MXCSR_BITS).map_err(|flaw| flaw.named("MXCSR"))?;
+        // What a guest is shown has been compared: that feature is on both sides, or on none.
+        let misaligned = (A::cpuid(0x8000_0001, 0).ecx >> 7 & 1) * MXCSR_MISALIGNED;
+        archive.within(&mut value, MXCSR_BITS | misaligned).map_err(|flaw| flaw.named("MXCSR"))?;
         *mxcsr = value.to_le_bytes();
         archive.bytes(others)?;
         if components == 0 {

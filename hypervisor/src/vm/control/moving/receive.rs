@@ -58,6 +58,8 @@ pub(in super::super) struct Receiving<A: Arch> {
     frames: u64,
     pages: u64,
     clock: Clock,
+    /// It paused at the source, and does so here.
+    pauses: bool,
     /// Ticks for which it stood still, by its own clock.
     stopped: u64,
     because: Option<Refusal>,
@@ -91,6 +93,7 @@ impl<A: Arch> Receiving<A> {
             frames: 0,
             pages: 0,
             clock: Clock::default(),
+            pauses: false,
             stopped: 0,
             because: None,
             is_closed: false,
@@ -135,7 +138,7 @@ impl<A: Arch> Receiving<A> {
                     Clock::NOW => 0,
                     at => now.saturating_sub(at),
                 };
-                self.vm.host.start(self.vm);
+                self.vm.begin(self.pauses);
                 if self.vm.has_machines_console() {
                     // What was typed before the guest existed silences the real console.
                     A::receive_console(self.vm);
@@ -272,6 +275,7 @@ impl<A: Arch> Receiving<A> {
             (Kind::Round, Stage::Memory) => {}
             (Kind::Clock, Stage::Memory) => {
                 self.line.read_state(header, 0, |archive| self.clock.describe(archive))?;
+                self.pauses = header.argument != 0;
                 self.set_clock()?;
                 self.stage = Stage::State(Section::Shared);
             }
@@ -305,7 +309,12 @@ impl<A: Arch> Receiving<A> {
     fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
         self.line.give_back(self.host);
         if self.handover == Target::Running {
-            answer.record::<A>(&record::Received { pages: self.pages, stopped: self.stopped, hz: A::hz() });
+            answer.record::<A>(&record::Received {
+                pages: self.pages,
+                stopped: self.stopped,
+                paused: self.pauses.into(),
+                hz: A::hz(),
+            });
             return Ok(Progress::Done);
         }
         Err(self.because.unwrap_or(Refusal::Dropped))

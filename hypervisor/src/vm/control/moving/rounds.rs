@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
 use hostlink::ctl::record;
 use memslots::{Slot, SlotError, SlotId};
 use paging::Progress;
@@ -76,7 +77,8 @@ impl<A: Arch> Sending<A> {
                 let now = A::now();
                 let mut clock =
                     Clock { ticks: vm.clock.at(now), wall_ns: vm.wall_ns(), at: now, hz: A::hz() };
-                self.line.put_state(Kind::Clock, 0, 0, |archive| clock.describe(archive))?;
+                let pauses = vm.pauses.load(Ordering::Relaxed).into();
+                self.line.put_state(Kind::Clock, pauses, 0, |archive| clock.describe(archive))?;
                 self.stage = Stage::State(Section::Shared);
             }
             Stage::State(section) => {
@@ -152,6 +154,9 @@ impl<A: Arch> Sending<A> {
     pub(super) fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
         self.line.give_back(self.host);
         let away = u8::from(self.handover == Source::Away);
+        if away != 0 {
+            self.host.note_last_gone(self.number);
+        }
         let Self { rounds, sent: Round { pages, zeros, .. }, stopped, longest, .. } = *self;
         answer.record::<A>(&record::Sent { away, rounds, pages, zeros, stopped, longest, hz: A::hz() });
         self.because.map_or(Ok(Progress::Done), Err)

@@ -73,6 +73,7 @@ pub(in super::super) struct Sending<A: Arch> {
     pub(super) host: &'static Host<A>,
     /// The guest. It is gone when it has been destroyed.
     pub(super) vm: &'static Vm<A>,
+    pub(super) number: u32,
     pub(super) line: Line<A>,
     pub(super) handover: Source,
     pub(super) stage: Stage<A>,
@@ -112,6 +113,7 @@ impl<A: Arch> Sending<A> {
         line.show_clock();
         let session = if is_given { vm.given.load(Ordering::Relaxed) } else { session };
         vm.given.store(session, Ordering::Relaxed); // By the boot CPU alone.
+        vm.pauses.fetch_or(vm.host.state_of(vm.number) == GuestState::Paused, Ordering::Relaxed);
         answer.record::<A>(&record::Channel { channel: line.place(), session, given: is_given.into() });
         let (handover, stage) = match (is_given, way) {
             (true, _) => (Source::Given, Stage::Offered),
@@ -121,6 +123,7 @@ impl<A: Arch> Sending<A> {
         let mut sending = Self {
             host: vm.host,
             vm,
+            number: vm.number,
             line,
             handover,
             stage,
@@ -161,7 +164,7 @@ impl<A: Arch> Sending<A> {
         self.longest = self.longest.max(A::now() - start);
         match progress {
             Ok(progress) => Ok(progress),
-            Err(why) if self.may_fail() => {
+            Err(why) if self.because.is_none() && self.handover.may_cancel() => {
                 self.fail(why);
                 Ok(Progress::More)
             }
@@ -174,10 +177,6 @@ impl<A: Arch> Sending<A> {
     fn hurries(&self, start: u64) -> bool {
         let copies = matches!(self.stage, Stage::Whole(..) | Stage::Pages(..));
         (copies || self.stopped_at.is_some()) && A::now() - start < A::ticks_of_us(STEP_US)
-    }
-
-    fn may_fail(&self) -> bool {
-        self.because.is_none() && self.handover.may_cancel()
     }
 
     /// It cannot be sent: tells the tool, and goes back.
@@ -309,7 +308,7 @@ impl<A: Arch> Sending<A> {
             Act::Run(_) => {
                 self.is_cancelled = true;
                 if former == Source::Given {
-                    self.vm.host.start(self.vm);
+                    self.vm.begin(self.vm.pauses.load(Ordering::Relaxed));
                 } else {
                     self.go_on();
                 }
