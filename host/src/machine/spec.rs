@@ -191,6 +191,10 @@ impl Spec {
         }
         args.pair("-machine", machine);
         args.pair("-cpu", cpu.qemu());
+        if version.major >= 10 {
+            // A disk that interrupts by its pin would keep it high (`docs/qemu.md`).
+            args.words("-global nvme.dbcs=off");
+        }
     }
 
     /// Two serial ports on PCI, for control channel and log. The end is reported in the beacon.

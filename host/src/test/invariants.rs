@@ -117,7 +117,7 @@ const ALLOCATES: &[Group] = &[
     ("hypervisor/src/arm64", &[("audit/auditor.rs", 1), ("controls/processor.rs", 1)]),
     ("hypervisor/src/arm64", &[("guest/mod.rs", 5), ("vcpu/state.rs", 2)]),
     ("hypervisor/src/devices", &[("pc/ioapic.rs", 1)]),
-    ("hypervisor/src/iommu", &[("amd_vi.rs", 1), ("lines.rs", 1), ("messages.rs", 1), ("routes.rs", 1)]),
+    ("hypervisor/src/iommu", &[("amd_vi.rs", 1), ("lines/mod.rs", 1), ("messages.rs", 1), ("routes.rs", 1)]),
     ("hypervisor/src/owned", &[("functions.rs", 5), ("shared.rs", 1), ("slots.rs", 2)]),
     ("hypervisor/src/sched", &[("balance.rs", 1), ("groups.rs", 2), ("ledger/group.rs", 2)]),
     ("hypervisor/src/sched", &[("ledger/mod.rs", 2), ("queue/lines.rs", 1), ("queue/mod.rs", 3)]),

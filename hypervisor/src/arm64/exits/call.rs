@@ -72,7 +72,7 @@ fn turn_off<A: Arm64>(context: &mut Context<'_, A>) -> Next {
     {
         let mut distributor = context.vm.guest.distributor.lock();
         let effect = context.state.gic.release(&mut distributor);
-        devices::perform(context.vm, effect, &distributor);
+        devices::perform_returned(context.vm, effect, &distributor, &mut context.state.alarm);
     }
     context.state.activity = Activity::Off;
     context.vcpu.inbox.power.turn_off();

@@ -28,14 +28,21 @@ fn perform_all<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) 
             vm.notify(vcpu);
         }
     }
-    if let Some(devices) = vm.guest.common.devices {
-        effect.ended.iter().for_each(|intid| devices.routes.sample(intid));
-    }
     for post in effect.posts(distributor) {
         let Some(vcpu) = vm.vcpus.get(usize::from(post.vcpu)) else { continue };
         vcpu.inbox.interrupts.post_spi(post.intid);
         vm.notify(vcpu);
     }
+}
+
+/// The same for what a vCPU has returned: real lines whose interrupts have ended are looked at, now
+/// or when its alarm says.
+pub fn perform_returned<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor, alarm: &mut u64) {
+    let Some(devices) = vm.guest.common.devices else { return perform(vm, effect, distributor) };
+    for us in effect.ended.iter().filter_map(|intid| devices.routes.sample(intid)) {
+        *alarm = (*alarm).min(A::now().saturating_add(A::ticks_of_us(us)));
+    }
+    perform(vm, effect, distributor);
 }
 
 impl<A: Arm64> Receiver for Vm<A> {
@@ -109,6 +116,8 @@ pub fn wake<A: Arm64>(vm: &Vm<A>) {
 /// looks again when it is due next.
 fn ring<A: Arm64>(context: &mut Context<'_, A>) {
     let vm = context.vm;
+    // It may have waited for this instead, or as well.
+    vm.guest.common.devices.iter().for_each(|devices| devices.routes.resume());
     let (level, due) = {
         let mut rtc = vm.guest.rtc.lock();
         rtc.update(vm.wall_ns());

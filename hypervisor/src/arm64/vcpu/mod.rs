@@ -216,7 +216,7 @@ pub fn take_signals<A: Arm64>(context: &mut Context<'_, A>) {
 fn settle_interrupts<A: Arm64>(context: &mut Context<'_, A>) {
     let mut distributor = context.vm.guest.distributor.lock();
     let effect = context.state.gic.settle(&mut distributor);
-    devices::perform(context.vm, effect, &distributor);
+    devices::perform_returned(context.vm, effect, &distributor, &mut context.state.alarm);
 }
 
 /// The processor with a vCPU's state. Interrupts are masked.

@@ -147,6 +147,11 @@ pub(crate) fn on_interrupt(intid: u32) -> bool {
     devices.routes.deliver(intid)
 }
 
+/// Register with the command and, above it, the status.
+const COMMAND_STATUS: u16 = 0x04;
+/// Its bit that says that the function wants an interrupt by its pin.
+const INTERRUPT_STATUS: u32 = 1 << 19;
+
 /// The bus: configuration space in memory.
 struct HostBus {
     ecam: Range<u64>,
@@ -191,6 +196,10 @@ impl Gate for HostBus {
         if let Some(intid) = self.intid(line) {
             gic::aim(intid, cpu);
         }
+    }
+
+    fn is_high(&self, function: Address) -> bool {
+        self.read(function, COMMAND_STATUS) & INTERRUPT_STATUS != 0
     }
 }
 

@@ -5,6 +5,7 @@ use crate::iommu::lines::{Gate, Lines, MachineDevices};
 use crate::iommu::smmu;
 use crate::owned::{Functions, nodes};
 use crate::svm::tests::machine::{Machine, NVME};
+use ::pci::Address;
 use ::pci::function::Windows;
 use hostlink::name::Name;
 
@@ -19,6 +20,10 @@ impl Gate for Wires {
     fn set_open(&self, _: usize, _: bool) {}
 
     fn aim(&self, _: usize, _: u64) {}
+
+    fn is_high(&self, _: Address) -> bool {
+        false
+    }
 }
 
 /// With the real table a guest could send any interrupt, if something else than the hypervisor

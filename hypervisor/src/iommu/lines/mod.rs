@@ -14,8 +14,13 @@
 //! A before B: while the SPI is high the line is masked. D before E: the device was served between
 //! C and D, or interrupts again. So a masked line always has an SPI that is high, and no interrupt
 //! is lost.
+//!
+//! A device that does not lower its line, though it was served, would have its guest do nothing
+//! else, as QEMU's NVMe does (`docs/qemu.md`). So if the line is still high at D many times in a
+//! row, E comes after a pause, by a timer of the vCPU.
 
 use alloc::vec::Vec;
+use arrayvec::ArrayVec;
 use pci::function::Interrupts as Wanted;
 use pci::{Address, Function, Physical};
 use spin::Mutex;
@@ -31,6 +36,17 @@ pub enum Wired {}
 
 /// The machine's functions and SMMUs.
 pub type MachineDevices = owned::MachineDevices<Wired>;
+
+/// So often in a row a line may still be high when the guest ends its interrupt.
+const IN_A_ROW: u32 = 64;
+/// The pause from then on, in microseconds. A few are long: Linux gives up an interrupt for good
+/// that comes 100,000 times for nothing, unless there are 100 ms without it.
+const PAUSE_US: u64 = 1000;
+const LONG_PAUSE_US: u64 = 150_000;
+const LONG_ONE_OF: u32 = 1 << 14;
+
+/// At most so many functions use a line: all of the first bus.
+const USERS_MAX: usize = 256;
 
 /// The line of a pin (1 for INTA, to 4) of a function on the first bus.
 pub const fn line_of(function: Address, pin: u8) -> Option<usize> {
@@ -56,6 +72,8 @@ pub trait Gate: Send + Sync {
     fn set_open(&self, line: usize, is_open: bool);
     /// Has a line, which is masked, interrupt the CPU with this affinity.
     fn aim(&self, line: usize, cpu: u64);
+    /// Whether a function wants an interrupt by its pin.
+    fn is_high(&self, function: Address) -> bool;
 }
 
 /// Where the lines go.
@@ -63,21 +81,25 @@ pub struct Lines {
     gate: &'static dyn Gate,
     /// The function by which the hypervisor is controlled: its line is the hypervisor's own.
     own: Option<(Address, usize)>,
-    to: Mutex<[Route; PCI_LINES]>,
+    to: Mutex<[Option<&'static dyn Receiver>; PCI_LINES]>,
+    /// Locked after `to`, or after a distributor.
+    uses: Mutex<[Use; PCI_LINES]>,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Route {
-    to: Option<&'static dyn Receiver>,
-    /// Functions that use it.
-    users: u32,
+#[derive(Default)]
+struct Use {
+    by: ArrayVec<Address, USERS_MAX>,
+    /// How often in a row it was still high.
+    in_a_row: u32,
+    /// It is masked until a pause is over.
+    is_paused: bool,
 }
 
 impl Lines {
     /// All lines are masked, except for the one of the hypervisor's own function, pin A.
     pub fn new(gate: &'static dyn Gate, own: Option<Address>) -> Self {
         let own = own.and_then(|own| Some((own, line_of(own, 1)?)));
-        Self { gate, own, to: Mutex::default() }
+        Self { gate, own, to: Mutex::default(), uses: Mutex::default() }
     }
 
     /// Whether the hypervisor's own function has this line.
@@ -85,12 +107,11 @@ impl Lines {
         self.own.is_some_and(|(_, own)| own == line)
     }
 
-    fn take(&self, line: usize, guest: &'static dyn Receiver) {
-        let mut routes = self.to.lock();
-        let Some(route) = routes.get_mut(line) else { return };
-        route.users += 1;
-        if route.users == 1 {
-            route.to = Some(guest);
+    fn take(&self, line: usize, function: Address, guest: &'static dyn Receiver) {
+        let (mut routes, mut uses) = (self.to.lock(), self.uses.lock());
+        let (Some(to), Some(used)) = (routes.get_mut(line), uses.get_mut(line)) else { return };
+        if used.by.try_push(function).is_ok() && used.by.len() == 1 {
+            *to = Some(guest);
             if let Some(cpu) = guest.cpu(line) {
                 self.gate.aim(line, cpu);
             }
@@ -98,12 +119,12 @@ impl Lines {
         }
     }
 
-    fn free(&self, line: usize) {
-        let mut routes = self.to.lock();
-        let Some(route) = routes.get_mut(line) else { return };
-        route.users = route.users.saturating_sub(1);
-        if route.users == 0 {
-            route.to = None;
+    fn free(&self, line: usize, function: Address) {
+        let (mut routes, mut uses) = (self.to.lock(), self.uses.lock());
+        let (Some(to), Some(used)) = (routes.get_mut(line), uses.get_mut(line)) else { return };
+        used.by.retain(|by| *by != function);
+        if used.by.is_empty() {
+            (*to, *used) = (None, Use::default());
             self.gate.set_open(line, false);
         }
     }
@@ -115,7 +136,7 @@ impl Lines {
         // Held during delivery: once a guest's route is gone, nobody uses the guest because of it.
         let routes = self.to.lock();
         self.gate.set_open(line, false);
-        if let Some(guest) = routes.get(line).and_then(|route| route.to) {
+        if let Some(guest) = routes.get(line).and_then(|to| *to) {
             guest.raise(pci_intid(line));
         }
         true
@@ -123,10 +144,28 @@ impl Lines {
 
     /// A guest has ended the interrupt of a line that is its own, which was high for it. The lock
     /// of the guest's distributor is held, which is taken in [`deliver`](Self::deliver) after that
-    /// of the routes: so the routes are not looked at.
-    pub fn sample(&self, intid: u8) {
-        if let Some(line) = (0..PCI_LINES).find(|&line| pci_intid(line) == intid) {
+    /// of the routes: so the routes are not looked at. If it returns microseconds, the line is
+    /// masked still, and [`resume`](Self::resume) is to be called after them.
+    pub fn sample(&self, intid: u8) -> Option<u64> {
+        let line = (0..PCI_LINES).find(|&line| pci_intid(line) == intid)?;
+        let mut uses = self.uses.lock();
+        let used = uses.get_mut(line)?;
+        let is_high = used.by.iter().any(|&by| self.gate.is_high(by));
+        used.in_a_row = if is_high { used.in_a_row.wrapping_add(1) } else { 0 };
+        used.is_paused = used.in_a_row > IN_A_ROW;
+        if !used.is_paused {
             self.gate.set_open(line, true);
+            return None;
+        }
+        Some(if used.in_a_row % LONG_ONE_OF == 0 { LONG_PAUSE_US } else { PAUSE_US })
+    }
+
+    /// A pause is over: the lines that were kept back interrupt again.
+    pub fn resume(&self) {
+        for (line, used) in self.uses.lock().iter_mut().enumerate() {
+            if core::mem::take(&mut used.is_paused) {
+                self.gate.set_open(line, true);
+            }
         }
     }
 }
@@ -205,14 +244,14 @@ impl Interrupts<Wired> for Pin {
     fn follow(
         &mut self,
         machine: &MachineDevices,
-        _: &Given,
+        given: &Given,
         to: &'static dyn Receiver,
         wanted: &Function,
     ) -> bool {
         let is_on = wanted.interrupts() == Wanted::Intx;
         if let Some(line) = self.line.filter(|_| is_on && !self.is_taken) {
             self.is_taken = true;
-            machine.routes.take(line, to);
+            machine.routes.take(line, given.physical.address, to);
         }
         is_on
     }
@@ -228,111 +267,10 @@ impl Interrupts<Wired> for Pin {
         }
         if let Some(line) = self.line.filter(|_| self.is_taken) {
             self.is_taken = false;
-            machine.routes.free(line);
+            machine.routes.free(line, *address);
         }
     }
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-    use alloc::boxed::Box;
-    use pci::ConfigSpace;
-    use pci::function::Windows;
-
-    /// Configuration space with a device that has an identity and pin A only.
-    struct Space;
-
-    impl ConfigSpace for Space {
-        fn read(&self, _: Address, register: u16) -> u32 {
-            match register {
-                0 => 0x1234_5678,
-                INTERRUPT => 0x100,
-                _ => 0,
-            }
-        }
-
-        fn write(&self, _: Address, _: u16, _: u32) {}
-    }
-
-    /// A function with pin A, and as a guest sees it.
-    pub(crate) fn function() -> (Physical, Function) {
-        let at = Address::new(0, 2, 0).unwrap();
-        let physical = Physical::read(&Space, at).unwrap();
-        let shown = Function::new(&physical, Windows { low: 0..0, high: 0..0 });
-        (physical, shown)
-    }
-
-    #[derive(Default)]
-    struct Machine {
-        open: Mutex<[bool; PCI_LINES]>,
-        aims: Mutex<Vec<(usize, u64)>>,
-        delivered: Mutex<Vec<u8>>,
-    }
-
-    impl Gate for Machine {
-        fn intid(&self, line: usize) -> Option<u32> {
-            (line != 3).then_some(100 + line as u32)
-        }
-
-        fn set_open(&self, line: usize, is_open: bool) {
-            self.open.lock()[line] = is_open;
-        }
-
-        fn aim(&self, line: usize, cpu: u64) {
-            assert!(!self.open.lock()[line], "it would interrupt the former CPU");
-            self.aims.lock().push((line, cpu));
-        }
-    }
-
-    impl Receiver for Machine {
-        fn raise(&self, intid: u8) {
-            assert!(!self.open.lock().iter().any(|open| *open), "masked before it is high");
-            self.delivered.lock().push(intid);
-        }
-
-        fn cpu(&self, number: usize) -> Option<u64> {
-            Some(number as u64 + 7)
-        }
-    }
-
-    #[test]
-    fn pins_are_wired_to_the_lines_in_turn() {
-        let line = |device, pin| line_of(Address::new(0, device, 0).unwrap(), pin);
-        assert_eq!([line(0, 1), line(1, 1), line(1, 4), line(6, 2)], [Some(0), Some(1), Some(0), Some(3)]);
-        assert_eq!([line(1, 0), line(1, 5)], [None, None]);
-    }
-
-    #[test]
-    fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
-        let machine: &'static Machine = Box::leak(Box::default());
-        let lines = Lines::new(machine, Address::new(0, 1, 0));
-        assert!(lines.is_own(1) && !lines.is_own(2));
-        assert!(!lines.deliver(101), "the hypervisor's own");
-        assert!(!lines.deliver(103), "none");
-        lines.take(2, machine);
-        assert!(machine.open.lock()[2]);
-        assert_eq!(*machine.aims.lock(), [(2, 9)], "one of the guest's CPUs");
-        assert!(lines.deliver(102));
-        assert_eq!(*machine.delivered.lock(), [pci_intid(2)]);
-        assert!(!machine.open.lock()[2]);
-        lines.sample(pci_intid(2));
-        assert!(machine.open.lock()[2]);
-        assert!(lines.deliver(102));
-        assert_eq!(machine.delivered.lock().len(), 2, "it was still high");
-    }
-
-    #[test]
-    fn a_line_of_nobody_is_masked() {
-        let machine: &'static Machine = Box::leak(Box::default());
-        let lines = Lines::new(machine, None);
-        lines.take(0, machine);
-        lines.take(0, machine);
-        lines.free(0);
-        assert!(machine.open.lock()[0], "another function uses it");
-        lines.free(0);
-        assert!(!machine.open.lock()[0]);
-        assert!(lines.deliver(100), "it was on its way");
-        assert_eq!(*machine.delivered.lock(), []);
-    }
-}
+pub(crate) mod tests;
