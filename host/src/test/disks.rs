@@ -2,18 +2,23 @@
 
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};
-use crate::guest::cache;
+use crate::guest::cache::{self, NotToBeHad};
 use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
+use crate::vm::disk_loader;
 use hostlink::config::FlushMode;
 
-pub(super) const ROWS: [Case; 3] = [
+pub(super) const ROWS: [Case; 4] = [
     act("debian_disk_boots", boots)
         .about("a disk made of packages boots, systemd and apt are well, and a file outlives a reboot")
         .only_long()
         .on_both(),
     act("debian_boots_on_quell", boots_on_quell)
         .about("the same as a guest of Quell that owns disk and network card")
+        .only_long()
+        .on_both(),
+    act("debian_upgrades_its_kernel", upgrades)
+        .about("apt installs another kernel in a guest of Quell, and that one runs after a reboot")
         .only_long()
         .on_both(),
     act("a_disk_is_intact_after_hard_resets", hard_resets)
@@ -24,7 +29,7 @@ pub(super) const ROWS: [Case; 3] = [
 
 /// For a boot, and for a command: in the machine's own time.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(300);
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What has to be well at the first boot.
 const CHECKS: &[&str] = &[
@@ -39,6 +44,13 @@ const CHECKS: &[&str] = &[
 /// And at the second.
 const KEPT: &str = "[ \"$(cat /root/file)\" = kept ]";
 const RESETS: u32 = 20;
+/// Before the reboot of an upgrade. The disk's kernels need no initial RAM disk.
+const UPGRADE: &[&str] = &[
+    "uname -r > /root/old",
+    "INITRD=No apt-get -qy install --no-install-recommends \
+     linux-image-6.12-cloud-$(dpkg --print-architecture) > /root/log 2>&1",
+];
+const UPGRADED: &[&str] = &["[ $(uname -r) != $(cat /root/old) ]", "! dmesg | grep 'nobody cared'"];
 
 fn boots(room: &Room<'_>) -> Result<()> {
     let (arch, disk) = (room.platform.arch(), room.directory.join("debian.img"));
@@ -52,14 +64,15 @@ fn boots_twice(spec: &Spec) -> Result<()> {
     Session::start(spec)?.run(&[KEPT]).context("at the second boot")
 }
 
-/// A machine with Quell, whose guest owns a copy of the disk and a network card.
-fn on_quell(room: &Room<'_>, disk: &Path) -> Result<Spec> {
+/// A machine with Quell, whose guest owns a copy of the disk and a network card. It starts this
+/// kernel, which may be firmware.
+fn on_quell(room: &Room<'_>, disk: &Path, (kernel, is_firmware): (PathBuf, bool)) -> Result<Spec> {
     let arch = room.platform.arch();
     copy_for_tests(arch, disk)?;
     let guest = Guest {
         platform: room.platform,
-        kernel: cache::guest_files(arch, false)?.kernel,
-        is_firmware: false,
+        kernel,
+        is_firmware,
         initrd: None,
         cmdline: format!("{} {ROOT} quiet", arch.console()),
         vcpus: 2,
@@ -74,13 +87,28 @@ fn on_quell(room: &Room<'_>, disk: &Path) -> Result<Spec> {
 }
 
 fn boots_on_quell(room: &Room<'_>) -> Result<()> {
-    boots_twice(&on_quell(room, &room.directory.join("debian.img"))?)
+    boots_twice(&on_quell(room, &room.directory.join("debian.img"), outside(room)?)?)
+}
+
+/// A kernel that is not on the disk.
+fn outside(room: &Room<'_>) -> Result<(PathBuf, bool)> {
+    Ok((cache::guest_files(room.platform.arch(), false)?.kernel, false))
+}
+
+fn upgrades(room: &Room<'_>) -> Result<()> {
+    let loader = disk_loader(room.platform.arch())?;
+    let mut session = Session::start(&on_quell(room, &room.directory.join("debian.img"), loader)?)?;
+    session.run_all(&["apt-get -qq update"]).context(NotToBeHad("Debian's archive".into()))?;
+    session.run_all(UPGRADE)?;
+    session.machine.type_text("reboot\n")?;
+    session.log_in().context("after the upgrade")?;
+    session.run(UPGRADED)
 }
 
 /// The guest writes all the time, and resets itself without warning.
 fn hard_resets(room: &Room<'_>) -> Result<()> {
     let disk = room.directory.join("debian.img");
-    let mut session = Session::start(&on_quell(room, &disk)?)?;
+    let mut session = Session::start(&on_quell(room, &disk, outside(room)?)?)?;
     for number in 1..=RESETS {
         let writes = "rm -f /root/v4; (while :; do for i in 1 2 3 4; do dd if=/dev/urandom of=/root/w$i \
              bs=64k count=32 conv=fsync 2>/dev/null; mv /root/w$i /root/v$i; done; done) &";
@@ -123,14 +151,20 @@ impl Session {
         Ok(())
     }
 
-    /// Types commands, each of which has to succeed; then switches the machine off.
-    fn run(mut self, commands: &[&str]) -> Result<()> {
+    /// Types commands, each of which has to succeed.
+    fn run_all(&mut self, commands: &[&str]) -> Result<()> {
         for command in commands {
             // The terminal repeats the command, which has no number in it.
             self.machine.type_text(&format!("{command}; echo status-$?\n"))?;
             self.expect("status-0", COMMAND_TIMEOUT).with_context(|| format!("{command} did not succeed"))?;
             self.expect("# ", COMMAND_TIMEOUT)?;
         }
+        Ok(())
+    }
+
+    /// The same; then switches the machine off.
+    fn run(mut self, commands: &[&str]) -> Result<()> {
+        self.run_all(commands)?;
         self.machine.type_text("systemctl poweroff\n")?;
         let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
         let is_off = matches!(outcome.end, End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff));
