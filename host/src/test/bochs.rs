@@ -5,7 +5,7 @@
 
 use super::cases::{Body, ProbeEnd, REBOOTS, STALE, THRASH, WORK, case, hostile, probe, talk};
 use super::checks::Check;
-use super::several::cycles;
+use super::several::{cycles, moving};
 use crate::check::On;
 use crate::image::Entry;
 use crate::machine::bochs::{Bochs, Tlb};
@@ -154,7 +154,7 @@ pub(super) const PLANTED_ON_VMX: [Case; 13] = [
         .about("and a processor refuses the host's tag for a guest"),
 ];
 
-pub(super) const ROWS: [Case; 24] = [
+pub(super) const ROWS: [Case; 25] = [
     check("bochs_tlbcheck_on_2_cpus", on(2, On::Quell)).about("tlbcheck finds nothing wrong with Quell"),
     check("bochs_tlbcheck_on_4_cpus", on(4, On::Quell)).about("nor on four CPUs"),
     check("bochs_tlbcheck_amid_drops", on(2, On::Quell))
@@ -227,6 +227,10 @@ pub(super) const ROWS: [Case; 24] = [
         .about("what a processor lists of the pages that it stores to is in the guest's log")
         .with(&["paranoid=on", "nested_page=2M"])
         .on(SKYLAKE),
+    act("bochs_a_guest_moves_often", moving::moves_often)
+        .about("a guest that looks for what is stale moves to another machine and back, and finds nothing")
+        .on(RYZEN)
+        .also(ON_VMX, SKYLAKE),
     act("bochs_reboot_reboots", REBOOTS)
         .about("a guest that is reset finds none of its former entries")
         .on(RYZEN)

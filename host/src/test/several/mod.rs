@@ -11,7 +11,7 @@ mod heard;
 mod life;
 mod memory;
 mod misuse;
-mod moving;
+pub(super) mod moving;
 mod random;
 mod shared;
 mod shares;
@@ -78,6 +78,9 @@ pub(super) const ROWS: &[Case] = &[
         .on_both(),
     act("m1_a_guest_moves_there_and_back", moving::moves)
         .about("a guest that stores is moved to another machine in vain, then there, and back")
+        .on_both(),
+    act("m1_a_guest_moves_often", moving::moves_often)
+        .about("a guest that looks for what is stale moves there and back many times, and finds nothing")
         .on_both(),
     act("several_come_and_go_on_arm", cycles::come_and_go)
         .about("guests are created, boot and are destroyed over and over, and no memory is lost")

@@ -2,9 +2,14 @@
 
 use super::*;
 use crate::moving::{self, Address, Destination, Manner, Moved, Secret, Wanted};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::thread;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
+/// For a guest that boots, and for its way to another machine and back.
+const TIMEOUT_BOOT: Duration = Duration::from_secs(90);
+const TIMEOUT_TRIP: Duration = Duration::from_secs(60);
 /// An emulated machine is slow, and its rounds are long.
 const WANTED: Wanted =
     Wanted { downtime: Duration::from_secs(2), rounds: 30, throttle: false, at_any_cost: false };
@@ -90,38 +95,90 @@ pub(super) fn is_saved(room: &Room<'_>) -> Result<()> {
     })
 }
 
-pub(super) fn moves(room: &Room<'_>) -> Result<()> {
-    let parts = Parts::of(room);
-    let secret = room.directory.join("secret");
-    fs::write(&secret, "only these machines know this")?;
-    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600))?;
-    let to = |name: &str| -> Result<Destination> {
-        let address = format!("unix:{}", room.directory.join(name).display());
+/// Machines that send guests to each other.
+struct Ways<'a> {
+    room: &'a Room<'a>,
+    secret: PathBuf,
+    /// That nobody listens at.
+    port: u16,
+}
+
+impl<'a> Ways<'a> {
+    fn of(room: &'a Room<'_>) -> Result<Self> {
+        let secret = room.directory.join("secret");
+        fs::write(&secret, "only these machines know this")?;
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600))?;
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        Ok(Self { room, secret, port })
+    }
+
+    /// One of them by TCP.
+    fn to(&self, name: &str) -> Result<Destination> {
+        let address = match name {
+            "back" => format!("tcp:127.0.0.1:{}", self.port),
+            _ => format!("unix:{}", self.room.directory.join(name).display()),
+        };
         let address = Address::parse(&address).map_err(anyhow::Error::msg)?;
-        Ok(Destination { address, secret: Secret::read(&secret)? })
-    };
-    let comes = |name: &str| -> Result<String> {
-        let keys = format!("incoming = \"{}\"\nsecret = {secret:?}", to(name)?.address);
-        Ok(bare(name, 2, "128M", &keys))
-    };
-    let text = [bare("subject", 2, "128M", ""), comes("back")?, bare("beside", 1, "32M", "")].concat();
+        Ok(Destination { address, secret: Secret::read(&self.secret)? })
+    }
+
+    /// The keys of a guest that comes from elsewhere.
+    fn comes(&self, name: &str) -> Result<String> {
+        Ok(format!("incoming = \"{}\"\nsecret = {:?}", self.to(name)?.address, self.secret))
+    }
+
+    /// A guest goes, is here no more, and runs there.
+    fn go(
+        &self,
+        (here, from): (&Stage<'_>, &str),
+        (there, to): (&mut Stage<'_>, &str),
+        how: &Manner,
+    ) -> Result<Moved> {
+        let moved = moving::migrate(&here.origin(from)?, &self.to(to)?, how)?;
+        ensure!(moved.away && here.guest(from)?.is_none(), "it is still here: {moved:?}");
+        there.until_it_is(to, GuestState::Running)?;
+        Ok(moved)
+    }
+}
+
+/// Bytes per second, of which some seconds are needed.
+const SLOWLY: u64 = 4 * MIB;
+
+/// Ways to be moved that end here, and what is said of each. The last one is ended by Ctrl-C.
+fn in_vain(room: &Room<'_>) -> [(Manner, &'static str); 3] {
+    let never = Wanted { downtime: Duration::from_nanos(1), rounds: 2, ..WANTED };
+    let slowed = Wanted { throttle: true, ..never };
+    let by_hand = Manner { signals: Signals::default(), bandwidth: Some(SLOWLY), ..manner(room, WANTED) };
+    [(manner(room, never), "given up"), (manner(room, slowed), "given up"), (by_hand, "cancelled")]
+}
+
+pub(super) fn moves(room: &Room<'_>) -> Result<()> {
+    let (parts, ways) = (Parts::of(room), Ways::of(room)?);
+    let subject = |name, keys: &str| bare(name, 2, "128M", keys);
+    let other = bare("beside", 1, "32M", "");
+    let text = [subject("subject", ""), subject("back", &ways.comes("back")?), other.clone()].concat();
     let mut here = room.play(&text, TIMEOUT, |stage| parts.begin(stage, "subject"))?;
-    let text = [comes("there")?, bare("beside", 1, "32M", "")].concat();
-    let go = |stage: &Stage<'_>, from: &str, name: &str, wanted: Wanted| -> Result<Moved> {
-        moving::migrate(&stage.origin(from)?, &to(name)?, &manner(room, wanted))
-    };
+    let text = [subject("there", &ways.comes("there")?), other].concat();
     beside(room, "other", |room| {
         room.play(&text, TIMEOUT, |there| {
             there.until_shown("beside", READY, 0)?;
             here.until_shown("beside", READY, 0)?;
-            let never = Wanted { downtime: Duration::from_nanos(1), rounds: 2, ..WANTED };
             let mut before = [here.memory()?, there.memory()?];
-            for _ in 0..2 {
+            for (how, why) in in_vain(room) {
                 // The first time, it becomes known how its memory is logged.
                 before[0] = here.memory()?;
-                let error =
-                    go(&here, "subject", "there", never).err().context("it fits into a nanosecond")?;
-                ensure!(format!("{error:#}").contains("given up"), error);
+                let (from, to, signals) = (here.origin("subject")?, ways.to("there")?, how.signals.clone());
+                let error = thread::scope(|scope| {
+                    scope.spawn(|| {
+                        thread::sleep(Duration::from_millis(500));
+                        if why == "cancelled" {
+                            signals.catch(2);
+                        }
+                    });
+                    moving::migrate(&from, &to, &how).err()
+                });
+                let error = error.with_context(|| format!("it is not {why}"))?;
+                ensure!(format!("{error:#}").contains(why), error);
                 parts.check(&mut here, "subject")?;
                 there.until("what was made for it is gone", |there| {
                     let is_gone = there.guest("there")?.is_none();
@@ -130,13 +187,72 @@ pub(super) fn moves(room: &Room<'_>) -> Result<()> {
             }
             here.has_memory(&before[0])?;
 
-            let moved = go(&here, "subject", "there", WANTED)?;
-            ensure!(moved.away && here.guest("subject")?.is_none(), "it is still here: {moved:?}");
+            ways.go((&here, "subject"), (there, "there"), &manner(room, WANTED))?;
             parts.check(there, "there")?;
-            let moved = go(there, "there", "back", WANTED)?;
-            ensure!(moved.away && there.guest("there")?.is_none(), "it is still there: {moved:?}");
+            let slowly = Manner { bandwidth: Some(SLOWLY), ..manner(room, WANTED) };
+            let moved = ways.go((there, "there"), (&mut here, "back"), &slowly)?;
+            let seconds = moved.seconds.ceil() as u64 + 1;
+            ensure!(moved.bytes <= seconds * SLOWLY, "it was sent faster than it may be: {moved:?}");
             parts.check(&mut here, "back")
         })
         .map(drop)
     })
+}
+
+/// How often a guest goes to another machine and back: on one that remembers, by default, `--long`.
+const TRIPS: [u32; 3] = [1, 5, 50];
+const FRESH: &str = "all is fresh";
+const IS_STALE: &str = "this is stale";
+
+/// A guest whose readers look for what is stale, until a line is typed.
+fn reading(name: &str, keys: &str) -> String {
+    let reads = "stale --threads 4 --seconds 1 --report /dev/null";
+    let exec = format!("(while {reads}; do echo {FRESH}; done; echo {IS_STALE}) & read line; echo good bye");
+    let size = "vcpus = 4\nmemory = \"128M\"\ncmdline = \"quiet\"";
+    format!("\n[[guest]]\nname = \"{name}\"\n{size}\nexec = \"{exec}\"\n{keys}\n")
+}
+
+/// Its readers have looked once more, and find nothing.
+fn reads_on(stage: &mut Stage<'_>, name: &str) -> Result<()> {
+    let from = stage.length(name)?;
+    stage.until(&format!("{name} shows '{FRESH}'"), |stage| {
+        ensure!(!stage.has_shown(name, IS_STALE, 0)?, "{name} finds what is stale");
+        stage.find(name, FRESH, from)
+    })?;
+    Ok(())
+}
+
+pub(in crate::test) fn moves_often(room: &Room<'_>) -> Result<()> {
+    let ways = Ways::of(room)?;
+    let [few, usual, long] = TRIPS;
+    let trips = match room.platform {
+        Platform::Bochs(_) => few,
+        _ if room.is_long => long,
+        _ => usual,
+    };
+    let (limit, how) = (TIMEOUT_BOOT + TIMEOUT_TRIP * trips, manner(room, WANTED));
+    // Neither machine ends while its guest is elsewhere: it may come.
+    let [here, there] = ["here", "there"].map(|name| ways.comes(name));
+    let machine = |guest: &str| format!("[machine]\ncpus = 2\n{guest}");
+    let text = machine(&reading("here", &format!("start = \"auto\"\n{}", here?)));
+    let mut here = room.play(&text, limit, |stage| {
+        stage.until_it_is("here", GuestState::Running)?;
+        reads_on(stage, "here")
+    })?;
+    beside(room, "other", |room| {
+        room.play(&machine(&reading("there", &there?)), limit, |there| {
+            for trip in 0..trips {
+                let about = || format!("trip {trip}");
+                ways.go((&here, "here"), (there, "there"), &how).with_context(about)?;
+                reads_on(there, "there").with_context(about)?;
+                ways.go((there, "there"), (&mut here, "here"), &how).with_context(about)?;
+                reads_on(&mut here, "here").with_context(about).map_err(|error| here.explain(error))?;
+            }
+            Ok(())
+        })
+        .map(drop)
+    })?;
+    let ended = here.end("here", "\n")?;
+    ensure!(ended.shown("here").contains("good bye"), "it does not say good bye");
+    Ok(())
 }

@@ -327,7 +327,7 @@ impl Stage<'_> {
     }
 
     /// Adds to an error what the consoles and the log end with.
-    fn explain(&self, error: Error) -> Error {
+    pub(super) fn explain(&self, error: Error) -> Error {
         let heard = self.heard();
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let processors = if self.hung.get() { self.machine.processors() } else { String::new() };
