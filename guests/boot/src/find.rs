@@ -31,62 +31,65 @@ const KERNEL: &str = "/boot/vmlinuz-";
 const INITRDS: [(&str, &str); 3] =
     [("/boot/initrd.img-", ""), ("/boot/initramfs-", ".img"), ("/boot/initrd-", "")];
 
+/// A way to find it on a filesystem, which says why there it is of no use. `None` if nothing is
+/// there for it.
+type Way<F> = fn(&F, usize) -> Option<Result<Choice, String>>;
+
 /// Finds the kernel to start. If there is none, says what was looked for.
 ///
 /// # Errors
 ///
 /// There is none: a line about each thing that was tried.
-pub fn find(files: &impl Files) -> Result<Choice, Vec<String>> {
+pub fn find<F: Files>(files: &F) -> Result<Choice, Vec<String>> {
+    let ways: [(Way<F>, String); 3] = [
+        (by_entries, entries::PLACES.map(|(place, _)| format!("{place}/*.conf")).join(", ")),
+        (by_grub, grub::PLACES.join(", ")),
+        (by_name, format!("{}, {KERNEL}*", LINKS.map(|(link, _)| link).join(", "))),
+    ];
     let mut tried = Vec::new();
-    if files.count() == 0 {
-        let entries = entries::PLACES.map(|(place, _)| place).join("/*.conf, ");
-        let others = LINKS.map(|(link, _)| link).join(", ");
-        let configurations = grub::PLACES.join(", ");
-        tried.push(format!("looked for on an ext4: {entries}/*.conf, {configurations}, {others}, {KERNEL}*"));
+    if files.volumes().is_empty() {
+        let all = ways.each_ref().map(|(_, looks_for)| looks_for.as_str());
+        tried.push(format!("looked for on an ext4: {}", all.join(", ")));
     }
-    for way in [by_entries, by_grub, by_name] {
-        for volume in 0..files.count() {
-            match way(files, volume).and_then(|choice| complete(files, choice)) {
+    for (way, looks_for) in &ways {
+        for (volume, about) in files.volumes().iter().enumerate() {
+            let choice = way(files, volume).unwrap_or_else(|| Err(format!("no {looks_for}")));
+            match choice.and_then(|choice| complete(files, choice)) {
                 Ok(choice) => return Ok(choice),
-                Err(why) => tried.push(format!("{}: {why}", files.name(volume))),
+                Err(why) => tried.push(format!("{}: {why}", about.name)),
             }
         }
     }
     Err(tried)
 }
 
-fn by_entries<F: Files>(files: &F, volume: usize) -> Result<Choice, String> {
-    let places = entries::PLACES.map(|(place, _)| place).join("/*.conf, ");
-    entries::default(files, volume).ok_or_else(|| format!("no {places}/*.conf"))
+fn by_entries<F: Files>(files: &F, volume: usize) -> Option<Result<Choice, String>> {
+    entries::default(files, volume).map(Ok)
 }
 
-fn by_grub<F: Files>(files: &F, volume: usize) -> Result<Choice, String> {
-    let place = grub::PLACES.iter().find(|place| files.size(volume, place).is_some());
-    let place = place.ok_or_else(|| format!("no {}", grub::PLACES.join(", ")))?;
-    grub::default(files, volume, place).map_err(|why| format!("{place}: {why}"))
+fn by_grub<F: Files>(files: &F, volume: usize) -> Option<Result<Choice, String>> {
+    let place = grub::PLACES.iter().find(|place| files.size(volume, place).is_some())?;
+    Some(grub::default(files, volume, place).map_err(|why| format!("{place}: {why}")))
 }
 
-fn by_name<F: Files>(files: &F, volume: usize) -> Result<Choice, String> {
+fn by_name<F: Files>(files: &F, volume: usize) -> Option<Result<Choice, String>> {
     let is_there = |path: &str| files.size(volume, path).is_some();
-    let linked = LINKS.iter().find(|(kernel, _)| is_there(kernel));
-    let (kernel, initrd) = match linked {
+    let (kernel, initrd) = match LINKS.iter().find(|(kernel, _)| is_there(kernel)) {
         Some((kernel, initrd)) => (kernel.to_string(), Some(initrd.to_string())),
         None => {
             let names = files.names(volume, "/boot");
             let versions = names.iter().filter_map(|name| name.strip_prefix("vmlinuz-"));
-            let newest = versions.max_by(|a, b| compare(a, b));
-            let version =
-                newest.ok_or_else(|| format!("no {}, {KERNEL}*", LINKS.map(|(link, _)| link).join(", ")))?;
+            let version = versions.max_by(|a, b| compare(a, b))?;
             let named = INITRDS.map(|(begin, end)| format!("{begin}{version}{end}"));
             (format!("{KERNEL}{version}"), named.into_iter().find(|path| is_there(path)))
         }
     };
-    Ok(Choice {
+    Some(Ok(Choice {
         said_by: kernel.clone(),
         kernel: (volume, kernel),
         initrds: initrd.filter(|path| is_there(path)).map(|path| (volume, path)).into_iter().collect(),
-        words: format!("root={} rw", files.root(volume)),
-    })
+        words: format!("root={} rw", files.volumes()[volume].root),
+    }))
 }
 
 /// All files of a choice have to be there.

@@ -4,9 +4,8 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use core::arch::asm;
 use core::ops::Range;
-use core::{iter, slice};
+use core::slice;
 
-use baremetal::pages::Page;
 use baremetal::x86_64::boot::image_end;
 use baremetal::x86_64::info::BootInfo;
 use boot::find::{Choice, Place};
@@ -21,16 +20,13 @@ const CODE: u64 = 0x10;
 const DATA: u64 = 0x18;
 static TABLE: [u64; 4] = [0, 0, 0x00af_9b00_0000_ffff, 0x00cf_9300_0000_ffff];
 
-/// What the kernel reads when it begins.
-static PARAMS: Page = Page::new();
-static COMMAND_LINE: Page = Page::new();
-
 /// E820's type of RAM.
 const RAM: u32 = 1;
 
 /// A kernel in its place.
 pub(crate) struct Loaded {
     start: u64,
+    params: &'static [u8],
 }
 
 /// Reads kernel and initial RAM disk, and makes the parameters.
@@ -71,17 +67,19 @@ pub(crate) fn load(info: &BootInfo, volumes: &Volumes, choice: &Choice) -> Resul
         next += size(place).next_multiple_of(4);
     }
     let words = format!("{} {}", choice.words, info.command_line);
-    set_command_line(words.trim(), image.header.cmdline_size.get() as usize)?;
+    let (words, most) = (words.trim(), image.header.cmdline_size.get() as usize);
+    if words.len() > most {
+        return Err(format!("its command line has {} bytes, and the kernel takes {most}", words.len()));
+    }
     let reserved = info.reserved.iter().map(|(range, kind)| (Range::from(*range), *kind));
     let params = image.boot_params(Told {
         start: start as u32,
-        command_line: COMMAND_LINE.address() as u32,
+        command_line: format!("{words}\0").leak().as_ptr().addr() as u32,
         initrd: (initrd_size != 0).then_some(initrd as u32..next as u32),
         rsdp: info.rsdp,
         map: ram().map(|ram| (ram, RAM)).chain(reserved),
     });
-    put(&PARAMS, &params);
-    Ok(Loaded { start })
+    Ok(Loaded { start, params: params.to_vec().leak() })
 }
 
 /// # Safety
@@ -95,8 +93,8 @@ unsafe fn memory(start: u64, size: u64) -> &'static mut [u8] {
 /// Reads a file's beginning: as much as there is room for, which it has.
 fn read(volumes: &Volumes, (volume, path): &Place, into: &mut [u8]) -> Result<(), String> {
     let failed = |why: String| format!("{path}: {why}");
-    let volume = volumes.all.get(*volume).ok_or_else(|| failed("there is no such filesystem".to_string()))?;
-    let mut file = volume.ext4.open(path.as_str()).map_err(|why| failed(why.to_string()))?;
+    let ext4 = volumes.ext4.get(*volume).ok_or_else(|| failed("there is no such filesystem".to_string()))?;
+    let mut file = ext4.open(path.as_str()).map_err(|why| failed(why.to_string()))?;
     let mut left = into;
     while !left.is_empty() {
         match file.read_bytes(left).map_err(|why| failed(why.to_string()))? {
@@ -105,25 +103,6 @@ fn read(volumes: &Volumes, (volume, path): &Place, into: &mut [u8]) -> Result<()
         }
     }
     Ok(())
-}
-
-fn set_command_line(words: &str, most: usize) -> Result<(), String> {
-    // With the zero at its end.
-    if words.len() > most || words.len() >= size_of::<Page>() {
-        return Err(format!("its command line has {} bytes, and the kernel takes {most}", words.len()));
-    }
-    put(&COMMAND_LINE, words.as_bytes());
-    Ok(())
-}
-
-/// Puts bytes into an empty page.
-fn put(page: &Page, bytes: &[u8]) {
-    for (index, chunk) in bytes.chunks(8).enumerate() {
-        let padded = chunk.iter().copied().chain(iter::repeat(0));
-        let mut word = [0; 8];
-        word.iter_mut().zip(padded).for_each(|(to, from)| *to = from);
-        page.write_at(index, &[u64::from_le_bytes(word)]);
-    }
 }
 
 impl Loaded {
@@ -146,7 +125,7 @@ impl Loaded {
                 data = in(reg) DATA,
                 code = in(reg) CODE,
                 entry = in(reg) self.start + ENTRY_64,
-                in("rsi") PARAMS.address(),
+                in("rsi") self.params.as_ptr(),
                 options(noreturn),
             )
         }

@@ -5,7 +5,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 
-use ext4_view::{Ext4, PathBuf};
+use ext4_view::Ext4;
 
 use crate::disk::Shared;
 use crate::table::partitions;
@@ -15,43 +15,39 @@ const TEXT_MAX: u64 = 1 << 20;
 /// The most files of a directory that are looked at.
 const FILES_MAX: usize = 1024;
 
+/// What is known of a filesystem besides its files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// Its disk, from 0, and its partition, from 1, or 0 for all of the disk.
+    pub place: (usize, u32),
+    /// Its UUID.
+    pub uuid: String,
+    /// Its label.
+    pub label: String,
+    /// Its name for people.
+    pub name: String,
+    /// Its name for Linux's `root=`.
+    pub root: String,
+}
+
 /// What a search for files needs of filesystems, which have numbers from 0. Tests have another one.
 pub trait Files {
-    /// How many there are.
-    fn count(&self) -> usize;
+    /// All of them.
+    fn volumes(&self) -> &[Volume];
     /// A text file. Links are followed.
     fn text(&self, volume: usize, path: &str) -> Option<String>;
     /// Bytes of a file.
     fn size(&self, volume: usize, path: &str) -> Option<u64>;
     /// Names in a directory.
     fn names(&self, volume: usize, path: &str) -> Vec<String>;
-    /// The filesystem with this UUID.
-    fn with_uuid(&self, uuid: &str) -> Option<usize>;
-    /// The filesystem with this label.
-    fn with_label(&self, label: &str) -> Option<usize>;
-    /// That on a disk, from 0, and its partition, from 1, or 0 for all of the disk.
-    fn at(&self, disk: usize, partition: u32) -> Option<usize>;
-    /// Its name for Linux's `root=`.
-    fn root(&self, volume: usize) -> String;
-    /// Its name for people.
-    fn name(&self, volume: usize) -> String;
-}
-
-/// A filesystem.
-pub struct Volume {
-    place: (usize, u32),
-    name: String,
-    /// Its name for Linux's `root=`.
-    root: String,
-    /// The filesystem; nothing is looked for on others than ext4.
-    pub ext4: Ext4,
 }
 
 /// All filesystems, and what is to be said of each partition.
 #[derive(Default)]
 pub struct Volumes {
-    /// The filesystems.
-    pub all: Vec<Volume>,
+    volumes: Vec<Volume>,
+    /// The filesystems; nothing is looked for on others than ext4.
+    pub ext4: Vec<Ext4>,
     /// A line for each partition, or disk without any.
     pub seen: Vec<String>,
 }
@@ -66,70 +62,44 @@ impl Volumes {
         };
         for partition in found {
             let number = partition.number;
-            let (place, device) = match number {
+            let (name, device) = match number {
                 0 => (format!("{name}, without partitions"), format!("/dev/nvme{disk}n1")),
                 _ => (format!("{name}, partition {number}"), format!("/dev/nvme{disk}n1p{number}")),
             };
             match Ext4::load(Box::new(partition.part)) {
                 Ok(ext4) => {
-                    self.seen.push(format!("{place}: ext4 {}", ext4.uuid()));
+                    let uuid = ext4.uuid().to_string();
+                    self.seen.push(format!("{name}: ext4 {uuid}"));
+                    let label = ext4.label().to_str().unwrap_or_default().to_string();
                     let root = partition.name.unwrap_or(device);
-                    self.all.push(Volume { place: (disk, number), name: place, root, ext4 });
+                    self.volumes.push(Volume { place: (disk, number), uuid, label, name, root });
+                    self.ext4.push(ext4);
                 }
-                Err(why) => self.seen.push(format!("{place}: no ext4 that can be read ({why})")),
+                Err(why) => self.seen.push(format!("{name}: no ext4 that can be read ({why})")),
             }
         }
-    }
-
-    fn ext4(&self, volume: usize) -> Option<&Ext4> {
-        Some(&self.all.get(volume)?.ext4)
-    }
-
-    fn number(&self, is_it: impl Fn(&Volume) -> bool) -> Option<usize> {
-        self.all.iter().position(is_it)
     }
 }
 
 impl Files for Volumes {
-    fn count(&self) -> usize {
-        self.all.len()
+    fn volumes(&self) -> &[Volume] {
+        &self.volumes
     }
 
     fn text(&self, volume: usize, path: &str) -> Option<String> {
         let is_short = self.size(volume, path)? <= TEXT_MAX;
-        let bytes = is_short.then(|| self.ext4(volume)?.read(path).ok()).flatten()?;
+        let bytes = is_short.then(|| self.ext4.get(volume)?.read(path).ok()).flatten()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn size(&self, volume: usize, path: &str) -> Option<u64> {
-        let data = self.ext4(volume)?.metadata(path).ok()?;
+        let data = self.ext4.get(volume)?.metadata(path).ok()?;
         data.file_type().is_regular_file().then(|| data.len())
     }
 
     fn names(&self, volume: usize, path: &str) -> Vec<String> {
-        let entries =
-            self.ext4(volume).and_then(|ext4| ext4.read_dir(PathBuf::try_from(path).ok()?.as_path()).ok());
+        let entries = self.ext4.get(volume).and_then(|ext4| ext4.read_dir(path).ok());
         let names = entries.into_iter().flatten().take(FILES_MAX).map_while(Result::ok);
         names.filter_map(|entry| Some(entry.file_name().as_str().ok()?.to_string())).collect()
-    }
-
-    fn with_uuid(&self, uuid: &str) -> Option<usize> {
-        self.number(|volume| volume.ext4.uuid().to_string().eq_ignore_ascii_case(uuid))
-    }
-
-    fn with_label(&self, label: &str) -> Option<usize> {
-        self.number(|volume| volume.ext4.label().to_str() == Ok(label))
-    }
-
-    fn at(&self, disk: usize, partition: u32) -> Option<usize> {
-        self.number(|volume| volume.place == (disk, partition))
-    }
-
-    fn root(&self, volume: usize) -> String {
-        self.all.get(volume).map(|volume| volume.root.clone()).unwrap_or_default()
-    }
-
-    fn name(&self, volume: usize) -> String {
-        self.all.get(volume).map(|volume| volume.name.clone()).unwrap_or_default()
     }
 }

@@ -109,7 +109,7 @@ fn a_filesystem_with_wrong_bytes_is_refused_or_read() {
         volumes.add(0, &shared(image));
         let mut bytes = vec![0; 10];
         if let Ok(choice) = find(&volumes) {
-            let file = volumes.all[choice.kernel.0].ext4.open(choice.kernel.1.as_str());
+            let file = volumes.ext4[choice.kernel.0].open(choice.kernel.1.as_str());
             let _ = file.map(|mut file| file.read_bytes(&mut bytes));
         }
     });
