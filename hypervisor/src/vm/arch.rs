@@ -180,9 +180,7 @@ pub unsafe trait Arch: Board {
     /// # Errors
     ///
     /// What is wrong with a state that is read, or why this one cannot be written.
-    fn describe_shared(_vm: &Vm<Self>, _: &mut Archive<'_>) -> Result<(), Flaw> {
-        Err(Flaw::Unmovable("this architecture describes no guests"))
-    }
+    fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw>;
 
     /// Describes a vCPU: its private state, and what is posted to it. No vCPU runs. When it is
     /// read, what the vCPUs share has been read before.
@@ -191,13 +189,11 @@ pub unsafe trait Arch: Board {
     ///
     /// As above.
     fn describe_vcpu(
-        _vm: &Vm<Self>,
-        _state: &mut Self::State,
-        _inbox: &Self::Inbox,
-        _: &mut Archive<'_>,
-    ) -> Result<(), Flaw> {
-        Err(Flaw::Unmovable("this architecture describes no guests"))
-    }
+        vm: &Vm<Self>,
+        state: &mut Self::State,
+        inbox: &Self::Inbox,
+        archive: &mut Archive<'_>,
+    ) -> Result<(), Flaw>;
 
     /// Address ranges where no memory can be added.
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region>;

@@ -77,31 +77,23 @@ enum Way<'a> {
 pub struct Archive<'a> {
     way: Way<'a>,
     at: usize,
-    base: u64,
 }
 
 impl<'a> Archive<'a> {
     /// Writes a state to the beginning of `bytes`.
     pub const fn writer(bytes: &'a mut [u8]) -> Self {
-        Self { way: Way::Write(bytes), at: 0, base: 0 }
+        Self { way: Way::Write(bytes), at: 0 }
     }
 
     /// Reads the state that is all of `bytes`.
     pub const fn reader(bytes: &'a [u8]) -> Self {
-        Self { way: Way::Read(bytes), at: 0, base: 0 }
+        Self { way: Way::Read(bytes), at: 0 }
     }
 
     /// Gives each field a random value that it may have.
     #[cfg(any(test, feature = "random"))]
     pub const fn random(seed: u64) -> Self {
-        Self { way: Way::Random(seed), at: 0, base: 0 }
-    }
-
-    /// The guest's clock is by so many ticks ahead of the machine's (modulo 2^64): for
-    /// [`time`](Self::time).
-    #[must_use]
-    pub const fn with_clock(self, base: u64) -> Self {
-        Self { base, ..self }
+        Self { way: Way::Random(seed), at: 0 }
     }
 
     /// Whether fields get values.
@@ -138,18 +130,6 @@ impl<'a> Archive<'a> {
         Ok(())
     }
 
-    /// A time by the machine's clock, `u64::MAX` for never: it is passed on by the guest's clock,
-    /// which goes on where it was.
-    ///
-    /// # Errors
-    ///
-    /// That it cannot be read.
-    pub fn time(&mut self, field: &mut u64) -> Result<(), Flaw> {
-        let base = self.base;
-        let by = |base: u64, time: u64| if time == u64::MAX { time } else { time.wrapping_add(base) };
-        self.through(field, |time| by(base, *time), |time| Some(by(base.wrapping_neg(), time)))
-    }
-
     /// A value that follows from the configuration: it is not changed, and the same on both sides.
     ///
     /// # Errors
@@ -161,21 +141,6 @@ impl<'a> Archive<'a> {
             there.describe(self)?;
         }
         if there == here { Ok(()) } else { Err(Flaw::Differs(what, here, there)) }
-    }
-
-    /// A field that has only values which `may` admits.
-    ///
-    /// # Errors
-    ///
-    /// [`Flaw::Value`], or that it cannot be read.
-    pub fn only<T: Described>(&mut self, field: &mut T, may: impl Fn(&T) -> bool) -> Result<(), Flaw> {
-        for _ in 0..self.draws() {
-            field.describe(self)?;
-            if !self.is_reading() || may(field) {
-                return Ok(());
-            }
-        }
-        Err(Flaw::Value(""))
     }
 
     /// A field that has only values which `kept` leaves as they are: bits that are not reserved, an
@@ -213,33 +178,27 @@ impl<'a> Archive<'a> {
         self.fixed(field, |value| value & may)
     }
 
-    /// The elements of a list that has room for `most`, at most 65,535. When it is read, `clear`
-    /// empties it, and `put` adds each.
+    /// The elements of a list that has room for `most`, at most 65,535.
     ///
     /// # Errors
     ///
     /// [`Flaw::Value`] if there are more, or that they cannot be read.
-    pub fn list<L, T>(
-        &mut self,
-        list: &mut L,
-        most: usize,
-        clear: impl Fn(&mut L),
-        put: impl Fn(&mut L, T),
-    ) -> Result<(), Flaw>
+    pub fn list<L, T>(&mut self, list: &mut L, most: usize) -> Result<(), Flaw>
     where
         for<'b> &'b L: IntoIterator<Item = &'b T>,
+        L: Default + Extend<T>,
         T: Described + Copy + Default,
     {
         let mut len = (&*list).into_iter().count() as u16;
-        self.only(&mut len, |&len| usize::from(len) <= most)?;
+        self.through(&mut len, |len| *len, |len| Some(len).filter(|len| usize::from(*len) <= most))?;
         if !self.is_reading() {
             return (&*list).into_iter().try_for_each(|&(mut element)| element.describe(self));
         }
-        clear(list);
+        *list = L::default();
         for _ in 0..len {
             let mut element = T::default();
             element.describe(self)?;
-            put(list, element);
+            list.extend([element]);
         }
         Ok(())
     }
@@ -323,31 +282,63 @@ const fn next_byte(seed: &mut u64) -> u8 {
 /// Describes a structure by its fields, all of which must be named:
 ///
 /// * first those that are passed on, in the stream's order, each with what it must be, if not
-///   all values are ones of it: `[|value| value & MASK]`, as [`Archive::fixed`] takes it, or
-///   `(|value, archive| …)`, as [`Archive::by`] does;
+///   all values are ones of it: `& MASK`, as [`Archive::within`] takes it, `[|value| …]` as
+///   [`Archive::fixed`], or `(|value, archive| …)` as [`Archive::by`];
 /// * after `same`, numbers that follow from the configuration, which must be equal on both sides;
 /// * after `stays`, those that the receiver has of its own: say why beside them.
 ///
 /// ```
-/// use transfer::{Archive, Described, Flaw, fields};
-///
 /// struct Timer { count: u32, hz: u64, last_look: u64 }
 ///
-/// impl Described for Timer {
-///     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-///         // When somebody looked last is a time of the machine.
-///         fields!(self, archive: count; same hz; stays last_look)
-///     }
-/// }
+/// // When somebody looked last is a time of the machine.
+/// transfer::described!(Timer: count & 0xffff; same hz; stays last_look);
 /// ```
+///
+/// An enumeration is described by its values, as [`Archive::choice`] takes them, and a structure
+/// around one value by that field, `0`:
+///
+/// ```
+/// #[derive(Clone, Copy, PartialEq)]
+/// enum Mode { Off, On }
+/// struct Flags(u8);
+///
+/// transfer::described!(Mode: [Self::Off, Self::On]);
+/// transfer::described!(Flags: 0 & 0x7f);
+/// ```
+#[macro_export]
+macro_rules! described {
+    (@impl $Type:ty, $this:ident, $archive:ident, $described:expr) => {
+        impl $crate::Described for $Type {
+            fn describe(&mut self, $archive: &mut $crate::Archive<'_>) -> Result<(), $crate::Flaw> {
+                let $this = self;
+                $described
+            }
+        }
+    };
+    ($Type:ty: [$($value:expr),*]) => {
+        $crate::described!(@impl $Type, this, archive, archive.choice(this, &[$($value),*]));
+    };
+    ($Type:ty: 0 $($how:tt)*) => {
+        $crate::described!(@impl $Type, this, archive, {
+            let Self(value) = this;
+            $crate::fields!(@one archive value $($how)*)
+        });
+    };
+    ($Type:ty: $($fields:tt)*) => {
+        $crate::described!(@impl $Type, this, archive, $crate::fields!(this, archive: $($fields)*));
+    };
+}
+
+/// The same as an expression, for a description that has more than fields.
 #[macro_export]
 macro_rules! fields {
     (@one $archive:ident $field:ident) => { $crate::Described::describe($field, $archive) };
+    (@one $archive:ident $field:ident & $mask:expr) => { $archive.within($field, $mask) };
     (@one $archive:ident $field:ident [$kept:expr]) => { $archive.fixed($field, $kept) };
     (@one $archive:ident $field:ident ($way:expr)) => { $archive.by($field, $way) };
-    ($value:expr, $archive:ident: $($field:ident $([$kept:expr])? $(($way:expr))?),* $(; same $($same:ident),*)? $(; stays $($stays:ident),*)?) => {{
+    ($value:expr, $archive:ident: $($field:ident $([$kept:expr])? $(($way:expr))? $(& $mask:expr)?),* $(; same $($same:ident),*)? $(; stays $($stays:ident),*)?) => {{
         let Self { $($field,)* $($($same,)*)? $($($stays: _,)*)? } = $value;
-        $($crate::fields!(@one $archive $field $([$kept])? $(($way))?).map_err(|flaw| flaw.named(stringify!($field)))?;)*
+        $($crate::fields!(@one $archive $field $([$kept])? $(($way))? $(& $mask)?).map_err(|flaw| flaw.named(stringify!($field)))?;)*
         $($($archive.same(stringify!($same), u64::from(*$same))?;)*)?
         Ok::<(), $crate::Flaw>(())
     }};

@@ -1,7 +1,7 @@
 //! Archives of a made-up device.
 
 use super::*;
-use crate::fields;
+use crate::described;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mode {
@@ -10,11 +10,7 @@ enum Mode {
     On,
 }
 
-impl Described for Mode {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.choice(self, &[Self::Off, Self::On])
-    }
-}
+described!(Mode: [Self::Off, Self::On]);
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Device {
@@ -26,10 +22,9 @@ struct Device {
     looked: u64,
 }
 
-impl Described for Device {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: mode, counts [|counts| counts.map(|count| count & 0xfff)], due (|due, archive| due.describe(archive)), level; same hz; stays looked)
-    }
+described! { Device:
+    mode, counts [|counts| counts.map(|count| count & 0xfff)],
+    due (|due, archive| due.describe(archive)), level; same hz; stays looked
 }
 
 fn written(device: &mut Device) -> Vec<u8> {
@@ -55,22 +50,6 @@ fn m5_each_field_arrives_and_what_stays_is_the_receivers() {
         let mut here = Device { hz: 7, looked: 2, due: Some(1), ..Device::default() };
         read(&mut here, &written(&mut there)).expect("is read");
         assert_eq!(here, Device { looked: 2, ..there });
-    }
-}
-
-#[test]
-fn m4_a_time_goes_on_by_the_guests_clock() {
-    let mut bytes = [0; 16];
-    let mut archive = Archive::writer(&mut bytes).with_clock(100);
-    for mut time in [1000, u64::MAX] {
-        archive.time(&mut time).expect("fits");
-    }
-    // There the machine's clock was at 1000 when the guest's was at 1100; here at 7.
-    let mut archive = Archive::reader(&bytes).with_clock(1100 - 7);
-    for expected in [7, u64::MAX] {
-        let mut time = 0;
-        archive.time(&mut time).expect("is read");
-        assert_eq!(time, expected);
     }
 }
 
@@ -115,7 +94,7 @@ fn m6_bits_and_lengths_are_bounded() {
     assert_eq!(Archive::writer(&mut [0]).within(&mut field, 4), Err(Flaw::Value("")), "nobody could read it");
     let list = |bytes: &[u8]| {
         let (mut archive, mut list) = (Archive::reader(bytes), vec![7_u8]);
-        archive.list(&mut list, 3, Vec::clear, Vec::push)?;
+        archive.list(&mut list, 3)?;
         archive.finish().map(|_| list)
     };
     assert_eq!(list(&[2, 0, 8, 9]), Ok(vec![8, 9]));
@@ -124,12 +103,12 @@ fn m6_bits_and_lengths_are_bounded() {
     let mut bytes = [0; 4];
     let mut archive = Archive::writer(&mut bytes);
     let mut list = vec![8_u8, 9];
-    assert_eq!(archive.list(&mut list, 3, Vec::clear, Vec::push), Ok(()));
+    assert_eq!(archive.list(&mut list, 3), Ok(()));
     assert_eq!((archive.finish(), bytes, &list[..]), (Ok(4), [2, 0, 8, 9], &[8, 9][..]));
     for seed in 0..20 {
         let mut list = Vec::<u8>::new();
         let mut archive = Archive::random(seed);
-        assert_eq!(archive.list(&mut list, 3, Vec::clear, Vec::push), Ok(()));
+        assert_eq!(archive.list(&mut list, 3), Ok(()));
         assert_eq!((archive.within(&mut field, 0x0f), list.len() <= 3, field < 16), (Ok(()), true, true));
     }
 }

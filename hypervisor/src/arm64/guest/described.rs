@@ -4,7 +4,7 @@
 use coherence::tlbi::Stage2Tlb;
 use transfer::{Archive, Described, Flaw};
 
-use super::{QUEUE_MAX, Shared, Uart, VecDeque, identity};
+use super::{QUEUE_MAX, Shared, Uart, identity};
 use crate::arm64::processor::Arm64;
 use crate::vm::Vm;
 
@@ -63,6 +63,8 @@ impl Described for Uart {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         let Self { device, waiting } = self;
         device.describe(archive)?;
-        archive.list(waiting, QUEUE_MAX, VecDeque::clear, VecDeque::push_back)
+        archive.list(waiting, QUEUE_MAX)?;
+        waiting.reserve(QUEUE_MAX - waiting.len());
+        Ok(())
     }
 }

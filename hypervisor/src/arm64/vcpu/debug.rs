@@ -6,7 +6,7 @@
 //!
 //! Source: Arm DDI 0487, D2 "AArch64 Self-hosted Debug", and D24.3 for the registers.
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described, fields};
 
 use super::registers::Name;
 
@@ -138,11 +138,7 @@ impl Default for Debug {
     }
 }
 
-impl Described for Point {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: value, control)
-    }
-}
+described!(Point: value, control);
 
 impl Described for Debug {
     /// Of the bits that the processor gets, the guest may have written each.
@@ -152,9 +148,9 @@ impl Described for Debug {
                 points.map(|point| Point { value: point.value & !3, control: point.control & control })
             }
         };
-        fields!(self, archive: control [|control| control & MDSCR_KEPT],
-            channel_interrupts [|interrupts| interrupts & MDCCINT_KEPT], is_locked,
-            claims [|claims| claims & CLAIMS], breakpoints [points(BREAK_KEPT)],
+        fields!(self, archive: control & MDSCR_KEPT,
+            channel_interrupts & MDCCINT_KEPT, is_locked,
+            claims & CLAIMS, breakpoints [points(BREAK_KEPT)],
             watchpoints [points(WATCH_KEPT)])
     }
 }

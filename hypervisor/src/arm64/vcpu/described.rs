@@ -1,6 +1,6 @@
 //! A vCPU that is written or read by its description.
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described, fields};
 
 use super::inject::{AARCH32, EL0, EL1H, EL1T, MODE};
 use super::state::{Activity, VcpuState};
@@ -59,17 +59,9 @@ impl<P: Processor> Described for VcpuState<P> {
     }
 }
 
-impl Described for Activity {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.choice(self, &[Self::Running, Self::Halted, Self::Off])
-    }
-}
+described!(Activity: [Self::Running, Self::Halted, Self::Off]);
 
-impl Described for FloatState {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: v, control, status)
-    }
-}
+described!(FloatState: v, control, status);
 
 impl Described for Configuration {
     /// Whether an SError pends. The rest of HCR_EL2 is the hypervisor's, and stays.

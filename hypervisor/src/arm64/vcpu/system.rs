@@ -2,7 +2,7 @@
 //!
 //! Source: Arm DDI 0487, D1.2; Arm IHI 0069H, section 12.4.
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described};
 
 use super::exchanged::Register;
 #[cfg(doc)]
@@ -177,11 +177,7 @@ impl SystemRegisters {
     }
 }
 
-impl Described for SystemRegisters {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: common, keys, deferred, matrix, tcr, timers)
-    }
-}
+described!(SystemRegisters: common, keys, deferred, matrix, tcr, timers);
 
 impl Timers {
     /// As the processor has them.
@@ -269,11 +265,7 @@ pub(super) struct VirtualInterface {
     seven: Priorities7,
 }
 
-impl Described for VirtualInterface {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: main, six, seven)
-    }
-}
+described!(VirtualInterface: main, six, seven);
 
 impl VirtualInterface {
     pub(super) const fn reset() -> Self {

@@ -5,7 +5,7 @@
 //! confuses the two (pitfall H13).
 
 use hostlink::config::ApicIds;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// The assignment of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +14,7 @@ pub struct Assignment {
     reversed: bool,
 }
 
-impl Described for Assignment {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: ; same vcpus, reversed)
-    }
-}
+described!(Assignment: ; same vcpus, reversed);
 
 impl Assignment {
     /// The ids of `vcpus` vCPUs.

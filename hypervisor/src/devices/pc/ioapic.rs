@@ -4,7 +4,7 @@
 use super::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use arrayvec::ArrayVec;
 use bitfield_struct::bitfield;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// Number of pins.
 pub const PINS: usize = 24;
@@ -96,18 +96,9 @@ impl Default for IoApic {
     }
 }
 
-impl Described for Entry {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let bits = WRITABLE | Self::new().with_remote_irr(true).into_bits();
-        archive.fixed(&mut self.0, |value| value & bits)
-    }
-}
+described!(Entry: 0 & (WRITABLE | Self::new().with_remote_irr(true).into_bits()));
 
-impl Described for IoApic {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: select, id [|id| id & 0xf], entries, lines [|lines| lines & ((1 << PINS) - 1)])
-    }
-}
+described!(IoApic: select, id & 0xf, entries, lines & ((1 << PINS) - 1));
 
 impl IoApic {
     /// Reads the register at `offset` from [`BASE`]; all accesses are 32 bits wide.

@@ -9,7 +9,7 @@
 //! There is no keyboard controller, and the ACPI tables say so. But kernels that do not read them
 //! reset by its command, and first wait until it can take one: it can always.
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// First port of PM1a's events: two bytes of status, two of enables (ACPI 6.5 section 4.8.3.1).
 pub const EVENTS: u16 = 0x600;
@@ -83,13 +83,9 @@ pub struct Power {
     button_enable: u8,
 }
 
-impl Described for Power {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        const BUTTONS: u8 = 1 << BUTTON;
-        fields!(self, archive: clock, rtc [|rtc| rtc & RTC], enables [|enables| enables & CAN_ENABLE],
-            enables_high [|enables| enables & CAN_ENABLE_HIGH], button [|button| button & BUTTONS],
-            button_enable [|enable| enable & BUTTONS])
-    }
+described! { Power:
+    clock, rtc & RTC, enables & CAN_ENABLE, enables_high & CAN_ENABLE_HIGH, button & (1 << BUTTON),
+    button_enable & (1 << BUTTON)
 }
 
 impl Power {

@@ -7,7 +7,7 @@
 mod tests;
 
 use arrayvec::ArrayVec;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;
@@ -95,14 +95,10 @@ impl Default for Uart16550 {
     }
 }
 
-impl Described for Uart16550 {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let received = |rx: &mut ArrayVec<u8, FIFO_LEN>, archive: &mut Archive<'_>| {
-            archive.list(rx, FIFO_LEN, ArrayVec::clear, ArrayVec::push)
-        };
-        fields!(self, archive: rx (received), fifo_enabled, trigger (|trigger, archive| archive.choice(trigger, &[1, 4, 8, 14])),
-            thre_pending, overrun, divisor, ier [|ier| ier & 0x0f], lcr, mcr [|mcr| mcr & 0x1f], msr, scratch)
-    }
+described! { Uart16550:
+    rx (|rx, archive| archive.list(rx, FIFO_LEN)), fifo_enabled,
+    trigger (|trigger, archive| archive.choice(trigger, &[1, 4, 8, 14])), thre_pending, overrun,
+    divisor, ier & 0x0f, lcr, mcr & 0x1f, msr, scratch
 }
 
 impl Uart16550 {

@@ -1,7 +1,7 @@
 //! Arm's real-time clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time, can be set, and has
 //! an alarm: it interrupts when the time is that of its match register (section 3.3.2).
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 use crate::devices::wall_clock::NS;
 
@@ -33,12 +33,8 @@ pub struct Pl031 {
     due_ns: Option<u64>,
 }
 
-impl Described for Pl031 {
-    /// Its times are the guest's, which go on where they were.
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: ahead, alarm, load, mask [|mask| mask & 1], is_raised, due_ns)
-    }
-}
+// Its times are the guest's, which go on where they were.
+described!(Pl031: ahead, alarm, load, mask & 1, is_raised, due_ns);
 
 impl Pl031 {
     /// Reads a register, when it is `wall_ns` nanoseconds after the beginning of 1970.

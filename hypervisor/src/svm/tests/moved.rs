@@ -37,7 +37,7 @@ fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) 
 pub(crate) fn written(guest: &mut Guest<'_, '_>) -> Vec<u8> {
     off(guest, |guest| {
         let mut bytes = vec![0; 1 << 16];
-        let mut archive = Archive::writer(&mut bytes).with_clock(guest.0.vm.clock.base());
+        let mut archive = Archive::writer(&mut bytes);
         describe(guest, &mut archive).expect("it is written");
         let len = archive.finish().expect("it fits");
         bytes.truncate(len);
@@ -50,7 +50,7 @@ fn read(guest: &mut Guest<'_, '_>, bytes: &[u8], ticks: u64) -> Result<(), Flaw>
     let vm = guest.0.vm;
     vm.clock.set(&vm.host.wall, Tested::now(), ticks, 0);
     off(guest, |guest| {
-        let mut archive = Archive::reader(bytes).with_clock(vm.clock.base());
+        let mut archive = Archive::reader(bytes);
         describe(guest, &mut archive)?;
         archive.finish().map(|_| ())
     })

@@ -337,3 +337,32 @@ fn the_tool_learns_that_the_last_guest_has_gone() {
         assert_eq!(exit(board), if pauses { 0 } else { GONE }, "one is left that pauses: {pauses}");
     }
 }
+
+#[test]
+fn m7_another_guest_is_refused_by_the_name_of_what_differs() {
+    let names = ["version of the stream", "instruction set", "number of vCPUs", "guest's memory"];
+    for (number, name) in names.into_iter().enumerate() {
+        let board = board();
+        let (mut source, mut target) = (None, None);
+        board.set_tool(Box::new(move |answers| {
+            source = source.take().or_else(|| Side::of(answers, 1, Sizes::SOURCE));
+            target = target.take().or_else(|| Side::of(answers, 2, Sizes::TARGET));
+            let (Some(source), Some(target)) = (source.as_mut(), target.as_mut()) else { return Vec::new() };
+            if let Some((header, mut body)) = source.next() {
+                body[8 * number] ^= 1;
+                target.put(header, &body);
+                source.say(Kind::Cut);
+            }
+            if target.next().is_some_and(|(header, _)| header.kind() == Ok(Kind::Failed)) {
+                target.say(Kind::Cut);
+            }
+            Vec::new()
+        }));
+        board.ask(4_000_000, "1 guest-send here 0x7 live");
+        board.ask(4_000_000, "2 guest-receive there");
+        assert_eq!(board.run(1), OFF);
+        assert_eq!(states(board), [GuestState::Off, GuestState::Empty]);
+        let says = |line: &String| line.starts_with("2 error") && line.contains(name);
+        assert!(board.answers().iter().any(says), "{name}: {:?}", board.answers());
+    }
+}

@@ -10,7 +10,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use memslots::{Gpa, GuestMemory};
 use tlfs::msr;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described};
 use zerocopy::IntoBytes;
 
 use crate::x86::hyperv::PageMove;
@@ -39,12 +39,8 @@ impl Described for Saved {
     }
 }
 
-/// What is in the guest's pages is memory, and comes with it.
-impl Described for Overlays {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: hypercall, tsc)
-    }
-}
+// What is in the guest's pages is memory, and comes with it.
+described!(Overlays: hypercall, tsc);
 
 impl Overlays {
     /// Whether writes to this register may move a page.

@@ -2,7 +2,7 @@
 
 use hostlink::rom;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags};
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::owned::{Busy, Followed};
@@ -24,12 +24,8 @@ pub struct Rom {
     base: Option<Gpa>,
 }
 
-/// Its contents follow from its length, and its slot from the device's registers.
-impl Described for Rom {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: ; same len; stays image, base)
-    }
-}
+// Its contents follow from its length, and its slot from the device's registers.
+described!(Rom: ; same len; stays image, base);
 
 impl Rom {
     /// A ROM with its contents, not yet visible to the guest.

@@ -22,7 +22,7 @@ use tlfs::cpuid::{
 };
 
 use super::hypercall::PROFILE;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// The properties of the partition's platform. Constant for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +59,10 @@ impl PartitionTraits {
     };
 }
 
-/// The rate of the TSC is the clock's.
-impl Described for PartitionTraits {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, apic_hz, gpa_bits; stays tsc_hz)
-    }
+// The rate of the TSC is the clock's.
+described! { PartitionTraits:
+    ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, apic_hz, gpa_bits;
+    stays tsc_hz
 }
 
 impl PartitionTraits {

@@ -15,7 +15,7 @@
 //! | bit clear: the guest has ended the interrupt | one interrupt in service, nothing pending: set the bit |
 //! | bit set: clear it, the guest will write the register | otherwise leave it clear |
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// The bit in the EOI assist field, the first 32-bit word of the assist page.
 pub const NO_EOI_REQUIRED: u32 = 1;
@@ -47,11 +47,7 @@ pub struct EoiAssist {
     armed: Option<u8>,
 }
 
-impl Described for EoiAssist {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: armed)
-    }
-}
+described!(EoiAssist: armed);
 
 impl EoiAssist {
     /// Whether the bit is set, unless the guest has cleared it.

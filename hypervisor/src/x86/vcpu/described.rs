@@ -6,7 +6,7 @@
 //! requested, where timers are armed. The next entry, and the next arrival on a CPU, make them
 //! anew.
 
-use transfer::{Archive, Described, Flaw};
+use transfer::{Archive, Described, Flaw, described};
 
 use super::block::{ControlBlock, Field, Segment, SegmentName};
 use super::event;
@@ -73,17 +73,10 @@ fn kept<A: X86>(field: Field, cr4: u64, value: u64) -> u64 {
     }
 }
 
-impl Described for Activity {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.choice(self, &[Self::Running, Self::Halted, Self::WaitForStartup])
-    }
-}
+described!(Activity: [Self::Running, Self::Halted, Self::WaitForStartup]);
 
-impl Described for Registers {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        self.0.describe(archive)
-    }
-}
+described!(Registers: 0);
+described!(Segment: selector, attributes & 0xfff, limit, base);
 
 /// All but a step over IRET, which is over between two stays.
 impl Described for Nmi {
@@ -186,13 +179,10 @@ fn describe_block<A: X86>(block: &mut A::Block, cr4: u64, archive: &mut Archive<
         }
     }
     for name in SEGMENTS {
-        let Segment { mut selector, mut attributes, mut limit, mut base } = block.segment(name);
-        selector.describe(archive)?;
-        archive.within(&mut attributes, 0xfff).map_err(|flaw| flaw.named("a segment's attributes"))?;
-        limit.describe(archive)?;
-        base.describe(archive)?;
+        let mut segment = block.segment(name);
+        segment.describe(archive)?;
         if archive.is_reading() {
-            block.set_segment(name, Segment { selector, attributes, limit, base });
+            block.set_segment(name, segment);
         }
     }
     for name in [SegmentName::Gdtr, SegmentName::Idtr] {

@@ -13,7 +13,7 @@ mod tests;
 
 use crate::devices::wall_clock::NS;
 use time::{Date, Month, OffsetDateTime, Time};
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// The port that selects a byte; its bit 7 masks NMIs on a PC, and has no effect here.
 pub const INDEX: u16 = 0x70;
@@ -158,22 +158,21 @@ impl Default for Cmos {
     }
 }
 
-/// By the guest's date, which goes on.
-impl Described for Cmos {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let kept = |mut bytes: [u8; SIZE]| {
-            for (index, byte) in (0..).zip(&mut bytes) {
-                *byte &= match index {
-                    STATUS_A => RATE,
-                    STATUS_B => WRITABLE_B,
-                    _ => u8::MAX,
-                };
-            }
-            bytes
+// By the guest's date, which goes on.
+described! { Cmos:
+    index & 0x7f, bytes [kept], ahead, flags & (PERIODIC | ALARM | UPDATE), passed_ns
+}
+
+/// Bytes as they can be.
+fn kept(mut bytes: [u8; SIZE]) -> [u8; SIZE] {
+    for (index, byte) in (0..).zip(&mut bytes) {
+        *byte &= match index {
+            STATUS_A => RATE,
+            STATUS_B => WRITABLE_B,
+            _ => u8::MAX,
         };
-        fields!(self, archive: index [|index| index & 0x7f], bytes [kept], ahead,
-            flags [|flags| flags & (PERIODIC | ALARM | UPDATE)], passed_ns)
     }
+    bytes
 }
 
 impl Cmos {

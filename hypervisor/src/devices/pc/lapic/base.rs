@@ -3,7 +3,7 @@
 
 use super::APIC_BASE_ADDRESS;
 use crate::devices::GeneralProtection;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// The processor is the one that starts the others. Read-only: writes are ignored.
 const BSP: u64 = 1 << 8;
@@ -80,17 +80,9 @@ impl Base {
     }
 }
 
-impl Described for Interface {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.choice(self, &[Self::Off, Self::XApic, Self::X2Apic])
-    }
-}
+described!(Interface: [Self::Off, Self::XApic, Self::X2Apic]);
 
-impl Described for Base {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: page [|page| page & PAGE], interface; same is_bsp)
-    }
-}
+described!(Base: page & PAGE, interface; same is_bsp);
 
 #[cfg(test)]
 mod tests {

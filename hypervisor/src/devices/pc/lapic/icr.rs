@@ -5,7 +5,7 @@
 use crate::devices::GeneralProtection;
 use crate::devices::pc::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use bitfield_struct::bitfield;
-use transfer::{Archive, Described, Flaw};
+use transfer::described;
 
 /// The register (SDM vol. 3 figure 12-28, APM vol. 2 section 16.13).
 #[bitfield(u64)]
@@ -111,11 +111,7 @@ impl Icr {
     }
 }
 
-impl Described for Icr {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.fixed(&mut self.0, |bits| bits & (!0 << 32 | Self::DEFINED))
-    }
-}
+described!(Icr: 0 & (!0 << 32 | Self::DEFINED));
 
 #[cfg(test)]
 mod tests {

@@ -312,8 +312,8 @@ impl Described for Lapic {
             lvt.iter_mut().zip(LVT_BITS).for_each(|(entry, (bits, _))| *entry &= bits);
             lvt
         };
-        fields!(self, archive: base, page, tpr, svr [|svr| svr & SVR_WRITABLE as u32], esr [|esr| esr & ERRORS],
-            errors [|errors| errors & ERRORS], icr, lvt [lvt_bits], irr, isr, tmr, timer; same id)
+        fields!(self, archive: base, page, tpr, svr & SVR_WRITABLE as u32, esr & ERRORS,
+            errors & ERRORS, icr, lvt [lvt_bits], irr, isr, tmr, timer; same id)
     }
 }
 

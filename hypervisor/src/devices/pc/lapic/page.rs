@@ -6,7 +6,7 @@ use super::icr::Icr;
 use super::registers::{LVT_BITS, SVR_WRITABLE};
 use super::{ESR_ILLEGAL_REGISTER, Effect, LVT_TIMER_MODE, Lapic, TIMER, msr};
 use crate::devices::pc::message::Logical;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// Registers that x2APIC mode lacks, by the MSR numbers that they would have.
 const ARBITRATION: u32 = 0x809;
@@ -41,11 +41,7 @@ impl PageRegisters {
     }
 }
 
-impl Described for PageRegisters {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: ldr [|ldr| ldr & 0xff00_0000], dfr [|dfr| dfr | DFR_READ_ONLY])
-    }
-}
+described!(PageRegisters: ldr & 0xff00_0000, dfr [|dfr| dfr | DFR_READ_ONLY]);
 
 impl Lapic {
     /// Whether a guest physical address is in the page of the registers.

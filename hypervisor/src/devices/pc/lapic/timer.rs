@@ -1,6 +1,6 @@
 //! The local APIC's timer, computed from the TSC: it stores its deadline and never counts.
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described};
 
 /// The rates that the timer is computed with, in Hz. The guest is told the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +58,8 @@ pub(super) struct Timer {
     state: State,
 }
 
-/// A guest that has come from elsewhere goes on with the rate of the TSC that it was told.
-impl Described for TimerClock {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: tsc_hz (told_rate); same apic_hz)
-    }
-}
+// A guest that has come from elsewhere goes on with the rate of the TSC that it was told.
+described!(TimerClock: tsc_hz (told_rate); same apic_hz);
 
 /// The rate of the TSC, which may differ from that of the machine by less than what one cannot rely
 /// on anyway: 0.1 %.
@@ -101,11 +97,7 @@ impl Described for State {
     }
 }
 
-impl Described for Timer {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: clock, divide [|divide| divide & 0b1011], initial, state)
-    }
-}
+described!(Timer: clock, divide & 0b1011, initial, state);
 
 impl Timer {
     pub(super) fn new(clock: TimerClock) -> Self {

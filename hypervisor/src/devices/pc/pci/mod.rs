@@ -76,11 +76,10 @@ pub struct Pci {
 
 impl Described for Pci {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let none = |owned: &mut Vec<Function>, _: &mut Archive<'_>| match owned.is_empty() {
-            true => Ok(()),
-            false => Err(Flaw::Unmovable("it has functions on its PCI bus")),
-        };
-        fields!(self, archive: address [|address| address & ADDRESS_BITS], rom, owned (none))
+        if !self.owned.is_empty() {
+            return Err(Flaw::Unmovable("it has functions on its PCI bus"));
+        }
+        fields!(self, archive: address & ADDRESS_BITS, rom; stays owned)
     }
 }
 

@@ -49,7 +49,7 @@ impl From<RomLen> for u64 {
 impl Described for RomDevice {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         let base = self.address_bits() | ROM_ENABLE;
-        fields!(self, archive: command [|command| command & MEMORY_SPACE], rom_base [|value| value & base]; same len)
+        fields!(self, archive: command & MEMORY_SPACE, rom_base & base; same len)
     }
 }
 

@@ -11,7 +11,7 @@
 #[cfg(test)]
 mod tests;
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described};
 
 /// The first of the ports of the three counters.
 pub const COUNTERS: u16 = 0x40;
@@ -67,11 +67,7 @@ struct Counter {
     is_high_next: bool,
 }
 
-impl Described for Bytes {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.choice(self, &[Self::Low, Self::High, Self::Both])
-    }
-}
+described!(Bytes: [Self::Low, Self::High, Self::Both]);
 
 /// By the guest's date, which goes on.
 impl Described for Run {
@@ -90,11 +86,9 @@ impl Described for Run {
     }
 }
 
-impl Described for Counter {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: mode [|mode| mode % 6], is_decimal, bytes, period [|period| period.clamp(1, 0x1_0000)],
-            run, gate, written, latched, status, is_high_next)
-    }
+described! { Counter:
+    mode [|mode| mode % 6], is_decimal, bytes, period [|period| period.clamp(1, 0x1_0000)], run,
+    gate, written, latched, status, is_high_next
 }
 
 impl Counter {
@@ -260,11 +254,7 @@ impl Default for Pit {
     }
 }
 
-impl Described for Pit {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: counters, system [|system| system & SYSTEM_WRITABLE])
-    }
-}
+described!(Pit: counters, system & SYSTEM_WRITABLE);
 
 impl Pit {
     /// IN from one of its ports, `now` nanoseconds after any fixed point in time.

@@ -9,7 +9,7 @@ mod tests;
 
 use ::pci::Function;
 use alloc::vec::Vec;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 use super::cmos::{self, Cmos};
 use super::ioapic::{self, IoApic, Messages};
@@ -190,11 +190,7 @@ pub struct PcBoard {
     power: Power,
 }
 
-impl Described for PcBoard {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: com1, com2, ioapic, pci, cmos, pit, power)
-    }
-}
+described!(PcBoard: com1, com2, ioapic, pci, cmos, pit, power);
 
 impl PcBoard {
     /// Resets all devices. The clock continues.

@@ -1,7 +1,7 @@
 //! A set of INTIDs.
 
 use core::fmt;
-use transfer::{Archive, Described, Flaw};
+use transfer::described;
 
 /// A set of INTIDs from 0 to 255.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -108,11 +108,7 @@ impl Bits {
     }
 }
 
-impl Described for Bits {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        self.0.describe(archive)
-    }
-}
+described!(Bits: 0);
 
 impl fmt::Debug for Bits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -47,7 +47,7 @@ pub use redistributor::{RedistributorRegister, locate, read_foreign, write_forei
 pub use sgi::{Sgi, SgiGroup};
 pub use view::{View, running_priority};
 
-use transfer::{Archive, Described, Flaw};
+use transfer::described;
 
 /// Private interrupts: SGIs 0 to 15, PPIs 16 to 31.
 pub const PRIVATE_COUNT: u8 = 32;
@@ -89,11 +89,7 @@ impl Groups {
     }
 }
 
-impl Described for Groups {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.within(&mut self.0, Self::BOTH.0)
-    }
-}
+described!(Groups: 0 & Self::BOTH.0);
 
 /// The five implemented priority bits, as in a virtual CPU interface with five.
 const PRIORITY_MASK: u8 = 0xf8;

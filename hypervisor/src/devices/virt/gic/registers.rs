@@ -1,7 +1,7 @@
 //! The registers that the distributor and the redistributor's SGI frame have at the same offsets
 //! (IHI 0069H sections 12.8 and 12.10), and the configuration state behind them.
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 use super::{Bits, PRIORITY_MASK, SGI_COUNT};
 
@@ -67,11 +67,7 @@ pub(super) struct Setup {
     pub(super) priority: [u8; 256],
 }
 
-impl Described for Setup {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: enabled, group1, edge, priority [|each| each.map(|one| one & PRIORITY_MASK)])
-    }
-}
+described!(Setup: enabled, group1, edge, priority [|each| each.map(|one| one & PRIORITY_MASK)]);
 
 impl Setup {
     /// After reset: disabled, group 0, level-sensitive except for SGIs, highest priority.

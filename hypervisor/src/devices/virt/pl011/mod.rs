@@ -8,7 +8,7 @@
 mod tests;
 
 use arrayvec::ArrayVec;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 /// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;
@@ -119,18 +119,11 @@ impl Default for Pl011 {
     }
 }
 
-impl Described for Pl011 {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let received = |rx: &mut ArrayVec<u8, FIFO_LEN>, archive: &mut Archive<'_>| {
-            archive.list(rx, FIFO_LEN, ArrayVec::clear, ArrayVec::push)
-        };
-        fields!(self, archive: rx (received), overrun, rsr [|rsr| rsr & RSR_OVERRUN],
-            ilpr [|ilpr| ilpr & 0xff], ibrd [|ibrd| ibrd & 0xffff], fbrd [|fbrd| fbrd & 0x3f],
-            lcr_h [|lcr| lcr & 0xff], cr [|cr| cr & CR_MASK], ifls [|ifls| ifls & 0x3f],
-            imsc [|imsc| imsc & INT_MASK], ris [|ris| ris & INT_MASK],
-            quiet [|quiet| quiet & (INT_RX | INT_TIMEOUT)], dmacr [|dmacr| dmacr & 7],
-            modem [|modem| modem & (FR_CTS | FR_DSR | FR_DCD | FR_RI)])
-    }
+described! { Pl011:
+    rx (|rx, archive| archive.list(rx, FIFO_LEN)), overrun, rsr & RSR_OVERRUN, ilpr & 0xff,
+    ibrd & 0xffff, fbrd & 0x3f, lcr_h & 0xff, cr & CR_MASK, ifls & 0x3f, imsc & INT_MASK,
+    ris & INT_MASK, quiet & (INT_RX | INT_TIMEOUT), dmacr & 7,
+    modem & (FR_CTS | FR_DSR | FR_DCD | FR_RI)
 }
 
 impl Pl011 {

@@ -80,11 +80,10 @@ impl<A: Arch> Line<A> {
         &mut self,
         kind: Kind,
         argument: u64,
-        base: u64,
         describe: impl FnOnce(&mut Archive<'_>) -> Result<(), Flaw>,
     ) -> Result<(), Refusal> {
         let mut scratch = core::mem::take(&mut self.scratch);
-        let mut archive = Archive::writer(&mut scratch).with_clock(base);
+        let mut archive = Archive::writer(&mut scratch);
         let written = describe(&mut archive).and_then(|()| archive.finish());
         let put = written
             .map_err(Refusal::Moves)
@@ -174,12 +173,11 @@ impl<A: Arch> Line<A> {
     pub(super) fn read_state(
         &mut self,
         header: Header,
-        base: u64,
         describe: impl FnOnce(&mut Archive<'_>) -> Result<(), Flaw>,
     ) -> Result<(), Refusal> {
         let state = self.scratch.get_mut(..header.len()).ok_or(Flaw::Short)?;
         self.end.read_all(HEADER, state)?;
-        let mut archive = Archive::reader(state).with_clock(base);
+        let mut archive = Archive::reader(state);
         describe(&mut archive)?;
         archive.finish()?;
         Ok(())

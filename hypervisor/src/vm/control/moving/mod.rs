@@ -24,7 +24,7 @@ pub(super) use send::Sending;
 
 use hostlink::architecture::Architecture;
 use memslots::Slot;
-use transfer::frame::{Hello, Section, VERSION};
+use transfer::frame::{Section, VERSION};
 use transfer::{Archive, Flaw};
 
 use crate::stopping;
@@ -35,14 +35,12 @@ use crate::vm::shown::DEVICE_SLOT;
 /// A step that copies goes on for so long, in microseconds, or ends with a frame behind that.
 const STEP_US: u64 = 50;
 
-/// What both sides must agree on.
-fn hello<A: Arch>(vm: &Vm<A>) -> Hello {
-    Hello {
-        version: VERSION,
-        architecture: u8::from(A::MACHINE == Architecture::Arm64),
-        vcpus: vm.vcpu_count(),
-        memory: vm.files.config.memory,
-    }
+/// What both sides must agree on before anything is sent.
+fn describe_beginning<A: Arch>(vm: &Vm<A>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    archive.same("the version of the stream", VERSION.into())?;
+    archive.same("the instruction set (0 AMD64, 1 Arm64)", (A::MACHINE == Architecture::Arm64).into())?;
+    archive.same("the number of vCPUs", vm.vcpu_count().into())?;
+    archive.same("the guest's memory", vm.files.config.memory)
 }
 
 /// The section after this one.

@@ -11,7 +11,7 @@ use hostlink::guests::GuestState;
 use memslots::{Gpa, SlotId, Sweep};
 use paging::Progress;
 use transfer::channel::Sizes;
-use transfer::frame::{Clock, Header, Hello, Kind, MemorySlot, PAGE, Section};
+use transfer::frame::{Clock, Header, Kind, MemorySlot, PAGE, Section};
 use transfer::handover::{Act, Heard, Target};
 use transfer::{Described, Flaw};
 
@@ -20,7 +20,7 @@ use super::super::life::Destroy;
 use super::super::refusal::Refusal;
 use super::super::requests::{Work, add_as};
 use super::line::{Line, PAGES_MAX};
-use super::{STEP_US, describe, hello, next_section};
+use super::{STEP_US, describe, describe_beginning, next_section};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::files::Files;
@@ -237,14 +237,12 @@ impl<A: Arch> Receiving<A> {
         let vm = self.vm;
         match (kind, &self.stage) {
             (Kind::Hello, Stage::Hello) => {
-                let mut there = Hello::default();
-                self.line.read_state(header, 0, |archive| there.describe(archive))?;
-                hello(vm).check(&there)?;
+                self.line.read_state(header, |archive| describe_beginning(vm, archive))?;
                 self.stage = Stage::Memory;
             }
             (Kind::Slot, Stage::Memory) => {
                 let mut slot = MemorySlot::default();
-                self.line.read_state(header, 0, |archive| slot.describe(archive))?;
+                self.line.read_state(header, |archive| slot.describe(archive))?;
                 let (id, at) = (SlotId(slot.id), Gpa(header.argument));
                 if id == DEVICE_SLOT {
                     return Err(Flaw::Value("the number of a slot").into());
@@ -274,7 +272,7 @@ impl<A: Arch> Receiving<A> {
             // The tool's to look at.
             (Kind::Round, Stage::Memory) => {}
             (Kind::Clock, Stage::Memory) => {
-                self.line.read_state(header, 0, |archive| self.clock.describe(archive))?;
+                self.line.read_state(header, |archive| self.clock.describe(archive))?;
                 self.pauses = header.argument != 0;
                 self.set_clock()?;
                 self.stage = Stage::State(Section::Shared);
@@ -283,8 +281,7 @@ impl<A: Arch> Receiving<A> {
                 if Section::of(header.argument) != Some(section) {
                     return Err(Flaw::Value("the order of the states").into());
                 }
-                let base = vm.clock.base();
-                self.line.read_state(header, base, |archive| describe(vm, section, archive))?;
+                self.line.read_state(header, |archive| describe(vm, section, archive))?;
                 self.stage = next_section(vm, section).map_or(Stage::End, Stage::State);
             }
             (Kind::End, Stage::End) if header.argument == self.frames => self.stage = Stage::Devices,

@@ -15,7 +15,7 @@ use super::super::refusal::Refusal;
 use super::super::requests::begin_fetch;
 use super::super::runs::find_page;
 use super::send::{Sending, Stage};
-use super::{hello, is_devices};
+use super::{describe_beginning, is_devices};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::shown::DEVICE_SLOT;
@@ -78,12 +78,12 @@ impl<A: Arch> Sending<A> {
                 let mut clock =
                     Clock { ticks: vm.clock.at(now), wall_ns: vm.wall_ns(), at: now, hz: A::hz() };
                 let pauses = vm.pauses.load(Ordering::Relaxed).into();
-                self.line.put_state(Kind::Clock, pauses, 0, |archive| clock.describe(archive))?;
+                self.line.put_state(Kind::Clock, pauses, |archive| clock.describe(archive))?;
                 self.stage = Stage::State(Section::Shared);
             }
             Stage::State(section) => {
-                let (section, base) = (*section, vm.clock.base());
-                self.line.put_state(Kind::State, section.argument(), base, |archive| {
+                let section = *section;
+                self.line.put_state(Kind::State, section.argument(), |archive| {
                     super::describe(vm, section, archive)
                 })?;
                 self.stage = match super::next_section(vm, section) {
@@ -104,10 +104,10 @@ impl<A: Arch> Sending<A> {
     /// What the guest is, and the slots that were added to it.
     fn send_hello(&mut self) -> Result<(), Refusal> {
         let vm = self.vm;
-        self.line.put_state(Kind::Hello, 0, 0, |archive| hello(vm).describe(archive))?;
+        self.line.put_state(Kind::Hello, 0, |archive| describe_beginning(vm, archive))?;
         for slot in self.slots.iter().filter(|slot| vm.memory_of_slots.lock().was_added(slot.id)) {
             let mut said = MemorySlot { id: slot.id.0, size: slot.size };
-            self.line.put_state(Kind::Slot, slot.gpa.0, 0, |archive| said.describe(archive))?;
+            self.line.put_state(Kind::Slot, slot.gpa.0, |archive| said.describe(archive))?;
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl<A: Arch> Sending<A> {
             self.stage = Stage::Clock;
         } else {
             let (mut round, number) = (self.round, self.rounds.into());
-            self.line.put_state(Kind::Round, number, 0, |archive| round.describe(archive))?;
+            self.line.put_state(Kind::Round, number, |archive| round.describe(archive))?;
             self.stage = Stage::Awaits;
         }
         self.rounds += 1;

@@ -64,7 +64,7 @@ pub(in crate::vm::tests) struct Vcpu {
 
 impl Described for Vcpu {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        let Self { at, rounds, activity, got, wants, timer, worked, since, .. } = self;
+        let Self { at, rounds, activity, got, wants, worked, since, .. } = self;
         archive.through(at, |at| *at as u64, |at| usize::try_from(at).ok())?;
         // Programs are short: how often each operation has been counted, plus one.
         let list = |rounds: &BTreeMap<usize, u32>| {
@@ -77,7 +77,6 @@ impl Described for Vcpu {
         archive.through(rounds, list, map)?;
         archive.choice(activity, &[Activity::Off, Activity::Running, Activity::Halted])?;
         [got, wants, worked].into_iter().try_for_each(|word| word.describe(archive))?;
-        archive.time(timer)?;
         since.describe(archive)
     }
 }

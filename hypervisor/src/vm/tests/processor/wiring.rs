@@ -139,13 +139,18 @@ unsafe impl Arch for MockArch {
     }
 
     fn describe_vcpu(
-        _: &Vm<Self>,
+        vm: &Vm<Self>,
         state: &mut Vcpu,
         inbox: &Inbox,
         archive: &mut Archive<'_>,
     ) -> Result<(), Flaw> {
         (&inbox.interrupts).describe(archive)?;
         (&inbox.start).describe(archive)?;
+        // The machine's time, and the guest's on the way.
+        let by = |base: u64, time: u64| if time == u64::MAX { time } else { time.wrapping_add(base) };
+        let base = vm.clock.base();
+        let back = |time| Some(by(base.wrapping_neg(), time));
+        archive.through(&mut state.timer, |timer| by(base, *timer), back)?;
         state.describe(archive)
     }
 

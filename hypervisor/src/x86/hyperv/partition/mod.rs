@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU64, Ordering};
 use spin::Mutex;
 use tlfs::msr::{self, CrashControl, HypercallMsr, PageMsr};
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described};
 
 use super::cpuid::PartitionTraits;
 use super::crash;
@@ -31,11 +31,7 @@ struct Registers {
     crashes: u32,
 }
 
-impl Described for Registers {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: guest_os_id, reference_tsc (describe_page), invariant_tsc, crash, crashes)
-    }
-}
+described!(Registers: guest_os_id, reference_tsc (describe_page), invariant_tsc, crash, crashes);
 
 /// Describes a register with a page.
 pub(super) fn describe_page(page: &mut PageMsr, archive: &mut Archive<'_>) -> Result<(), Flaw> {
@@ -100,7 +96,9 @@ impl Partition {
         registers.lock().describe(archive)?;
         let may = |bits: &u64| HypercallMsr::from_bits(*bits).gpa().is_none_or(|gpa| platform.has_gpa(gpa));
         let mut page = hypercall.load(Ordering::Relaxed);
-        archive.only(&mut page, may).map_err(|flaw| flaw.named("the hypercall page"))?;
+        archive
+            .through(&mut page, |page| *page, |page| Some(page).filter(may))
+            .map_err(|flaw| flaw.named("the hypercall page"))?;
         hypercall.store(page, Ordering::Relaxed);
         Ok(())
     }

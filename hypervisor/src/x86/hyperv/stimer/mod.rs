@@ -5,7 +5,7 @@
 //! The same holds for a timer with an invalid vector.
 
 use tlfs::msr::StimerConfig;
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described, fields};
 
 use super::msrs::GpFault;
 use super::time::ReferenceClock;
@@ -52,11 +52,7 @@ impl Described for Stimer {
     }
 }
 
-impl Described for Due {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: time, tsc)
-    }
-}
+described!(Due: time, tsc);
 
 /// Whether a timer can interrupt.
 const fn can_signal(config: StimerConfig) -> bool {

@@ -2,7 +2,7 @@
 
 use arrayvec::ArrayVec;
 use tlfs::msr::{self, PageMsr};
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::described;
 
 use super::eoi_assist::{ApicView, EoiAssist, Settled};
 use super::msrs::{GpFault, MsrEffect, MsrRead, PageMove, icr_to_x2apic};
@@ -25,12 +25,8 @@ pub struct Vp {
     ahead: u64,
 }
 
-/// How far the clocks are apart is the receiver's, and so is what follows from that.
-impl Described for Vp {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: assist_page (describe_page), eoi_assist, timers; same index; stays due_tsc, ahead)
-    }
-}
+// How far the clocks are apart is the receiver's, and so is what follows from that.
+described!(Vp: assist_page (describe_page), eoi_assist, timers; same index; stays due_tsc, ahead);
 
 impl Vp {
     /// A virtual processor with an index that is unique in its partition, constant, and below

@@ -8,7 +8,7 @@
 
 mod own_registers;
 
-use transfer::{Archive, Described, Flaw, fields};
+use transfer::{Archive, Described, Flaw, described, fields};
 
 use super::registers::Setup;
 use super::{Bits, Groups, INTIDS_MAX, PRIVATE_COUNT, vcpu_of};
@@ -96,11 +96,7 @@ impl Noted {
     }
 }
 
-impl Described for Noted {
-    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        fields!(self, archive: set, clear)
-    }
-}
+described!(Noted: set, clear);
 
 /// The distributor of a VM.
 #[derive(Clone, Debug)]
