@@ -1,27 +1,19 @@
 //! A disk that firmware boots, and Quell's own loader: a GPT with a partition for EFI, where GRUB
-//! is, and the system's partition. The numbers are those of Debian's cloud images.
+//! is, and the system's partition.
 
 use super::tree::{LABEL, run};
 use crate::guest::cache;
 use crate::prelude::*;
-use gpt_disk_types::{
-    BlockSize, GptHeader, GptPartitionEntry, GptPartitionEntryArray, GptPartitionType, Guid, LbaLe,
-    MasterBootRecord, U32Le, guid,
-};
+use gpt::mbr::ProtectiveMBR;
+use gpt::{GptConfig, partition_types};
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 /// The partition of the system, as the kernel calls it.
 const SYSTEM: u32 = 1;
-const EFI: u32 = 15;
+const EFI: u32 = 2;
 const BLOCK: u64 = 512;
-/// Blocks of a table's entries, which are behind its header, or before it at the disk's end.
-const TABLE: u64 = 32;
-const ENTRIES: u32 = 128;
 /// Where the partition for EFI is, in bytes; the system's is behind it.
 const EFI_PLACE: Range<u64> = MIB..33 * MIB;
-const LINUX: GptPartitionType = GptPartitionType(guid!("0fc63daf-8483-4772-8e79-3d69d8477de4"));
-
 /// What GRUB does: what the system says, if it has a configuration; otherwise it starts the kernel
 /// that the links in its root name, as Quell's loader does.
 pub(super) const SCRIPT: &str = "\
@@ -48,7 +40,7 @@ pub(crate) fn make(
 ) -> Result<()> {
     let file = File::create(disk).with_context(|| format!("cannot write {}", disk.display()))?;
     file.set_len(bytes).with_context(|| format!("cannot make {} that large", disk.display()))?;
-    write_tables(&file, bytes).with_context(|| format!("cannot write {}", disk.display()))?;
+    write_tables(disk, bytes).with_context(|| format!("cannot write {}", disk.display()))?;
     let Range { start, end } = system(bytes);
     mkfs.args(["-q", "-F", "-L", LABEL, "-d"]).arg(tree);
     // Nothing is left for later: the kernel would write it while the disk is measured.
@@ -85,56 +77,38 @@ fn fill_efi(disk: &Path, files: &[(&Path, &str)], work: &Path) -> Result<()> {
         .try_for_each(|(file, place)| mtool("mcopy", &[file.as_os_str(), format!("::EFI/{place}").as_ref()]))
 }
 
-fn write_tables(file: &File, bytes: u64) -> Result<()> {
-    let last = bytes / BLOCK - 1;
-    let entry = |kind, range: Range<u64>, name: &str| -> Result<_> {
-        Ok(GptPartitionEntry {
-            partition_type_guid: kind,
-            unique_partition_guid: random_guid()?,
-            starting_lba: LbaLe::from_u64(range.start / BLOCK),
-            ending_lba: LbaLe::from_u64(range.end / BLOCK - 1),
-            name: name.parse().map_err(|_| anyhow!("a name is too long"))?,
-            ..GptPartitionEntry::default()
-        })
-    };
-    let mut header = GptHeader {
-        my_lba: LbaLe::from_u64(1),
-        alternate_lba: LbaLe::from_u64(last),
-        first_usable_lba: LbaLe::from_u64(2 + TABLE),
-        last_usable_lba: LbaLe::from_u64(last - TABLE - 1),
-        disk_guid: random_guid()?,
-        partition_entry_lba: LbaLe::from_u64(2),
-        number_of_partition_entries: U32Le::from_u32(ENTRIES),
-        ..GptHeader::default()
-    };
-    let mut storage = vec![0; (TABLE * BLOCK) as usize];
-    let layout = header.get_partition_entry_array_layout()?;
-    let mut table = GptPartitionEntryArray::new(layout, BlockSize::BS_512, &mut storage)?;
-    for (number, entry) in [
-        (SYSTEM, entry(LINUX, system(bytes), LABEL)?),
-        (EFI, entry(GptPartitionType::EFI_SYSTEM, EFI_PLACE, "EFI")?),
+fn write_tables(disk: &Path, bytes: u64) -> Result<()> {
+    let blocks = u32::try_from(bytes / BLOCK - 1).unwrap_or(u32::MAX);
+    let mut table = GptConfig::new().writable(true).create(disk)?;
+    ProtectiveMBR::with_lb_size(blocks).overwrite_lba0(table.device_mut())?;
+    for (number, place, name, kind) in [
+        (SYSTEM, system(bytes), LABEL, partition_types::LINUX_FS),
+        (EFI, EFI_PLACE, "EFI", partition_types::EFI),
     ] {
-        *table.get_partition_entry_mut(number - 1).context("the table has fewer entries")? = entry;
+        let (first, count) = (place.start / BLOCK, (place.end - place.start) / BLOCK);
+        table.add_partition_at(name, number, first, count, kind, 0)?;
     }
-    header.partition_entry_array_crc32 = table.calculate_crc32();
-    let mbr = MasterBootRecord::protective_mbr(last + 1);
-    file.write_all_at(bytemuck::bytes_of(&mbr), 0)?;
-    let twin = GptHeader {
-        my_lba: header.alternate_lba,
-        alternate_lba: header.my_lba,
-        partition_entry_lba: LbaLe::from_u64(last - TABLE),
-        ..header
-    };
-    for mut header in [header, twin] {
-        header.update_header_crc32();
-        file.write_all_at(bytemuck::bytes_of(&header), header.my_lba.to_u64() * BLOCK)?;
-        file.write_all_at(table.storage(), header.partition_entry_lba.to_u64() * BLOCK)?;
-    }
+    table.write()?;
     Ok(())
 }
 
-fn random_guid() -> Result<Guid> {
-    let mut bytes = [0; 16];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    Ok(Guid::from_random_bytes(bytes))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_tables_have_the_partitions() {
+        let directory = tempfile::tempdir().expect("makes");
+        let disk = directory.path().join("disk");
+        File::create(&disk).and_then(|file| file.set_len(64 * MIB)).expect("makes");
+        write_tables(&disk, 64 * MIB).expect("writes");
+        // Refuses a disk on which one of the tables is wrong.
+        let table = GptConfig::new().only_valid_headers(true).open(&disk).expect("is one");
+        let place = |number| {
+            let partition = &table.partitions()[&number];
+            (partition.name.as_str(), partition.first_lba * BLOCK..(partition.last_lba + 1) * BLOCK)
+        };
+        assert_eq!((place(SYSTEM), place(EFI)), ((LABEL, system(64 * MIB)), ("EFI", EFI_PLACE)));
+        assert_eq!(fs::read(&disk).expect("reads")[510..512], [0x55, 0xaa]);
+    }
 }

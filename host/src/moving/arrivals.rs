@@ -8,7 +8,6 @@ use super::wire::{Address, Listener, Secret};
 use crate::machine::control::Found;
 use crate::machine::counters::clock_hz;
 use crate::machine::guests::Entries;
-use crate::machine::spec::Payload;
 use crate::machine_file::MachineFile;
 use crate::prelude::*;
 use std::cell::Cell;
@@ -36,38 +35,20 @@ impl Arrival {
 /// In this time the command that sent a guest away has heard of it.
 const HEARD: Duration = Duration::from_millis(500);
 
-/// What all threads of a run's guests have.
-#[derive(Default)]
-struct Shared {
-    is_over: AtomicBool,
-    /// The last guest has gone, and none is awaited.
-    has_gone: AtomicBool,
-    /// Why the run has to end.
-    failure: Mutex<Option<Error>>,
-}
-
 /// The guests of a run that arrive.
 pub(crate) struct Arrivals {
     guests: Vec<(Name, Way)>,
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    /// The machine has ended.
+    is_over: Arc<AtomicBool>,
+    /// The last guest has gone, and none is awaited.
+    has_gone: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Result<()>>>,
 }
 
 #[derive(Clone)]
 enum Way {
     Restored(PathBuf, Box<Description>),
     Incoming(Listener, Secret),
-}
-
-/// The machine, as a thread has it.
-#[derive(Clone)]
-struct Place {
-    machine: Found,
-    ram: Arc<Ram>,
-    beacon: u64,
-    bundle: PathBuf,
-    arch: &'static str,
-    signals: Signals,
 }
 
 impl Arrivals {
@@ -84,8 +65,7 @@ impl Arrivals {
                 guests.push((plan.name(), listens().map_err(|error| file.source.about(plan, error))?));
             }
         }
-        let shared = Arc::new(Shared::default());
-        Ok(Self { guests, shared, threads: Vec::new() })
+        Ok(Self { guests, is_over: Arc::default(), has_gone: Arc::default(), threads: Vec::new() })
     }
 
     /// What the emulator has to inherit.
@@ -99,102 +79,93 @@ impl Arrivals {
 
     /// The machine runs: its guests may arrive. A failed restoration ends it, and so does the last
     /// guest that goes elsewhere if none is awaited.
-    pub(crate) fn begin(&mut self, machine: &mut Machine, spec: &Spec, signals: &Signals) -> Result<()> {
-        let Payload::Quell { bundle, .. } = &spec.payload else {
+    pub(crate) fn begin(&mut self, machine: &mut Machine, signals: &Signals) -> Result<()> {
+        let Some(found) = machine.found() else {
             ensure!(self.guests.is_empty(), "guests arrive on Quell alone");
             return Ok(());
         };
-        let (ram, beacon) = machine.shared()?;
         if self.listeners().is_empty() {
-            let (ram, shared, since) = (Arc::clone(&ram), Arc::clone(&self.shared), Cell::new(None));
+            let (ram, beacon) = machine.shared()?;
+            let (has_gone, since) = (Arc::clone(&self.has_gone), Cell::new(None));
             machine.end_when(move || {
                 let have_gone = Entries::have_gone(&ram, beacon).unwrap_or(false);
                 since.set(since.get().filter(|_| have_gone).or(have_gone.then(Instant::now)));
                 let is_over = since.get().is_some_and(|since| since.elapsed() > HEARD);
-                shared.has_gone.store(is_over, Ordering::Relaxed);
+                has_gone.store(is_over, Ordering::Relaxed);
                 is_over
             });
         }
-        if self.guests.is_empty() {
-            return Ok(());
-        }
-        let place = Place {
-            machine: machine.found().context("the machine has no hypervisor")?,
-            ram,
-            beacon,
-            bundle: bundle.clone(),
-            arch: spec.platform.arch().name(),
-            signals: signals.clone(),
-        };
+        let has_failed = Arc::new(AtomicBool::new(false));
         for (guest, way) in self.guests.iter().cloned() {
-            let (place, shared) = (place.clone(), Arc::clone(&self.shared));
+            let (found, signals) = (found.clone(), signals.clone());
+            let (is_over, failed) = (Arc::clone(&self.is_over), Arc::clone(&has_failed));
             self.threads.push(thread::spawn(move || {
-                let result = place.take(guest, way, &shared);
-                if let Err(error) = result.with_context(|| format!("guest {guest}"))
-                    && !shared.is_over.load(Ordering::Relaxed)
-                {
-                    *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                let is_over = || is_over.load(Ordering::Relaxed);
+                let result = take(&found, guest, way, signals, is_over);
+                let result = result.with_context(|| format!("guest {guest}"));
+                if is_over() {
+                    return Ok(());
                 }
+                failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                result
             }));
         }
-        let shared = Arc::clone(&self.shared);
-        machine.end_when(move || shared.failure.lock().unwrap_or_else(PoisonError::into_inner).is_some());
+        machine.end_when(move || has_failed.load(Ordering::Relaxed));
         Ok(())
     }
 
     /// The machine has ended. An error is why it had to.
     pub(crate) fn finish(mut self) -> Result<()> {
-        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.is_over.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            thread.join().map_err(|_| anyhow!("a thread of this tool panicked"))?;
+            thread.join().map_err(|_| anyhow!("a thread of this tool panicked"))??;
         }
-        if self.shared.has_gone.load(Ordering::Relaxed) {
+        if self.has_gone.load(Ordering::Relaxed) {
             eprintln!("quell: no guest is left: the last one has gone to another machine, or to a file");
         }
-        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        failure.map_or(Ok(()), Err)
+        Ok(())
     }
 }
 
 impl Drop for Arrivals {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::Relaxed);
+        self.is_over.store(true, Ordering::Relaxed);
     }
 }
 
-impl Place {
-    fn take(&self, guest: Name, way: Way, shared: &Shared) -> Result<()> {
-        let is_over = || shared.is_over.load(Ordering::Relaxed);
-        let hz = loop {
-            if let Some(hz) = clock_hz(&self.ram, self.beacon)? {
-                break hz;
+fn take(machine: &Found, guest: Name, way: Way, signals: Signals, is_over: impl Fn() -> bool) -> Result<()> {
+    // Without a notice it has ended.
+    let Some(notice) = machine.notice()? else { return Ok(()) };
+    let ram = Arc::new(notice.open_ram(true)?);
+    let hz = loop {
+        if let Some(hz) = clock_hz(&ram, notice.beacon)? {
+            break hz;
+        }
+        if is_over() {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    let begin = || -> Result<Talk> { receive(machine, &ram, guest) };
+    match way {
+        Way::Restored(path, description) => {
+            let mut from = Snapshot::open(&path)?;
+            ensure!(from.description == *description, "{} is another file by now", path.display());
+            from.files()?;
+            match restore(begin()?, from)?.paused {
+                0 => eprintln!("quell: guest {guest} goes on from {}", path.display()),
+                _ => eprintln!(
+                    "quell: guest {guest} is back from {}, and paused, as it was: \
+                     ./quell ctl guest resume {guest}",
+                    path.display()
+                ),
             }
-            if is_over() {
-                return Ok(());
-            }
-            thread::sleep(Duration::from_millis(5));
-        };
-        let begin = || -> Result<Talk> { receive(&self.machine, &self.ram, guest) };
-        match way {
-            Way::Restored(path, description) => {
-                let mut from = Snapshot::open(&path)?;
-                ensure!(from.description == *description, "{} is another file by now", path.display());
-                from.files()?;
-                match restore(begin()?, from)?.paused {
-                    0 => eprintln!("quell: guest {guest} goes on from {}", path.display()),
-                    _ => eprintln!(
-                        "quell: guest {guest} is back from {}, and paused, as it was: \
-                         ./quell ctl guest resume {guest}",
-                        path.display()
-                    ),
-                }
-                Ok(())
-            }
-            Way::Incoming(listener, secret) => {
-                let described = Described::of_bundle(&self.bundle, guest, self.arch)?;
-                let mut host = Host::new(listener, secret, described.description, hz, self.signals.clone());
-                host.serve(begin, is_over, |what| eprintln!("quell: guest {guest}: {what}"))
-            }
+            Ok(())
+        }
+        Way::Incoming(listener, secret) => {
+            let description = Described::of_bundle(&notice.bundle, guest, &notice.arch)?.description;
+            let mut host = Host { listener, secret, description, hz, signals, sessions: BTreeMap::new() };
+            host.serve(begin, is_over, |what| eprintln!("quell: guest {guest}: {what}"))
         }
     }
 }

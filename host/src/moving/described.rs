@@ -14,7 +14,7 @@ const PLACE: [&str; 8] = ["name", "weight", "cap", "cpus", "start", "kernel", "i
 const FILE_MAX: u64 = 4 << 30;
 
 /// A file of a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub(super) bytes: u64,
     /// BLAKE3, in hexadecimal digits.
@@ -27,7 +27,7 @@ impl Part {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Description {
     version: u32,
     pub(crate) arch: String,
@@ -39,35 +39,30 @@ pub(crate) struct Description {
 }
 
 impl Description {
-    /// One that describes nothing.
-    pub(super) fn empty(kernel: Part) -> Self {
-        let (arch, name, config) = (String::new(), String::new(), BTreeMap::new());
-        Self { version: VERSION, arch, name, config, kernel, initrd: None }
+    /// What has to be the same on both sides.
+    fn facts(&self) -> Vec<(&str, String)> {
+        let part = |part: &Part| format!("one of {} bytes (digest {:.16})", part.bytes, part.digest);
+        let mut facts = vec![
+            ("the version of the stream", self.version.to_string()),
+            ("the architecture", self.arch.clone()),
+            ("the kernel", part(&self.kernel)),
+        ];
+        facts.extend(self.initrd.as_ref().map(|initrd| ("the initial RAM disk", part(initrd))));
+        let config = self.config.iter().map(|(key, value)| (key.as_str(), value.clone()));
+        facts.extend(config.filter(|(key, _)| !PLACE.contains(key)));
+        facts
     }
 
     /// What differs between a guest here and one that is to come, or come back.
     pub(super) fn difference(&self, there: &Self) -> Option<String> {
-        let differs = |what: &str, here: &str, there: &str| {
+        let (here, there) = (self.facts(), there.facts());
+        let of = |facts: &[(&str, String)], what: &str| {
+            facts.iter().find(|(name, _)| *name == what).map_or("none".to_owned(), |(_, value)| value.clone())
+        };
+        here.iter().chain(&there).find_map(|(what, _)| {
+            let (here, there) = (of(&here, what), of(&there, what));
             (here != there).then(|| format!("{what} is {here} here, and {there} there"))
-        };
-        let part = |part: Option<&Part>| {
-            part.map_or("none".to_owned(), |part| {
-                let digest: String = part.digest.chars().take(16).collect();
-                format!("one of {} bytes (digest {digest})", part.bytes)
-            })
-        };
-        let keys: BTreeSet<&String> = self.config.keys().chain(there.config.keys()).collect();
-        let value = |of: &Self, key: &str| of.config.get(key).cloned().unwrap_or_else(|| "none".into());
-        differs("the version of the stream", &self.version.to_string(), &there.version.to_string())
-            .or_else(|| differs("the architecture", &self.arch, &there.arch))
-            .or_else(|| {
-                let mut keys = keys.into_iter().filter(|key| !PLACE.contains(&key.as_str()));
-                keys.find_map(|key| differs(key, &value(self, key), &value(there, key)))
-            })
-            .or_else(|| differs("the kernel", &part(Some(&self.kernel)), &part(Some(&there.kernel))))
-            .or_else(|| {
-                differs("the initial RAM disk", &part(self.initrd.as_ref()), &part(there.initrd.as_ref()))
-            })
+        })
     }
 
     /// Bytes of its memory.

@@ -8,7 +8,7 @@ use super::time::{Relation, now_ns, with_clock};
 use crate::prelude::*;
 use indicatif::ProgressBar;
 use transfer::frame::{self, HEADER, Kind, PAGE};
-use transfer::{Archive, Described as _};
+use zerocopy::FromBytes;
 
 /// What is asked for besides when the guest is stopped.
 #[derive(Clone)]
@@ -42,13 +42,12 @@ pub(super) struct Outflow {
     pub(super) rounds: Vec<Round>,
     pub(super) bytes: u64,
     begun: Instant,
-    shown: (Instant, u64),
 }
 
 impl Outflow {
     /// Of a guest with so many bytes of memory, on a machine whose counter has this rate.
     pub(super) fn new(manner: &Manner, memory: u64, hz: u64) -> Self {
-        let template = "{spinner} {elapsed}  {wide_bar} {bytes} {msg}";
+        let template = "{spinner} {elapsed}  {wide_bar} {bytes}, {binary_bytes_per_sec} {msg}";
         let bar = if manner.shows { crate::steps::bar(template, memory) } else { ProgressBar::hidden() };
         Self {
             policy: Policy::new(manner.wanted),
@@ -58,7 +57,6 @@ impl Outflow {
             rounds: Vec::new(),
             bytes: 0,
             begun: Instant::now(),
-            shown: (Instant::now(), 0),
         }
     }
 
@@ -90,8 +88,10 @@ impl Outflow {
             self.bytes += block.len() as u64;
             self.bandwidth.sent(block.len());
             far(&block)?;
+            if !self.bar.is_hidden() {
+                self.show();
+            }
         }
-        self.show();
         Ok(event)
     }
 
@@ -118,10 +118,8 @@ impl Outflow {
     }
 
     fn decide(&mut self, frame: &Frame) -> Result<Vec<Frame>> {
-        let mut sent = frame::Round::default();
-        let mut archive = Archive::reader(frame.body.get(..frame.header.len()).unwrap_or_default());
-        let read = sent.describe(&mut archive).and_then(|()| archive.finish());
-        read.map_err(|flaw| anyhow!("a round's end: {flaw}"))?;
+        let sent = frame::Round::read_from_bytes(frame.content());
+        let sent = sent.map_err(|_| anyhow!("a round's end has a wrong length"))?;
         #[expect(clippy::cast_precision_loss, reason = "a duration that is shown and compared")]
         let seconds = sent.ticks as f64 / sent.hz.max(1) as f64;
         let round = Round { round: frame.header.argument, pages: sent.pages, zeros: sent.zeros, seconds };
@@ -139,27 +137,19 @@ impl Outflow {
         })
     }
 
-    /// The rate, and what the guest has written in the last round's time.
-    fn show(&mut self) {
-        const PERIOD: Duration = Duration::from_millis(250);
-        let (then, before) = self.shown;
-        if self.bar.is_hidden() || then.elapsed() < PERIOD {
-            return;
-        }
-        #[expect(clippy::cast_precision_loss, reason = "rates that are shown")]
-        let mib = |bytes: u64, seconds: f64| bytes as f64 / seconds.max(1e-6) / MIB as f64;
-        let rate = mib(self.bytes - before, then.elapsed().as_secs_f64());
+    /// What the guest has written in the last round's time.
+    fn show(&self) {
+        #[expect(clippy::cast_precision_loss, reason = "a rate that is shown")]
         let written = match &self.rounds[..] {
-            [.., before, last] => format!(
-                ", the guest writes {:.0} MiB/s, {} remain",
-                mib((last.pages + last.zeros) * PAGE as u64, before.seconds),
-                size::display((last.pages + last.zeros) * PAGE as u64)
-            ),
+            [.., before, last] => {
+                let bytes = (last.pages + last.zeros) * PAGE as u64;
+                let rate = bytes as f64 / before.seconds.max(1e-6) / MIB as f64;
+                format!(", the guest writes {rate:.0} MiB/s, {} remain", size::display(bytes))
+            }
             _ => String::new(),
         };
         self.bar.set_position(self.bytes);
-        self.bar.set_message(format!("round {}, {rate:.0} MiB/s{written}", self.rounds.len()));
-        self.shown = (Instant::now(), self.bytes);
+        self.bar.set_message(format!("round {}{written}", self.rounds.len()));
     }
 }
 

@@ -4,7 +4,7 @@ use crate::machine::control::Control;
 use crate::prelude::*;
 use hostlink::ctl::Request;
 use hostlink::ctl::record::{Channel, Record};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver};
 use transfer::channel::{Broken, End, Sizes};
 use transfer::frame::{HEADER, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
@@ -63,9 +63,14 @@ impl Frame {
         HEADER + self.body.len()
     }
 
+    /// What it has, without padding.
+    pub(super) fn content(&self) -> &[u8] {
+        self.body.get(..self.header.len()).unwrap_or_default()
+    }
+
     /// What it says, if it has text.
     pub(super) fn text(&self) -> String {
-        let text = String::from_utf8_lossy(self.body.get(..self.header.len()).unwrap_or_default());
+        let text = String::from_utf8_lossy(self.content());
         text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
     }
 }
@@ -73,7 +78,7 @@ impl Frame {
 /// The tool's end of a channel in a machine's memory. When it is dropped, the channel is cut: the
 /// hypervisor may then free the memory.
 pub(crate) struct Port {
-    end: Option<End<'static>>,
+    end: End<'static>,
     /// It has the channel.
     _ram: Arc<Ram>,
 }
@@ -88,18 +93,14 @@ impl Port {
         let at = ram.piece(address, sizes.total())?;
         // SAFETY: mapped writable, aligned and in one piece, by `piece`, for as long as `_ram`
         // lives, which is at least as long as `end`. The hypervisor made it for this request, and
-        // frees it when this end has put `Cut`, after which `end` is gone.
+        // frees it when this end has put `Cut`, which is the last that is done with it.
         let end = unsafe { End::of_tool(at, sizes) };
-        Ok(Self { end: Some(end), _ram: ram })
-    }
-
-    fn end(&mut self) -> Result<&mut End<'static>> {
-        self.end.as_mut().context("the channel is cut")
+        Ok(Self { end, _ram: ram })
     }
 
     /// The next frame, if all of it is there.
     pub(super) fn next(&mut self) -> Result<Option<Frame>> {
-        let end = self.end()?;
+        let end = &mut self.end;
         let filled = end.filled().map_err(broken)?;
         if filled < HEADER {
             return Ok(None);
@@ -118,7 +119,7 @@ impl Port {
 
     /// Puts a frame, or returns false if there is no room now.
     pub(super) fn put(&mut self, frame: &Frame) -> Result<bool> {
-        let end = self.end()?;
+        let end = &mut self.end;
         if end.room().map_err(broken)? < frame.bytes() {
             return Ok(false);
         }
@@ -141,99 +142,81 @@ impl Port {
 
     /// What the hypervisor's counter was when it looked last; 0 before that.
     pub(super) fn clock(&self) -> u64 {
-        self.end.as_ref().map_or(0, End::clock)
-    }
-
-    /// The last that is done with the channel. What is still in it is not wanted.
-    pub(super) fn cut(&mut self) {
-        let begun = Instant::now();
-        // If that fails, the end of the conversation has the same effect.
-        while self.end.is_some() && begun.elapsed() < DEAF_MAX {
-            // The hypervisor may wait for room, and read nothing meanwhile.
-            while matches!(self.next(), Ok(Some(_))) {}
-            match self.put(&Frame::bare(Kind::Cut)) {
-                Ok(false) => thread::sleep(PAUSE),
-                Ok(true) | Err(_) => self.end = None,
-            }
-        }
-        self.end = None;
+        self.end.clock()
     }
 }
 
+/// What is still in the channel is not wanted.
 impl Drop for Port {
     fn drop(&mut self) {
-        self.cut();
+        let begun = Instant::now();
+        let mut is_full = true;
+        // If that fails, the end of the conversation has the same effect.
+        while is_full && begun.elapsed() < DEAF_MAX {
+            // The hypervisor may wait for room, and read nothing meanwhile.
+            while matches!(self.next(), Ok(Some(_))) {}
+            is_full = matches!(self.put(&Frame::bare(Kind::Cut)), Ok(false));
+            if is_full {
+                thread::sleep(PAUSE);
+            }
+        }
     }
 }
 
 /// How a request ended: its last record.
 pub(super) type Ended = Result<String>;
 
-pub(super) enum Heard {
-    Channel(Channel),
-    /// With the conversation, whose end would end the channel.
-    Ended(Ended, Option<Control>),
-}
-
 /// A request that is being served, and its channel.
 pub(crate) struct Talk {
     pub(super) channel: Channel,
     pub(super) port: Port,
-    heard: Receiver<Heard>,
-    ended: Option<(Ended, Option<Control>)>,
+    asking: Asking,
 }
+
+/// Ends with the request. The conversation comes with it: its end would end the channel.
+pub(super) type Asking = JoinHandle<(Ended, Option<Control>)>;
 
 impl Talk {
     /// Makes a request that has a channel.
     pub(super) fn begin(control: Control, ram: Arc<Ram>, request: Request, sizes: Sizes) -> Result<Self> {
         let (says, heard) = mpsc::channel();
-        thread::spawn(move || {
+        let asking = thread::spawn(move || {
             // It is silent for as long as it takes.
             let mut control = control.with_patience(Duration::MAX);
             let answer = control.ask_each(&request, |record| {
                 if let Ok(channel) = Channel::parse(record) {
                     // Only the first record is one; nobody hears if all is over.
-                    let _ = says.send(Heard::Channel(channel));
+                    let _ = says.send(channel);
                 }
                 Ok(())
             });
             let last = answer.and_then(|records| records.last().cloned().context("the answer is empty"));
-            let _ = says.send(Heard::Ended(last, Some(control)));
+            (last, Some(control))
         });
-        Self::of(ram, heard, sizes)
+        Self::of(ram, &heard, asking, sizes)
     }
 
-    /// A request of which this is heard.
-    pub(super) fn of(ram: Arc<Ram>, heard: Receiver<Heard>, sizes: Sizes) -> Result<Self> {
-        match heard.recv().context("the machine has gone")? {
-            Heard::Channel(channel) => {
-                let port = Port::new(ram, channel.channel, sizes)?;
-                Ok(Self { channel, port, heard, ended: None })
-            }
-            Heard::Ended(ended, _) => bail!(ended.err().unwrap_or_else(|| anyhow!("there is no channel"))),
-        }
+    /// A request whose channel is heard.
+    pub(super) fn of(ram: Arc<Ram>, heard: &Receiver<Channel>, asking: Asking, sizes: Sizes) -> Result<Self> {
+        let Ok(channel) = heard.recv() else {
+            bail!(end_of(asking).err().unwrap_or_else(|| anyhow!("there is no channel")));
+        };
+        let port = Port::new(ram, channel.channel, sizes)?;
+        Ok(Self { channel, port, asking })
     }
 
     /// Whether the request has ended: then nothing more comes.
-    pub(super) fn has_ended(&mut self) -> bool {
-        if self.ended.is_none()
-            && let Ok(Heard::Ended(ended, control)) = self.heard.try_recv()
-        {
-            self.ended = Some((ended, control));
-        }
-        self.ended.is_some()
+    pub(super) fn has_ended(&self) -> bool {
+        self.asking.is_finished()
     }
 
     /// Cuts the channel, and waits for the end of the request.
-    pub(super) fn end(mut self) -> Ended {
-        self.port.cut();
-        while self.ended.is_none() {
-            match self.heard.recv_timeout(Duration::from_secs(1)) {
-                Ok(Heard::Ended(ended, control)) => self.ended = Some((ended, control)),
-                Ok(Heard::Channel(_)) | Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => bail!("the machine has gone"),
-            }
-        }
-        self.ended.take().context("it has ended")?.0
+    pub(super) fn end(self) -> Ended {
+        drop(self.port);
+        end_of(self.asking)
     }
+}
+
+fn end_of(asking: Asking) -> Ended {
+    asking.join().map_err(|_| anyhow!("a thread of this tool panicked"))?.0
 }

@@ -23,7 +23,6 @@ pub(super) struct Writer {
     file: BufWriter<NamedTempFile>,
     seal: Seal,
     path: PathBuf,
-    bytes: u64,
 }
 
 impl Writer {
@@ -36,7 +35,7 @@ impl Writer {
         let file = file.with_context(|| format!("cannot write in {}", directory.display()))?;
         let salt: [u8; SALT] = random()?;
         let seal = Seal::new(PURPOSE, &salt);
-        let mut writer = Self { file: BufWriter::new(file), seal, path, bytes: 0 };
+        let mut writer = Self { file: BufWriter::new(file), seal, path };
         writer.write(&[&MAGIC[..], &salt].concat())?;
         writer.put(&serde_json::to_vec(&guest.description)?)?;
         for file in [Some(&guest.kernel), guest.initrd.as_ref()].into_iter().flatten() {
@@ -46,7 +45,6 @@ impl Writer {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).with_context(|| format!("cannot write {}", self.path.display()))
     }
 
@@ -56,10 +54,10 @@ impl Writer {
         self.write(&sealed)
     }
 
-    /// All is written: the file is complete, and stays so. Returns its size.
-    pub(super) fn finish(mut self) -> Result<u64> {
+    /// All is written: the file is complete, and stays so.
+    pub(super) fn finish(mut self) -> Result<()> {
         self.put(&[])?;
-        let Self { file, path, bytes, .. } = self;
+        let Self { file, path, .. } = self;
         let keep = || -> Result<()> {
             let file = file.into_inner().map_err(|error| error.into_error())?;
             file.as_file().sync_all()?;
@@ -67,8 +65,7 @@ impl Writer {
             file.persist(&path).map_err(|error| error.error)?;
             Ok(File::open(path.parent().context("a file is in a directory")?)?.sync_all()?)
         };
-        keep().with_context(|| format!("cannot complete {}", path.display()))?;
-        Ok(bytes)
+        keep().with_context(|| format!("cannot complete {}", path.display()))
     }
 }
 
@@ -91,8 +88,7 @@ impl Snapshot {
         ensure!(!is_other || is_one, "{name} is a snapshot of another version: this tool reads version 1");
         ensure!(is_one, "{name} is not a snapshot: ./quell ctl guest save makes one");
         let opener = Opener::new(Seal::new(PURPOSE, &head[MAGIC.len()..]), HEAD as u64);
-        let (path, none) = (path.to_owned(), Part { bytes: 0, digest: String::new() });
-        let description = Description::empty(none);
+        let (path, description) = (path.to_owned(), Description::default());
         let mut snapshot = Self { file, path, opener, description, has_ended: false };
         let block = snapshot.next()?.context("it has no description")?;
         let description: Result<Description> = serde_json::from_slice(&block).map_err(Error::from);

@@ -6,7 +6,7 @@ use super::policy::Round;
 use super::port::{Frame, PAUSE, Talk};
 use super::seal::random;
 use super::snapshot::Writer;
-use super::wire::{Address, Answer, Gone, Link, Opening, Secret};
+use super::wire::{Address, Answer, GREETING_MAX, Gone, Link, Opening, Secret};
 use crate::machine::control::{Control, Found, read};
 use crate::machine::counters::clock_hz;
 use crate::prelude::*;
@@ -172,8 +172,8 @@ pub(super) fn migrate_by(
         Answer::Refused(why) => bail!("{} does not take the guest: {why}", to.address),
         other => bail!("{} answers {other:?} to a guest", to.address),
     }
-    let mut source = Sending { link: Some(link), lost: None, is_ready: false, runs: false };
-    while !source.runs && source.lost.is_none() {
+    let mut source = Sending { link: Ok(link), is_ready: false, runs: false };
+    while !source.runs && source.link.is_ok() {
         let cancelled = manner.signals.caught().is_some() && !source.is_ready;
         ensure!(!cancelled, "cancelled: the guest runs on here");
         let is_idle = source.step(&mut talk, &mut out)?;
@@ -184,11 +184,11 @@ pub(super) fn migrate_by(
             thread::sleep(PAUSE);
         }
     }
-    match source.lost {
-        None => of.moved(&talk.end()?, &out),
-        Some(why) if source.is_ready => resolve(of, talk, to, &out, &format!("{why:#}"), manner),
+    match source.link {
+        Ok(_) => of.moved(&talk.end()?, &out),
+        Err(why) if source.is_ready => resolve(of, talk, to, &out, &format!("{why:#}"), manner),
         // The hypervisor has not heard that the target is ready: it has given nothing away.
-        Some(why) => Err(why.context("the guest was not moved, and runs on here")),
+        Err(why) => Err(why.context("the guest was not moved, and runs on here")),
     }
 }
 
@@ -196,9 +196,8 @@ pub(super) fn migrate_by(
 const PREPARED_MAX: Duration = Duration::from_secs(120);
 
 struct Sending {
-    link: Option<Link>,
-    /// Why the connection is none any more.
-    lost: Option<Error>,
+    /// The connection, or why it is none any more.
+    link: Result<Link>,
     /// The hypervisor was told that the target is ready: from now on the guest may run there.
     is_ready: bool,
     runs: bool,
@@ -207,7 +206,7 @@ struct Sending {
 impl Sending {
     /// Returns whether nothing was there in either direction.
     fn step(&mut self, talk: &mut Talk, out: &mut Outflow) -> Result<bool> {
-        let Some(link) = &mut self.link else { return Ok(true) };
+        let Ok(link) = &mut self.link else { return Ok(true) };
         let mut lost = None;
         let event = out.step(talk, |block| {
             lost = link.send(block).err();
@@ -232,8 +231,9 @@ impl Sending {
     }
 
     fn lose(&mut self, why: Error) {
-        self.link = None;
-        self.lost.get_or_insert(why);
+        if self.link.is_ok() {
+            self.link = Err(why);
+        }
     }
 
     fn hear(&mut self, talk: &mut Talk, frame: &Frame) -> Result<()> {
@@ -300,5 +300,5 @@ fn resolve(
 fn ask(to: &Destination, session: u64, signals: &Signals) -> Result<Answer> {
     let mut link = Link::connect(&to.address, &to.secret, signals)?;
     link.say(&Opening::Ask { session })?;
-    link.hear(Duration::from_secs(10))
+    link.hear(GREETING_MAX)
 }

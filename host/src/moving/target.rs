@@ -4,7 +4,7 @@ use super::described::Description;
 use super::port::{Ended, Frame, PAUSE, Talk};
 use super::snapshot::{Snapshot, is_of_a_guest};
 use super::time::{Relation, now_ns, with_clock};
-use super::wire::{Answer, Link, Listener, Opening, Secret, Side};
+use super::wire::{Answer, GREETING_MAX, Link, Listener, Opening, Secret, Side};
 use crate::machine::control::{Control, Found, Refused, read};
 use crate::prelude::*;
 use hostlink::ctl::Request;
@@ -23,20 +23,22 @@ pub(super) fn receive(machine: &Found, ram: &Arc<Ram>, guest: Name) -> Result<Ta
 struct Arriving {
     talk: Talk,
     clock: Relation,
-    /// The hypervisor has said that it could run, and that it runs.
+    /// What the hypervisor has said, and nobody has looked at.
+    said: Vec<Frame>,
+    /// It has said that the guest could run, and that it runs.
     is_ready: bool,
     runs: bool,
 }
 
 impl Arriving {
     const fn new(talk: Talk, hz: u64) -> Self {
-        Self { talk, clock: Relation::new(hz), is_ready: false, runs: false }
+        Self { talk, clock: Relation::new(hz), said: Vec::new(), is_ready: false, runs: false }
     }
 
     /// Puts a frame as soon as there is room; takes what the hypervisor says meanwhile.
-    fn put(&mut self, frame: &Frame, said: &mut Vec<Frame>) -> Result<()> {
+    fn put(&mut self, frame: &Frame) -> Result<()> {
         while !self.talk.port.put(frame)? {
-            if !self.listen(said)? {
+            if !self.listen()? {
                 ensure!(!self.talk.has_ended(), "the hypervisor takes no more");
                 thread::sleep(PAUSE);
             }
@@ -44,8 +46,8 @@ impl Arriving {
         Ok(())
     }
 
-    /// What the hypervisor says; false if it says nothing.
-    fn listen(&mut self, said: &mut Vec<Frame>) -> Result<bool> {
+    /// Takes what the hypervisor says; false if it says nothing.
+    fn listen(&mut self) -> Result<bool> {
         let counter = self.talk.port.clock();
         self.clock.look(counter, now_ns());
         let Some(frame) = self.talk.port.next()? else { return Ok(false) };
@@ -55,15 +57,15 @@ impl Arriving {
             Kind::Failed => {}
             kind => bail!("the hypervisor says {kind:?} while it receives a guest"),
         }
-        said.push(frame);
+        self.said.push(frame);
         Ok(true)
     }
 
     /// The clock by the counter of this machine, which the hypervisor shows as soon as it listens.
-    fn on_this_machine(&mut self, frame: &Frame, said: &mut Vec<Frame>) -> Result<Frame> {
+    fn on_this_machine(&mut self, frame: &Frame) -> Result<Frame> {
         let begun = Instant::now();
         while self.clock.counter_at(now_ns()).is_none() && begun.elapsed() < Duration::from_secs(10) {
-            self.listen(said)?;
+            self.listen()?;
             thread::sleep(PAUSE);
         }
         with_clock(frame, |clock| {
@@ -72,17 +74,23 @@ impl Arriving {
         })
     }
 
-    /// Cuts the channel. Whether the guest runs; `None` if that is not known.
-    fn end(self) -> (Option<bool>, Ended) {
+    /// Whether the hypervisor goes on with it.
+    fn check(&self, about: &str) -> Result<()> {
+        let failed = self.said.iter().find(|frame| frame.kind == Kind::Failed);
+        failed.map_or(Ok(()), |frame| bail!("{about}{}", frame.text()))
+    }
+
+    /// Cuts the channel. What is to be said of where the guest runs.
+    fn end(self) -> (Answer, Ended) {
         let runs = self.runs;
         let ended = self.talk.end();
-        let known = match &ended {
-            Ok(_) => Some(true),
-            _ if runs => Some(true),
-            Err(error) if error.is::<Refused>() => Some(false),
-            Err(_) => None,
+        let answer = match &ended {
+            Ok(_) => Answer::Runs,
+            _ if runs => Answer::Runs,
+            Err(error) if error.is::<Refused>() => Answer::Absent,
+            Err(_) => Answer::Unknown,
         };
-        (known, ended)
+        (answer, ended)
     }
 }
 
@@ -96,31 +104,25 @@ pub(super) fn restore(talk: Talk, mut from: Snapshot) -> Result<Received> {
 }
 
 fn restore_into(arriving: &mut Arriving, from: &mut Snapshot) -> Result<()> {
-    let mut said = Vec::new();
-    let failed = |said: &[Frame]| said.iter().find(|frame| frame.kind == Kind::Failed).map(Frame::text);
     while let Some(frames) = from.frames()? {
         for frame in frames {
             let frame = if frame.kind == Kind::Clock { with_clock(&frame, goes_on_now)? } else { frame };
-            arriving.put(&frame, &mut said)?;
-            if let Some(why) = failed(&said) {
-                bail!("the hypervisor cannot restore the guest: {why}");
-            }
+            arriving.put(&frame)?;
+            arriving.check("the hypervisor cannot restore the guest: ")?;
         }
     }
     // The file was whole.
     let mut has_gone = false;
     while !arriving.runs {
         if arriving.is_ready && !has_gone {
-            arriving.put(&Frame::bare(Kind::Go), &mut said)?;
+            arriving.put(&Frame::bare(Kind::Go))?;
             has_gone = true;
         }
-        if !arriving.listen(&mut said)? {
+        if !arriving.listen()? {
             ensure!(!arriving.talk.has_ended(), "the hypervisor restored only a part of the guest");
             thread::sleep(PAUSE);
         }
-        if let Some(why) = failed(&said) {
-            bail!("the hypervisor cannot restore the guest: {why}");
-        }
+        arriving.check("the hypervisor cannot restore the guest: ")?;
     }
     Ok(())
 }
@@ -139,21 +141,11 @@ pub(crate) struct Host {
     pub(super) description: Description,
     pub(super) hz: u64,
     pub(super) signals: Signals,
-    /// What came of each session; `None` if that is not known.
-    sessions: BTreeMap<u64, Option<bool>>,
+    /// What is to be said of each session.
+    pub(super) sessions: BTreeMap<u64, Answer>,
 }
 
 impl Host {
-    pub(super) const fn new(
-        listener: Listener,
-        secret: Secret,
-        description: Description,
-        hz: u64,
-        signals: Signals,
-    ) -> Self {
-        Self { listener, secret, description, hz, signals, sessions: BTreeMap::new() }
-    }
-
     /// One connection after the other, each to its end: what was said in it is known by the next.
     pub(super) fn serve(
         &mut self,
@@ -173,15 +165,10 @@ impl Host {
 
     fn serve_one(&mut self, stream: OwnedFd, begin: impl Fn() -> Result<Talk>) -> Result<Option<String>> {
         let mut link = Link::greet(stream, &self.secret, Side::Target, &self.signals)?;
-        let (session, guest) = match link.hear_opening()? {
+        let (session, guest) = match link.hear(GREETING_MAX)? {
             Opening::Offer { session, guest } => (session, guest),
             Opening::Ask { session } => {
-                let answer = match self.sessions.get(&session) {
-                    Some(Some(true)) => Answer::Runs,
-                    Some(Some(false)) | None => Answer::Absent,
-                    Some(None) => Answer::Unknown,
-                };
-                link.say(&answer)?;
+                link.say(self.sessions.get(&session).unwrap_or(&Answer::Absent))?;
                 return Ok(None);
             }
         };
@@ -198,45 +185,42 @@ impl Host {
             }
         };
         // Until it is known what comes of it.
-        self.sessions.insert(session, None);
+        self.sessions.insert(session, Answer::Unknown);
         let mut arriving = Arriving::new(talk, self.hz);
         let result = link.say(&Answer::Accepted).and_then(|()| carry(&mut arriving, &mut link));
-        let (known, ended) = arriving.end();
-        self.sessions.insert(session, known);
-        match (known, ended) {
-            (Some(true), ended) => Ok(Some(ended.unwrap_or_default())),
-            (_, Err(error)) => Err(result.err().unwrap_or(error)),
-            (_, Ok(ended)) => Err(result.err().unwrap_or_else(|| anyhow!("{ended}"))),
+        let (answer, ended) = arriving.end();
+        let runs = answer == Answer::Runs;
+        self.sessions.insert(session, answer);
+        match ended {
+            Err(error) if !runs => Err(result.err().unwrap_or(error)),
+            ended => Ok(Some(ended.unwrap_or_default())),
         }
     }
 }
 
 /// Carries frames in both directions, until the guest runs here or something fails.
 fn carry(arriving: &mut Arriving, link: &mut Link) -> Result<()> {
-    let mut said = Vec::new();
     loop {
         // The guest's pages come close together; otherwise the hypervisor is listened to.
         let block = link.receive(Duration::ZERO)?;
         let is_idle = block.is_none();
         for frame in block.map(|block| Frame::of_block(&block)).transpose()?.unwrap_or_default() {
             let frame = match frame.kind {
-                Kind::Clock => arriving.on_this_machine(&frame, &mut said)?,
+                Kind::Clock => arriving.on_this_machine(&frame)?,
                 Kind::Go if arriving.is_ready => frame,
                 kind if is_of_a_guest(kind) => frame,
                 kind => bail!("the source says {kind:?}, which it may not now"),
             };
-            arriving.put(&frame, &mut said)?;
+            arriving.put(&frame)?;
         }
-        while arriving.listen(&mut said)? {}
+        while arriving.listen()? {}
         let mut block = Vec::new();
-        said.iter().for_each(|frame| frame.write_to(&mut block));
+        arriving.said.iter().for_each(|frame| frame.write_to(&mut block));
         if !block.is_empty() {
             link.send(&block)?;
         }
-        if let Some(failed) = said.iter().find(|frame| frame.kind == Kind::Failed) {
-            bail!("{}", failed.text());
-        }
-        said.clear();
+        arriving.check("")?;
+        arriving.said.clear();
         if arriving.runs {
             return Ok(());
         }

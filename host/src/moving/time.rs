@@ -4,7 +4,7 @@ use super::port::Frame;
 use crate::prelude::*;
 use std::time::{SystemTime, UNIX_EPOCH};
 use transfer::frame::{Clock, Kind};
-use transfer::{Archive, Described as _};
+use zerocopy::{FromBytes, IntoBytes};
 
 const NANOS: i128 = 1_000_000_000;
 
@@ -55,15 +55,10 @@ impl Relation {
 
 /// The same frame with another clock.
 pub(super) fn with_clock(frame: &Frame, change: impl FnOnce(&mut Clock) -> Result<()>) -> Result<Frame> {
-    let mut clock = Clock::default();
-    let mut archive = Archive::reader(frame.body.get(..frame.header.len()).unwrap_or_default());
-    let read = clock.describe(&mut archive).and_then(|()| archive.finish());
-    read.map_err(|flaw| anyhow!("the guest's clock: {flaw}"))?;
+    let clock = Clock::read_from_bytes(frame.content());
+    let mut clock = clock.map_err(|_| anyhow!("the guest's clock has a wrong length"))?;
     change(&mut clock)?;
-    let mut body = [0; size_of::<Clock>()];
-    let mut archive = Archive::writer(&mut body);
-    clock.describe(&mut archive).map_err(|flaw| anyhow!("{flaw}"))?;
-    Ok(Frame::new(Kind::Clock, frame.header.argument, &body))
+    Ok(Frame::new(Kind::Clock, frame.header.argument, clock.as_bytes()))
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 const MAGIC: &[u8; 16] = b"quell moving 1\n\n";
 const NONCE: usize = 32;
 /// In this time a side has to have said what comes before frames.
-const GREETING_MAX: Duration = Duration::from_secs(10);
+pub(super) const GREETING_MAX: Duration = Duration::from_secs(10);
 /// How often a side that waits looks at what else happens.
 const LOOK_PERIOD: Duration = Duration::from_millis(100);
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
@@ -264,10 +264,6 @@ impl Link {
         ensure!(self.signals.caught().is_none() || block.is_some(), "ended by a signal");
         let block = block.context("the other side says nothing")?;
         serde_json::from_slice(&block).context("the other side is not a Quell of this version")
-    }
-
-    pub(super) fn hear_opening(&mut self) -> Result<Opening> {
-        self.hear(GREETING_MAX)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A made-up hypervisor: it speaks the frames of a real one, by the same hand-over, about a guest
 //! that is a few pages.
 
-use super::super::port::{Frame, Heard as Told, PAUSE, Talk};
+use super::super::port::{Frame, PAUSE, Talk};
 use crate::prelude::*;
 use hostlink::ctl::record::{Channel, Received, Sent};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -110,18 +110,16 @@ impl Side {
     ) -> Talk {
         let ram = Arc::new(Ram::new(sizes.total(), 0).expect("makes"));
         let (says, heard) = mpsc::channel();
-        says.send(Told::Channel(Channel { channel: 0, session, given: given.into() })).expect("is heard");
+        says.send(Channel { channel: 0, session, given: given.into() }).expect("is heard");
         let (side, memory) = (Arc::clone(self), Arc::clone(&ram));
-        thread::spawn(move || {
+        let asking = thread::spawn(move || {
             let at = memory.piece(0, sizes.total()).expect("is one");
             // SAFETY: zero, mapped for as long as `memory` lives, and of these two ends only.
             let end = unsafe { End::of_hypervisor(at, sizes) };
             let mut line = Line { end, side: &side };
-            let ended = serve(&side, &mut line);
-            // The tool may have gone, as a killed one does.
-            let _ = says.send(Told::Ended(ended, None));
+            (serve(&side, &mut line), None)
         });
-        Talk::of(ram, heard, sizes).expect("begins")
+        Talk::of(ram, &heard, asking, sizes).expect("begins")
     }
 
     fn serve_sending(&self, line: &mut Line<'_>, given: bool, rounds: u64) -> Result<bool> {
@@ -160,10 +158,11 @@ impl Side {
     /// The machine is no more, and its guest neither.
     pub(super) fn kill(&self) {
         let (source, mut guest) = (self.source.lock().unwrap(), self.guest.lock().unwrap());
-        self.is_killed.store(true, Ordering::SeqCst);
         if guest.take().is_some() && *source == Source::Here {
             self.runs.stop();
         }
+        // Last: whoever waits for it looks at the rest at once.
+        self.is_killed.store(true, Ordering::SeqCst);
     }
 
     /// False if it was cut.

@@ -123,7 +123,8 @@ impl There {
         let is_over = Arc::new(AtomicBool::new(false));
         let (hypervisor, ends) = (Arc::clone(&side), Arc::clone(&is_over));
         let tool = thread::spawn(move || {
-            let mut host = Host::new(listener, secret, description, HZ, Signals::default());
+            let (signals, sessions) = (Signals::default(), BTreeMap::new());
+            let mut host = Host { listener, secret, description, hz: HZ, signals, sessions };
             let serves = host.serve(|| Ok(hypervisor.receive()), || ends.load(Ordering::Relaxed), |_| ());
             serves.expect("serves");
         });
