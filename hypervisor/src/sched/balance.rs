@@ -315,7 +315,9 @@ impl Scheduler {
 
     /// A guest that has waited long for `cpu`, whose queue this is, and a CPU where another vCPU of
     /// it runs. That one uses up the guest's share, so that the guest's turn here never comes: the
-    /// two have to share that CPU.
+    /// two have to share that CPU. If one more waits there already, another one comes here in its
+    /// place: a vCPU that spins would have no more than a moment here each time that it has waited
+    /// for very long.
     fn search_own(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> Option<(GroupIndex, CpuIndex)> {
         let load = own.load();
         own.waiting_beside().find_map(|(group, vcpu)| {
@@ -326,7 +328,7 @@ impl Scheduler {
             }
             let is_own = |other: &CpuIndex| {
                 self.ledger.seat(*other).runs(group)
-                    && self.load_of(*other) <= load
+                    && self.load_of(*other) <= load + 1
                     && self.may_run(group, *other)
             };
             Some((group, self.others(cpu).filter(is_own).min_by_key(|&other| self.load_of(other))?))

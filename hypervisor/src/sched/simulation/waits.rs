@@ -54,3 +54,20 @@ fn no_vcpu_waits_for_ever_whatever_guests_there_are() {
     }
     assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
+
+/// One guest polls, and another one's vCPUs wait for each other: a turn is over as soon as it has
+/// begun. The one that waits beside the guest that polls must not wait there each time.
+#[test]
+fn a_vcpu_that_spins_has_more_than_a_moment_beside_a_guest_that_polls() {
+    for yields in [10, 50] {
+        for habit in [Works, Yields(yields)] {
+            let spins = vec![Yields(yields), Yields(yields), habit, Yields(yields)];
+            let mut machine = Machine::new(2, &[guest(100, spins), guest(100, vec![Yields(10)])]);
+            machine.run(1000 * MS);
+            let had: Vec<_> = machine.vcpus.iter().map(|vcpu| (vcpu.had, vcpu.waits.len())).collect();
+            let turns = |vcpu: &Vcpu| vcpu.waits.len();
+            let least = machine.vcpus.iter().filter(|vcpu| !matches!(vcpu.habit, Works)).map(turns).min();
+            assert!(least >= Some(100), "{habit:?}, yields after {yields}: {had:?}");
+        }
+    }
+}
