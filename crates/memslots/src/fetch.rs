@@ -33,7 +33,7 @@ impl<'m> GuestMemory<'m> {
         let first_word = first_word.min(log.word_count());
         let marks = marks(&self, &log);
         for (word, index) in words.iter_mut().zip(first_word..) {
-            *word = marks.take(index) & in_slot(&slot, index);
+            *word = in_slot(&slot, index, marks.take(index));
         }
         Ok(DirtyFetch { memory: self, slot, log, first_word, words })
     }
@@ -47,12 +47,16 @@ fn marks<'a>(memory: &'a GuestMemory<'_>, log: &DirtyLog) -> Marks<'a> {
     unsafe { log.marks() }
 }
 
-/// The bits of a word that stand for pages of the slot.
-const fn in_slot(slot: &Slot, index: usize) -> u64 {
+/// The marks of a word that stand for pages of the slot. There are thousands of words in a step,
+/// and most have none.
+const fn in_slot(slot: &Slot, index: usize, marks: u64) -> u64 {
+    if marks == 0 {
+        return 0;
+    }
     let page_count = slot.size >> Level::Page4K.shift();
     match page_count.saturating_sub(index as u64 * PAGES_PER_WORD) {
-        left @ 0..PAGES_PER_WORD => (1 << left) - 1,
-        _ => u64::MAX,
+        left @ 0..PAGES_PER_WORD => marks & ((1 << left) - 1),
+        _ => marks,
     }
 }
 
@@ -154,8 +158,8 @@ impl DirtyFetch<'_, '_> {
         let words = core::mem::take(&mut self.words);
         let marks = marks(&self.memory, &self.log);
         Ok(words.iter_mut().zip(self.first_word..).fold(0, |count, (word, index)| {
-            *word |= marks.look(index) & in_slot(&self.slot, index);
-            count + u64::from(word.count_ones())
+            *word |= in_slot(&self.slot, index, marks.look(index));
+            if *word == 0 { count } else { count + u64::from(word.count_ones()) }
         }))
     }
 }

@@ -15,6 +15,8 @@ use paging::PhysAddr;
 
 /// Bytes compared in one access where possible.
 const WORD: usize = size_of::<u64>();
+/// Words per iteration of loops over many.
+const TURN: usize = 8;
 
 /// Up to 8 bytes to compare with; see [`GuestMemory::has_at`](crate::GuestMemory::has_at).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +132,27 @@ impl<'a> Window<'a> {
         })
     }
 
+    /// Whether all bytes are zero.
+    pub(crate) fn is_zero(&self) -> bool {
+        let mut done = 0;
+        let mut words = [[0; WORD]; TURN];
+        while self.len - done >= size_of_val(&words) {
+            // SAFETY: so much is left.
+            let rest = Self { start: unsafe { self.start.add(done) }, len: self.len - done, ..*self };
+            if !rest.read_words(&mut words) {
+                break;
+            }
+            if words.iter().fold(0, |all, word| all | u64::from_ne_bytes(*word)) != 0 {
+                return false;
+            }
+            done += size_of_val(&words);
+        }
+        (done..self.len).all(|at| {
+            // SAFETY: below the window's length, which is mapped and only accessed by atomics.
+            unsafe { AtomicU8::from_ptr(self.start.add(at)) }.load(Relaxed) == 0
+        })
+    }
+
     /// Copies the first words out, each in one access; false, and nothing is copied, if they are
     /// not aligned or there are too few.
     #[inline]
@@ -150,7 +173,7 @@ impl<'a> Window<'a> {
     /// bytes are read in one access each, and each byte is read once.
     pub(crate) fn read(&self, bytes: &mut [u8]) {
         let len = bytes.len().min(self.len);
-        let mut done = 0;
+        let mut done = self.read_turns(bytes);
         while done < len {
             // SAFETY: `done` is below the window's length.
             let at = unsafe { self.start.add(done) };
@@ -167,12 +190,31 @@ impl<'a> Window<'a> {
         }
     }
 
+    /// The reverse of [`write_words`](Self::write_words).
+    fn read_turns(&self, bytes: &mut [u8]) -> usize {
+        let len = bytes.len().min(self.len);
+        // SAFETY: any eight bytes are a `u64`, and any `u64` is eight bytes.
+        let (before, words, _) = unsafe { bytes[..len].align_to_mut::<u64>() };
+        if !before.is_empty() || !self.start.addr().is_multiple_of(WORD) {
+            return 0;
+        }
+        let (turns, _) = words.as_chunks_mut::<TURN>();
+        let mut at = self.start.cast::<u64>();
+        for turn in &mut *turns {
+            for (index, word) in turn.iter_mut().enumerate() {
+                // SAFETY: as in `write_words`.
+                *word = unsafe { AtomicU64::from_ptr(at.add(index)) }.load(Relaxed);
+            }
+            // SAFETY: at most the end of what was read.
+            at = unsafe { at.add(TURN) };
+        }
+        size_of_val(turns)
+    }
+
     /// Copies whole words from the start of `bytes` to the start of the window, and returns the
     /// number of bytes; 0 unless both are aligned. On processors that require aligned loads, an
     /// unaligned word takes an instruction for each byte and more to combine them.
     fn write_words(&self, bytes: &[u8]) -> usize {
-        /// Words per iteration of the loop.
-        const TURN: usize = 8;
         let bytes = &bytes[..bytes.len().min(self.len)];
         // SAFETY: any eight bytes are a `u64`.
         let (before, words, _) = unsafe { bytes.align_to::<u64>() };

@@ -29,15 +29,17 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
             let to_border = GROUP - Level::Page4K.index(start) % GROUP;
             let (group, rest) = cells.split_at(to_border.min(cells.len()));
             let changed = match self.action {
-                Action::Clean(_) => sweep::<F>(group, cleaned::<F>),
-                _ => sweep::<F>(group, |leaf| F::protected(leaf, Level::Page4K)),
+                Action::Clean(_) => sweep::<F>(group, cleaned::<F>, F::is_dirty),
+                _ => sweep::<F>(group, |leaf| F::protected(leaf, Level::Page4K), |_| true),
             };
             if let Action::Clean(sink) = &mut self.action
                 && changed != 0
             {
                 sink.dirty_pages(span::address_of::<F>(start), changed);
             }
-            run = self.swept(start, group.len(), changed, run);
+            if changed | run != 0 {
+                run = self.swept(start, group.len(), changed, run);
+            }
             start = start.wrapping_add((group.len() as u64) << Level::Page4K.shift());
             cells = rest;
         }
@@ -77,19 +79,30 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
     }
 }
 
-/// Replaces each leaf of a group by the result of `new`, and returns which have changed.
+/// Replaces each leaf of a group by the result of `new`, and returns which have changed. `may` is
+/// quick, and tells of which entries that may be expected: most leaves are clean when a log is
+/// fetched.
 ///
 /// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it, since it is
 /// dirty already. At most, a fault may have added a right to it since it was read; that right is
 /// lost again, its user faults once more, and processors' copies of it are flushed with the rest.
 /// Every other leaf is exchanged.
 #[inline(always)]
-fn sweep<F: Format>(group: &[AtomicU64], new: impl Fn(u64) -> u64 + Copy) -> u64 {
+fn sweep<F: Format>(
+    group: &[AtomicU64],
+    new: impl Fn(u64) -> u64 + Copy,
+    may: impl Fn(u64) -> bool + Copy,
+) -> u64 {
     let (mut changed, mut done) = (0, 0);
     let (chunks, rest) = group.as_chunks::<CHUNK>();
     // A bit for each entry of the chunk.
     let mut bits = u64::MAX >> (GROUP - CHUNK);
     for chunk in chunks {
+        if !chunk.iter().fold(false, |any, cell| any | may(cell.load(Relaxed))) {
+            bits <<= CHUNK;
+            done += CHUNK;
+            continue;
+        }
         let leaves = chunk.each_ref().map(|cell| cell.load(Relaxed));
         // Without a branch per leaf.
         if leaves.iter().fold(true, |all, &leaf| all & is_settled::<F>(leaf)) {

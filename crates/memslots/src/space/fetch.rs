@@ -92,6 +92,8 @@ impl<F: Format, M: TableMemory> Steps for FetchJob<'_, '_, F, M> {
         }
         if let Some(walk) = self.walk.take() {
             self.owed.put(walk.into_gather());
+            // What follows looks at each word of the log: that is enough for a step.
+            return Progress::More;
         }
         match core::mem::replace(&mut self.stage, Stage::Moving) {
             Stage::Transferring(words) => {

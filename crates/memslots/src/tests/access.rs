@@ -48,6 +48,31 @@ fn h5_accesses_around_the_end_of_the_address_space() {
 }
 
 #[test]
+fn a_piece_is_zero_or_copied_as_it_is_wherever_it_begins() {
+    let ram = Backing::new(2);
+    let memslots = memslots(&[ram.slot(1, 0)]);
+    let memory = memslots.memory();
+    for (at, len) in [(0, PAGE), (64, 136), (8, 100), (3, 77), (5, 1), (0, 0)] {
+        let piece = memory.locate(Gpa(at), len as usize).expect("is there");
+        assert_eq!(memory.is_zero(&piece), Some(true));
+        for byte in (0..len).step_by(7).chain(len.checked_sub(1)) {
+            memory.write(Gpa(at + byte), &[1]).unwrap();
+            assert_eq!(memory.is_zero(&piece), Some(false), "{byte} of {len} at {at}");
+            let mut bytes = vec![0xee; len as usize + 1];
+            // Also to where no word begins.
+            let (target, start) = (bytes.as_ptr().addr(), (byte % 2) as usize);
+            assert!(target.is_multiple_of(8) && memory.copy(&piece, &mut bytes[start..][..len as usize]));
+            let is_right = |(index, found)| found == u8::from(index == byte as usize);
+            assert!(bytes[start..][..len as usize].iter().copied().enumerate().all(is_right));
+            memory.write(Gpa(at + byte), &[0]).unwrap();
+        }
+        memory.write(Gpa(at + len), &[1]).unwrap();
+        assert_eq!(memory.is_zero(&piece), Some(true), "what is behind it does not count");
+        memory.write(Gpa(at + len), &[0]).unwrap();
+    }
+}
+
+#[test]
 fn an_access_of_no_bytes_succeeds_anywhere() {
     let memslots = memslots(&[]);
     let memory = memslots.memory();

@@ -25,14 +25,18 @@ const FIRST: &[Op] = &[
     Start(1),
     Store(0x5000, 1),
     Load(0x5000, 1),
+    Store(0x7000, 5),
     Sleep(60_000),
     Load(0x5000, 1),
     Store(0x5000, 2),
+    // A page that is sent, and then is one of zeros.
+    Store(0x7000, 0),
     Send(1),
     Store(1 << 32, 3),
     Load(0x5000, 2),
     WaitFor(1),
     Load(1 << 32, 3),
+    Load(0x7000, 0),
     Back(1, 1200),
     Done,
 ];

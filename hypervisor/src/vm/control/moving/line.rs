@@ -112,37 +112,26 @@ impl<A: Arch> Line<A> {
         gpa: u64,
         pages: u64,
     ) -> Result<(u64, bool), Broken> {
-        let mut count = 0;
-        let mut zeros = false;
-        while count < pages.min(PAGES_MAX) {
-            // Pages of zeros are read to the same place.
-            let ahead = HEADER + if zeros { 0 } else { count as usize * PAGE };
-            let is_zero = self.read_page(memory, gpa + count * PAGE as u64, ahead)?;
-            if count == 0 {
-                zeros = is_zero;
-            } else if is_zero != zeros {
-                break;
+        // If the slot has been removed meanwhile, the guest finds nothing there either.
+        let at = |page: u64, offset: usize, len: usize| {
+            memory.locate(Gpa(gpa + page * PAGE as u64 + offset as u64), len).ok()
+        };
+        let is_zero = |page| at(page, 0, PAGE).and_then(|page| memory.is_zero(&page)).unwrap_or(true);
+        let (zeros, mut count) = (is_zero(0), 0);
+        while count < pages.min(PAGES_MAX) && (count == 0 || is_zero(count) == zeros) {
+            if !zeros {
+                let mut done = 0;
+                self.end.write(HEADER + count as usize * PAGE, PAGE, |piece| {
+                    // It was there, and the slots are pinned.
+                    let _ = at(count, done, piece.len()).map(|from| memory.copy(&from, piece));
+                    done += piece.len();
+                })?;
             }
             count += 1;
         }
         let (kind, len) = if zeros { (Kind::Zeros, count) } else { (Kind::Pages, count * PAGE as u64) };
         self.publish(Header::new(kind, gpa, len as u32))?;
         Ok((count, zeros))
-    }
-
-    /// Reads a page, and tells whether it is zero.
-    fn read_page(&mut self, memory: &GuestMemory<'_>, gpa: u64, ahead: usize) -> Result<bool, Broken> {
-        let (mut from, mut is_zero) = (gpa, true);
-        self.end.write(ahead, PAGE, |piece| {
-            if memory.read(Gpa(from), piece).is_err() {
-                // The slot has been removed meanwhile: the guest finds nothing there either.
-                piece.fill(0);
-            }
-            from += piece.len() as u64;
-            let (words, rest) = piece.as_chunks::<8>();
-            is_zero = is_zero && rest.is_empty() && words.iter().all(|word| *word == [0; 8]);
-        })?;
-        Ok(is_zero)
     }
 
     fn publish(&mut self, header: Header) -> Result<(), Broken> {

@@ -57,6 +57,8 @@ pub(in super::super) struct Receiving<A: Arch> {
     stage: Stage<A>,
     frames: u64,
     pages: u64,
+    /// From this address on all is still zero.
+    written: u64,
     clock: Clock,
     /// It paused at the source, and does so here.
     pauses: bool,
@@ -92,6 +94,7 @@ impl<A: Arch> Receiving<A> {
             stage: Stage::Zero(Sweep::new(CLEAR_BYTES)),
             frames: 0,
             pages: 0,
+            written: 0,
             clock: Clock::default(),
             pauses: false,
             stopped: 0,
@@ -251,10 +254,13 @@ impl<A: Arch> Receiving<A> {
                 self.stage = Stage::Adding(Box::new(work));
             }
             (Kind::Zeros, Stage::Memory) if header.len() as u64 <= PAGES_MAX => {
+                let is_new = header.argument >= self.written;
                 pieces(vm, header.argument, (header.len() * PAGE) as u64, |host| {
-                    // SAFETY: the guest's memory is its own, and no vCPU runs.
-                    unsafe { A::zero(host.start, host.end - host.start) };
-                    clean::<A>(host);
+                    if !is_new {
+                        // SAFETY: the guest's memory is its own, and no vCPU runs.
+                        unsafe { A::zero(host.start, host.end - host.start) };
+                        clean::<A>(host);
+                    }
                 })?;
             }
             (Kind::Pages, Stage::Memory) => {
@@ -267,6 +273,7 @@ impl<A: Arch> Receiving<A> {
                     at += piece.len() as u64;
                 })?;
                 pieces(vm, header.argument, bytes, clean::<A>)?;
+                self.written = self.written.max(at);
                 self.pages += bytes / PAGE as u64;
             }
             // The tool's to look at.
