@@ -93,8 +93,8 @@ pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limi
         name if name.starts_with("arm-unmap") => {
             return named(unmap::counts(&worst, case.ways[0].platform()));
         }
-        name if name.contains("migrate-wall") => return named(migrate::limits(&worst, migrate::STOP_MS_MAX)),
-        name if name.contains("migrate") => return named(migrate::limits(&worst, migrate::STOP_MAX)),
+        name if name.contains("migrate-wall") => return named(migrate::limits(&worst, migrate::MS_MAX)),
+        name if name.contains("migrate") => return named(migrate::limits(&worst, migrate::INSTRUCTIONS_MAX)),
         "devices" => return named(devices::limits(measured)),
         name if name.contains("isolation") => return named(isolation::all_limits(&of)),
         "memslot" => return named(memslot::limits(&median)),

@@ -25,10 +25,11 @@ const SPARE: u64 = 3 << 30;
 const RANGED: &str = "migrate-1G";
 const PER_PAGE: &str = "migrate-1G-per-page";
 /// The guest's longest allowed stop while the migration is undone, in ms by the clock: what S5's
-/// author reduced it to, from 7 s.
-pub(super) const STOP_MS_MAX: f64 = 1000.0;
-/// Our own target in instructions: a thousandth of that at one per nanosecond.
-pub(super) const STOP_MAX: f64 = 1e6;
+/// author reduced it to, from 7 s; and the work in the last round, which is usually asked to be
+/// over in that time.
+pub(super) const MS_MAX: [f64; 2] = [1000.0, 50.0];
+/// Our own targets in instructions: the stop is a thousandth of that at one per nanosecond.
+pub(super) const INSTRUCTIONS_MAX: [f64; 2] = [1e6, 2e6];
 
 pub(super) const CASES: [Case; 2] = [
     own(
@@ -52,13 +53,15 @@ fn machines(args: &AllArgs) -> String {
 /// migration.
 type Metric = (&'static str, fn(u64, &Stops) -> f64);
 
-const METRICS: [Metric; 4] = [
+const METRICS: [Metric; 5] = [
     ("stop before", |before, _| float(before)),
     (STOPS[0], |_, stops| float(stops.copied)),
     (STOPS[1], |_, stops| float(stops.undone)),
     ("longest step", |_, stops| stops.moved.longest_step_seconds * 1e9),
+    (LAST, |_, stops| stops.last.stop_work_seconds * 1e9),
 ];
 const STOPS: [&str; 2] = ["stop while copied", "stop while undone"];
+const LAST: &str = "work in the last round";
 
 /// Pages are removed at once when they become one again, and on Arm, for comparison, one by one. On
 /// AMD64 a flush is of the whole vCPU.
@@ -107,9 +110,10 @@ fn scenario(
 }
 
 /// The most in the unit of a case.
-pub(super) fn limits(worst: &dyn Fn(&str) -> f64, most: f64) -> Vec<Limit> {
-    let metrics = STOPS.map(|stop| named(RANGED, stop));
-    metrics.map(|metric| Limit::at_most(&*metric, worst(&metric), most)).to_vec()
+pub(super) fn limits(worst: &dyn Fn(&str) -> f64, [stop, last]: [f64; 2]) -> Vec<Limit> {
+    let metrics = [(STOPS[0], stop), (STOPS[1], stop), (LAST, last)];
+    let limit = |metric: String, most| Limit::at_most(&*metric, worst(&metric), most);
+    metrics.map(|(metric, most)| limit(named(RANGED, metric), most)).to_vec()
 }
 
 /// The guest's message while it writes.
@@ -134,6 +138,8 @@ pub(crate) struct Stops {
     pub(crate) copied: u64,
     pub(crate) undone: u64,
     pub(crate) moved: Moved,
+    /// Another one, which was cancelled when the guest stood still and was complete.
+    pub(crate) last: Moved,
 }
 
 impl Writer {
@@ -188,11 +194,14 @@ impl Writer {
         let machine = self.load.machine.found().context("the machine has no hypervisor")?;
         let origin = Origin::find(&machine, Name::GUEST)?;
         let mut copied = 0;
-        let moved = in_vain(&origin, rounds.into(), |_| {
+        let moved = in_vain(&origin, rounds.into(), false, |_| {
             copied = self.stop()?.max(copied);
             Ok(())
         })?;
-        Ok(Stops { copied, undone: self.stop()?, moved })
+        let undone = self.stop()?;
+        let last = in_vain(&origin, rounds.into(), true, |_| Ok(()))?;
+        self.stop()?;
+        Ok(Stops { copied, undone, moved, last })
     }
 
     /// Makes the guest stop writing; returns how many stores it has made.
@@ -245,7 +254,7 @@ mod tests {
 
     #[test]
     fn each_limit_can_be_missed() {
-        assert_eq!(each_can_be_missed(|worst| limits(worst, STOP_MAX)), 2);
+        assert_eq!(each_can_be_missed(|worst| limits(worst, INSTRUCTIONS_MAX)), 3);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Moved {
     pub(crate) zeros: u64,
     /// For how long it stood still here.
     pub(crate) stopped_seconds: f64,
+    /// What the hypervisor did for that.
+    pub(crate) stop_work_seconds: f64,
     pub(crate) longest_step_seconds: f64,
     /// From the request to the end.
     pub(crate) seconds: f64,
@@ -62,10 +64,10 @@ impl Origin {
     }
 
     pub(super) fn moved(&self, sent: &str, out: &Outflow) -> Result<Moved> {
-        let Sent { away, pages, zeros, stopped, longest, hz, .. } = read(sent)?;
+        let Sent { away, pages, zeros, stopped, worked, longest, hz, .. } = read(sent)?;
         #[expect(clippy::cast_precision_loss, reason = "durations that are shown")]
-        let [stopped_seconds, longest_step_seconds] =
-            [stopped, longest].map(|ticks| ticks as f64 / hz.max(1) as f64);
+        let [stopped_seconds, stop_work_seconds, longest_step_seconds] =
+            [stopped, worked, longest].map(|ticks| ticks as f64 / hz.max(1) as f64);
         Ok(Moved {
             guest: self.guest.to_string(),
             away: away != 0,
@@ -74,6 +76,7 @@ impl Origin {
             pages,
             zeros,
             stopped_seconds,
+            stop_work_seconds,
             longest_step_seconds,
             seconds: out.seconds(),
         })

@@ -1,6 +1,6 @@
 //! A guest that is sent to nobody, and stays: what a cancelled migration costs.
 
-use super::outflow::Manner;
+use super::outflow::{Event, Manner};
 use super::policy::Wanted;
 use super::port::PAUSE;
 use super::source::{Moved, Origin};
@@ -8,10 +8,16 @@ use crate::prelude::*;
 use hostlink::ctl::SendWay;
 
 /// Sends a guest that runs, cancels after so many rounds of what was written meanwhile, and waits
-/// until all that it changed is undone. After each round `observe` sees its number.
-pub(crate) fn in_vain(of: &Origin, rounds: u32, mut observe: impl FnMut(u64) -> Result<()>) -> Result<Moved> {
+/// until all that it changed is undone. If it `stops` it stands still for one round more, and is
+/// complete before that. After each round `observe` sees its number.
+pub(crate) fn in_vain(
+    of: &Origin,
+    rounds: u32,
+    stops: bool,
+    mut observe: impl FnMut(u64) -> Result<()>,
+) -> Result<Moved> {
     // No round is short enough, so it is given up after the last one.
-    let wanted = Wanted { downtime: Duration::ZERO, rounds, throttle: false, at_any_cost: false };
+    let wanted = Wanted { downtime: Duration::ZERO, rounds, throttle: false, at_any_cost: stops };
     let manner = Manner { wanted, bandwidth: None, shows: false, signals: Signals::default() };
     let mut talk = of.begin(0, SendWay::Live)?;
     let (mut out, mut seen) = (of.outflow(&manner), 0);
@@ -23,7 +29,7 @@ pub(crate) fn in_vain(of: &Origin, rounds: u32, mut observe: impl FnMut(u64) -> 
         }
         seen = out.rounds.len();
         match stepped {
-            Err(_) if seen > rounds as usize => break,
+            Err(_) | Ok(Event::Complete) if seen > rounds as usize => break,
             stepped => _ = stepped?,
         }
         if talk.has_ended() {

@@ -110,7 +110,7 @@ fn send(control: &mut Control, guest: &Origin, seed: u64, is_over: &AtomicBool) 
         match request(&mut random) {
             Some(request) => _ = asked(control, &request).with_context(context)?,
             // Refused while there is a log, or memory that is read-only.
-            None => match in_vain(guest, random.below(3) as u32, |_| Ok(())) {
+            None => match in_vain(guest, random.below(3) as u32, random.below(2) == 0, |_| Ok(())) {
                 Err(error) if !error.is::<Refused>() => return Err(error).with_context(context),
                 _ => {}
             },

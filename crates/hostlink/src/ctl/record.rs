@@ -172,6 +172,8 @@ records! {
         zeros: u64 = "{}",
         /// Ticks of the clock for which it stood still before it was given away, or went on.
         stopped: u64 = "{}",
+        /// Ticks of the steps meanwhile.
+        worked: u64 = "{}",
         /// Ticks of the longest step.
         longest: u64 = "{}",
         /// Ticks of the clock per second.

@@ -88,9 +88,9 @@ impl Side {
         let session = *self.session.lock().unwrap();
         self.talk(Sizes::SOURCE, session, given, move |side, line| {
             let away = side.serve_sending(line, given, rounds)?;
-            let (stopped, longest, hz) = (HZ / 100, 5, HZ);
+            let (stopped, worked, longest, hz) = (HZ / 100, 7, 5, HZ);
             let (rounds, pages, zeros) = (rounds as u32, PAGES as u64, 0);
-            Ok(Sent { away: away.into(), rounds, pages, zeros, stopped, longest, hz }.to_string())
+            Ok(Sent { away: away.into(), rounds, pages, zeros, stopped, worked, longest, hz }.to_string())
         })
     }
 

@@ -1,5 +1,6 @@
 //! Runs of dirty pages, as they are sent.
 
+use core::ops::Range;
 use hostlink::ctl::record::{Dirty, Runs};
 
 use super::Answer;
@@ -15,10 +16,9 @@ pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) 
     let Runs(mut runs) = Runs::default();
     let mut next = page;
     while !runs.is_full() && next < page_count {
-        let Some(first) = find_page(words, next, true) else { break };
-        let end = find_page(words, first, false).unwrap_or(page_count);
-        runs.push((first, end - first));
-        next = end;
+        let Some(run) = find_run(words, next, page_count) else { break };
+        runs.push((run.start, run.end - run.start));
+        next = run.end;
     }
     if runs.is_empty() {
         return None;
@@ -27,8 +27,17 @@ pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) 
     Some(next)
 }
 
+/// The first run of dirty pages at or after `from`; its end is not looked for behind `most` pages
+/// and the rest of their last word.
+pub(super) fn find_run(words: &[u64], from: u64, most: u64) -> Option<Range<u64>> {
+    let first = find_page(words, from, true)?;
+    let count = ((first + most) / PAGES_PER_WORD + 1).min(words.len() as u64);
+    let end = words.get(..count as usize).and_then(|words| find_page(words, first, false));
+    Some(first..end.unwrap_or(count * PAGES_PER_WORD))
+}
+
 /// The first page at or after `from` that is dirty, or that is not, as `is_dirty` says.
-pub(super) fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64> {
+fn find_page(words: &[u64], from: u64, is_dirty: bool) -> Option<u64> {
     let mut from = from;
     loop {
         let word = words.get((from / PAGES_PER_WORD) as usize)?;

@@ -17,6 +17,7 @@ mod line;
 mod receive;
 mod rounds;
 mod send;
+mod stop;
 mod throttle;
 
 pub(super) use receive::Receiving;

@@ -13,8 +13,10 @@ use transfer::handover::Source;
 use super::super::Answer;
 use super::super::refusal::Refusal;
 use super::super::requests::begin_fetch;
-use super::super::runs::find_page;
+use super::super::runs::find_run;
+use super::line::PAGES_MAX;
 use super::send::{Sending, Stage};
+use super::stop::Stop;
 use super::{describe_beginning, is_devices};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -62,15 +64,16 @@ impl<A: Arch> Sending<A> {
             }
             Stage::Pages(place, marks, page) => {
                 let Some(slot) = self.slots.get(*place) else { return Ok(Progress::Waiting) };
-                let Some(first) = find_page(marks, *page, true) else {
+                let Some(run) = find_run(marks, *page, PAGES_MAX) else {
                     vm.memory_of_slots.lock().put_result(slot.id);
                     self.stage = Stage::Slot(*place + 1);
                     return Ok(Progress::More);
                 };
-                let end = find_page(marks, first, false).unwrap_or(u64::MAX).min(slot.size / PAGE as u64);
-                let from = slot.gpa.0 + first * PAGE as u64;
-                let (count, zeros) = self.line.put_pages(&vm.space.slots().memory(), from, end - first)?;
-                *page = first + count;
+                let (from, end) =
+                    (slot.gpa.0 + run.start * PAGE as u64, run.end.min(slot.size / PAGE as u64));
+                let memory = vm.space.slots().memory();
+                let (count, zeros) = self.line.put_pages(&memory, from, end - run.start)?;
+                *page = run.start + count;
                 self.round.add(count, zeros);
             }
             Stage::Clock => {
@@ -157,8 +160,10 @@ impl<A: Arch> Sending<A> {
         if away != 0 {
             self.host.note_last_gone(self.number);
         }
-        let Self { rounds, sent: Round { pages, zeros, .. }, stopped, longest, .. } = *self;
-        answer.record::<A>(&record::Sent { away, rounds, pages, zeros, stopped, longest, hz: A::hz() });
+        let Self { rounds, sent: Round { pages, zeros, .. }, .. } = *self;
+        let hz = A::hz();
+        let Stop { ticks: stopped, worked, longest, .. } = self.stop;
+        answer.record::<A>(&record::Sent { away, rounds, pages, zeros, stopped, worked, longest, hz });
         self.because.map_or(Ok(Progress::Done), Err)
     }
 }

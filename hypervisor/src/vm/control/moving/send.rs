@@ -32,6 +32,7 @@ use super::super::refusal::{Refusal, refusal};
 use super::super::requests::begin_log;
 use super::line::Line;
 use super::rounds::slots;
+use super::stop::Stop;
 use super::throttle::Throttle;
 use super::{STEP_US, go_on};
 use crate::stopping;
@@ -88,10 +89,7 @@ pub(in super::super) struct Sending<A: Arch> {
     pub(super) is_cancelled: bool,
     pub(super) throttle: Throttle,
     pub(super) begun: u64,
-    /// Since when the guest has stood still for this, and how long it did before.
-    pub(super) stopped_at: Option<u64>,
-    pub(super) stopped: u64,
-    pub(super) longest: u64,
+    pub(super) stop: Stop,
     pub(super) scratch: Box<FlushScratch>,
     /// Why it could not go on.
     pub(super) because: Option<Refusal>,
@@ -136,22 +134,20 @@ impl<A: Arch> Sending<A> {
             is_cancelled: false,
             throttle: Throttle::default(),
             begun: A::now(),
-            stopped_at: None,
-            stopped: 0,
-            longest: 0,
+            stop: Stop::default(),
             scratch: Box::new(FlushScratch::new()),
             because: None,
             is_closed: false,
         };
         if sending.is_last && !is_given {
-            sending.stop();
+            sending.stand_still();
         }
         Ok(sending)
     }
 
     /// Makes a short step.
     pub(in super::super) fn step(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
-        let start = A::now();
+        let (start, stood_still) = (A::now(), self.stop.is_now());
         self.line.show_clock();
         if answer.is_abandoned && !self.is_closed {
             self.is_closed = true;
@@ -161,7 +157,7 @@ impl<A: Arch> Sending<A> {
         while matches!(progress, Ok(Progress::More)) && self.hurries(start) {
             progress = self.advance(answer);
         }
-        self.longest = self.longest.max(A::now() - start);
+        self.stop.stepped(A::now() - start, stood_still);
         match progress {
             Ok(progress) => Ok(progress),
             Err(why) if self.because.is_none() && self.handover.may_cancel() => {
@@ -176,7 +172,7 @@ impl<A: Arch> Sending<A> {
     /// while the guest runs.
     fn hurries(&self, start: u64) -> bool {
         let copies = matches!(self.stage, Stage::Whole(..) | Stage::Pages(..));
-        (copies || self.stopped_at.is_some()) && A::now() - start < A::ticks_of_us(STEP_US)
+        (copies || self.stop.is_now()) && A::now() - start < A::ticks_of_us(STEP_US)
     }
 
     /// It cannot be sent: tells the tool, and goes back.
@@ -200,7 +196,7 @@ impl<A: Arch> Sending<A> {
         debug_assert!(matches!(act, Act::Run(None) | Act::Wait));
         self.is_cancelled = true;
         if self.throttle.leave() {
-            self.stopped_at.get_or_insert(A::now());
+            self.stop.begin(A::now());
         }
         self.go_on();
         match &self.stage {
@@ -216,11 +212,11 @@ impl<A: Arch> Sending<A> {
     }
 
     /// Makes the guest stop for the last round.
-    fn stop(&mut self) {
+    fn stand_still(&mut self) {
         self.is_last = true;
         self.throttle.leave();
         if self.vm.host.state_of(self.vm.number) == GuestState::Running {
-            self.stopped_at = Some(A::now());
+            self.stop.begin(A::now());
             self.vm.begin_stop(stopping::PAUSE);
             self.vm.hurry(true);
         }
@@ -229,14 +225,11 @@ impl<A: Arch> Sending<A> {
 
     /// Lets the guest go on if it stands still for this.
     fn go_on(&mut self) {
-        let Some(since) = self.stopped_at else { return };
-        if !self.vm.has_stopped() {
-            // It goes on when the last vCPU has left its CPU.
-            return;
+        // It goes on when the last vCPU has left its CPU.
+        if self.stop.is_now() && self.vm.has_stopped() {
+            self.stop.end(A::now());
+            go_on(self.vm);
         }
-        self.stopped_at = None;
-        self.stopped += A::now() - since;
-        go_on(self.vm);
     }
 
     fn advance(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
@@ -246,7 +239,7 @@ impl<A: Arch> Sending<A> {
         if self.handover == Source::Away {
             return self.leave(answer);
         }
-        if self.is_cancelled && self.stopped_at.is_some() {
+        if self.is_cancelled && self.stop.is_now() {
             self.go_on();
         }
         let has_ended = self.vm.attention() & stopping::END != 0;
@@ -284,7 +277,7 @@ impl<A: Arch> Sending<A> {
                 self.cut();
             }
             (Kind::Next, Stage::Awaits) => self.begin_round(),
-            (Kind::Finish, Stage::Awaits) => self.stop(),
+            (Kind::Finish, Stage::Awaits) => self.stand_still(),
             (Kind::Slow, _) => self.throttle.set(header.argument),
             (Kind::Ready, Stage::Offered) => self.told(Heard::Ready)?,
             (Kind::Runs, Stage::Offered) => self.told(Heard::Runs)?,
@@ -302,7 +295,7 @@ impl<A: Arch> Sending<A> {
             Act::Say(what) => {
                 // G: from here on it stands still until it is known what came of it.
                 self.vm.host.set_state(self.vm, GuestState::Given, 0);
-                self.stopped += self.stopped_at.take().map_or(0, |since| A::now() - since);
+                self.stop.end(A::now());
                 self.line.say(what)?;
             }
             Act::Run(_) => {
@@ -360,7 +353,7 @@ impl<A: Arch> Sending<A> {
                 }
                 self.stage = Stage::Undo;
             }
-            Stage::Closes if self.is_closed && self.stopped_at.is_none() => return self.end(answer),
+            Stage::Closes if self.is_closed && !self.stop.is_now() => return self.end(answer),
             Stage::Offered if self.is_closed => {
                 self.line.give_back(vm.host);
                 return Err(Refusal::Given(vm.given.load(Ordering::Relaxed)));
@@ -368,7 +361,7 @@ impl<A: Arch> Sending<A> {
             Stage::Closes | Stage::Offered | Stage::Awaits => return Ok(Progress::Waiting),
             Stage::Stops if !vm.has_stopped() => return Ok(Progress::Waiting),
             // It would not be over while the guest pauses.
-            Stage::Stops if vm.reset.lock().is_some() && self.stopped_at.is_none() => {
+            Stage::Stops if vm.reset.lock().is_some() && !self.stop.is_now() => {
                 return Err(Refusal::Moves(Flaw::Unmovable("it pauses in the middle of a reset")));
             }
             Stage::Stops if vm.reset.lock().is_some() => {
@@ -376,7 +369,7 @@ impl<A: Arch> Sending<A> {
                 self.stage = Stage::Resets;
             }
             Stage::Resets if vm.reset.lock().is_some() => return Ok(Progress::Waiting),
-            Stage::Resets => self.stop(),
+            Stage::Resets => self.stand_still(),
             Stage::Stops if vm.step_change(None) != Progress::Done => return Ok(Progress::More),
             _ => return self.send(),
         }
