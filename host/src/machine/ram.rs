@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals
 use rustix::process::getuid;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{Ordering, fence};
 
 const NAME: &str = "quell-ram";
@@ -114,12 +114,19 @@ impl Ram {
 
     /// Memory that may be written, in one piece: where it is mapped, for as long as `self` lives.
     pub(crate) fn piece(&self, start: u64, bytes: u64) -> Result<*mut u8> {
+        let first = self.place(start, bytes)?;
+        ensure!(self.writes, "the machine's memory is for reading");
+        Ok(self.map.as_mut_ptr().wrapping_add(usize::try_from(first)?))
+    }
+
+    /// The offset of memory in one piece that begins with a page.
+    fn place(&self, start: u64, bytes: u64) -> Result<u64> {
         let none = || anyhow!("there is no piece of {bytes:#x} bytes at {start:#x} of the machine's memory");
-        ensure!(self.writes && start.is_multiple_of(PAGE_SIZE) && bytes != 0, none());
+        ensure!(start.is_multiple_of(PAGE_SIZE) && bytes != 0, none());
         let last = start.checked_add(bytes - 1).ok_or_else(none)?;
         let (first, last) = self.offset(start).zip(self.offset(last)).ok_or_else(none)?;
         ensure!(last - first == bytes - 1 && last < self.map.len() as u64, none());
-        Ok(self.map.as_mut_ptr().wrapping_add(usize::try_from(first)?))
+        Ok(first)
     }
 
     fn offset(&self, address: u64) -> Option<u64> {
@@ -141,25 +148,15 @@ impl Ram {
     }
 
     /// Pages of 4 KiB with equal digests have equal contents, for all practical purposes.
-    pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<u64>> {
-        let words = usize::try_from(PAGE_SIZE).unwrap_or(0) / size_of::<u64>();
-        let last = start.checked_add(bytes).and_then(|end| end.checked_sub(8));
-        // Checked here once rather than for each word.
-        self.load(last.ok_or_else(|| anyhow!("an empty range"))?)?;
-        self.load(start)?;
-        ensure!(start.is_multiple_of(PAGE_SIZE) && bytes.is_multiple_of(PAGE_SIZE), "whole pages only");
-        let words_at = self.map.as_mut_ptr().cast::<u64>();
-        let offset = self.offset(start).ok_or_else(|| anyhow!("no memory at {start:#x}"))?;
-        ensure!(last.and_then(|last| self.offset(last)) == Some(offset + bytes - 8), "not in one piece");
-        let digest = |page: u64| {
-            let first = usize::try_from((offset + page * PAGE_SIZE) / 8).unwrap_or(usize::MAX);
-            (first..first + words).fold(0u64, |digest, index| {
-                // SAFETY: inside the mapping, by the load above; as in `load`.
-                let word = unsafe { words_at.add(index).read_volatile() };
-                (digest.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            })
+    pub(crate) fn page_digests(&self, start: u64, bytes: u64) -> Result<Vec<blake3::Hash>> {
+        let first = self.place(start, bytes)?;
+        ensure!(bytes.is_multiple_of(PAGE_SIZE), "whole pages only");
+        let mut page = [0; PAGE_SIZE as usize];
+        let mut digest = |number: u64| {
+            self.file.read_exact_at(&mut page, first + number * PAGE_SIZE)?;
+            Ok(blake3::hash(&page))
         };
-        Ok((0..bytes / PAGE_SIZE).map(digest).collect())
+        (0..bytes / PAGE_SIZE).map(&mut digest).collect()
     }
 
     /// The word at an address, which others may be writing; acquires what they released with it.
@@ -192,14 +189,13 @@ fn is_ram(link: &Path) -> Result<()> {
 impl Ram {
     /// Writes as the machine does.
     pub(crate) fn put(&self, address: u64, word: u64) {
-        std::os::unix::fs::FileExt::write_all_at(&self.file, &word.to_le_bytes(), address).expect("writes");
+        self.file.write_all_at(&word.to_le_bytes(), address).expect("writes");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::FileExt;
 
     #[test]
     fn words_outside_or_across_the_end_are_errors() {
