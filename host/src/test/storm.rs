@@ -99,7 +99,7 @@ fn asked(control: &mut Control, request: &Request) -> Result<bool> {
 
 fn send(control: &mut Control, guest: &Origin, seed: u64, is_over: &AtomicBool) -> Result<u32> {
     let mut random = Random::new(seed);
-    let mut sent = 0;
+    let (mut sent, mut has_migrated) = (0, false);
     // At least some, however short the storm is.
     while sent < 8 || !is_over.load(Ordering::Acquire) {
         if random.one_in(8) {
@@ -109,10 +109,12 @@ fn send(control: &mut Control, guest: &Origin, seed: u64, is_over: &AtomicBool) 
         let context = || format!("request {sent} of seed {seed:#x}");
         match request(&mut random) {
             Some(request) => _ = asked(control, &request).with_context(context)?,
-            // Refused while there is a log, or memory that is read-only.
+            // One in a storm, in which nobody else is heard meanwhile.
+            None if has_migrated => {}
             None => match in_vain(guest, random.below(3) as u32, random.below(2) == 0, |_| Ok(())) {
-                Err(error) if !error.is::<Refused>() => return Err(error).with_context(context),
-                _ => {}
+                // While there is a log, or memory that is read-only.
+                Err(error) if error.is::<Refused>() => {}
+                result => has_migrated = result.map(|_| true).with_context(context)?,
             },
         }
         sent += 1;
