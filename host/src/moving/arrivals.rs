@@ -35,7 +35,11 @@ impl Arrival {
 /// In this time the command that sent a guest away has heard of it.
 const HEARD: Duration = Duration::from_millis(500);
 
+/// What is done when a guest was restored, and perhaps is paused.
+type Then = dyn Fn(&Found, bool) -> Result<()> + Send + Sync;
+
 /// The guests of a run that arrive.
+#[derive(Default)]
 pub(crate) struct Arrivals {
     guests: Vec<(Name, Way)>,
     /// The machine has ended.
@@ -47,7 +51,7 @@ pub(crate) struct Arrivals {
 
 #[derive(Clone)]
 enum Way {
-    Restored(PathBuf, Box<Description>),
+    Restored(PathBuf, Box<Description>, Arc<Then>),
     Incoming(Listener, Secret),
 }
 
@@ -58,14 +62,41 @@ impl Arrivals {
         for plan in &file.guests {
             let Arrival { restore, incoming, secret } = &plan.arrival;
             if let Some((path, description)) = restore {
-                guests.push((plan.name(), Way::Restored(path.clone(), description.clone())));
+                let (guest, from) = (plan.name(), path.display().to_string());
+                let says = move |_: &Found, is_paused| {
+                    match is_paused {
+                        false => eprintln!("quell: guest {guest} goes on from {from}"),
+                        true => eprintln!(
+                            "quell: guest {guest} is back from {from}, and paused, as it was: \
+                             ./quell ctl guest resume {guest}"
+                        ),
+                    }
+                    Ok(())
+                };
+                let way = Way::Restored(path.clone(), description.clone(), Arc::new(says));
+                guests.push((plan.name(), way));
             }
             if let (Some(address), Some(secret)) = (incoming, secret) {
                 let listens = || Ok(Way::Incoming(Listener::bind(address)?, Secret::read(secret)?));
                 guests.push((plan.name(), listens().map_err(|error| file.source.about(plan, error))?));
             }
         }
-        Ok(Self { guests, is_over: Arc::default(), has_gone: Arc::default(), threads: Vec::new() })
+        Ok(Self::new(guests))
+    }
+
+    fn new(guests: Vec<(Name, Way)>) -> Self {
+        Self { guests, is_over: Arc::default(), has_gone: Arc::default(), threads: Vec::new() }
+    }
+
+    /// A guest that is restored from a file, and what is done then.
+    pub(crate) fn of_file(
+        guest: Name,
+        path: &Path,
+        then: impl Fn(&Found, bool) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let description = Box::new(Snapshot::open(path)?.description);
+        let guests = vec![(guest, Way::Restored(path.to_owned(), description, Arc::new(then)))];
+        Ok(Self::new(guests))
     }
 
     /// What the emulator has to inherit.
@@ -148,19 +179,12 @@ fn take(machine: &Found, guest: Name, way: Way, signals: Signals, is_over: impl 
     };
     let begin = || -> Result<Talk> { receive(machine, &ram, guest) };
     match way {
-        Way::Restored(path, description) => {
+        Way::Restored(path, description, then) => {
             let mut from = Snapshot::open(&path)?;
             ensure!(from.description == *description, "{} is another file by now", path.display());
             from.files()?;
-            match restore(begin()?, from)?.paused {
-                0 => eprintln!("quell: guest {guest} goes on from {}", path.display()),
-                _ => eprintln!(
-                    "quell: guest {guest} is back from {}, and paused, as it was: \
-                     ./quell ctl guest resume {guest}",
-                    path.display()
-                ),
-            }
-            Ok(())
+            let is_paused = restore(begin()?, from)?.paused != 0;
+            then(machine, is_paused)
         }
         Way::Incoming(listener, secret) => {
             let description = Described::of_bundle(&notice.bundle, guest, &notice.arch)?.description;

@@ -6,7 +6,6 @@ use crate::guest::cache::{self, NotToBeHad};
 use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
 use crate::vm::disk_loader;
-use hostlink::config::FlushMode;
 
 pub(super) const ROWS: [Case; 4] = [
     act("debian_disk_boots", boots)
@@ -69,18 +68,15 @@ fn boots_twice(spec: &Spec) -> Result<()> {
 fn on_quell(room: &Room<'_>, disk: &Path, (kernel, is_firmware): (PathBuf, bool)) -> Result<Spec> {
     let arch = room.platform.arch();
     copy_for_tests(arch, disk)?;
+    let cmdline = format!("{} {ROOT} quiet", arch.console());
     let guest = Guest {
-        platform: room.platform,
-        kernel,
         is_firmware,
-        initrd: None,
-        cmdline: format!("{} {ROOT} quiet", arch.console()),
         vcpus: 2,
         memory: GIB,
-        flush: FlushMode::Hypercall,
         reset: ResetPolicy::Reboot,
         switches: room.switches,
         devices: Devices { disks: vec![disk.to_owned()], network: Some(Network::User), ..Devices::default() },
+        ..Guest::new(room.platform, kernel, None, cmdline)
     };
     guest.check()?;
     guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)

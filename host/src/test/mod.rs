@@ -100,14 +100,13 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     }
     let due: Vec<_> =
         host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long)).collect();
-    let (steps, cases) = (Queue::of(due.into_iter()), {
-        let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
-        let mut due: Vec<_> = ALL_CASES.iter().filter(is_due).collect();
-        // The long ones first: at the end no lane waits long for another.
-        due.sort_by_key(|case| case.body.is_short());
-        Queue::of((0..args.repeat).flat_map(|_| due.clone()))
-    });
-    let (progress, parts) = (ProgressView::new(), guests::Parts::new());
+    let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
+    let mut rows: Vec<_> = ALL_CASES.iter().filter(is_due).collect();
+    // The long ones first: at the end no lane waits long for another.
+    rows.sort_by_key(|case| case.body.is_short());
+    let rows = rows.repeat(args.repeat as usize);
+    let (progress, parts) = (ProgressView::new(), guests::Parts::new(&rows)?);
+    let (steps, cases) = (Queue::of(due.into_iter()), Queue::of(rows.into_iter()));
     // Cargo's steps wait for each other: one lane runs them all, then helps with guests.
     let lane = |is_first: bool| -> Result<Tally> {
         let mut tally = Tally::default();

@@ -10,7 +10,7 @@ use crate::machine::devices::{self, Devices};
 use crate::machine::spec::Payload;
 use crate::prelude::*;
 use crate::workspace::Image;
-use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy};
+use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy, Start};
 use hostlink::trace::RING_BYTES_MAX;
 pub(crate) use quell::Guests;
 use quell::OnQuell;
@@ -37,6 +37,8 @@ pub(crate) struct Guest {
     /// Hypervisor settings that tests change.
     pub(crate) switches: Switches,
     pub(crate) devices: Devices,
+    /// Whether it is restored instead of being started.
+    pub(crate) arrives: bool,
 }
 
 impl Guest {
@@ -54,6 +56,7 @@ impl Guest {
             reset: ResetPolicy::Exit,
             switches: Switches::default(),
             devices: Devices::default(),
+            arrives: false,
         }
     }
 
@@ -105,7 +108,8 @@ impl Guest {
 
     fn alone(&self, boot_cpu: BootCpu) -> Result<OnQuell> {
         let (console, switches) = (Console::Machine, self.switches);
-        let machine = Config { boot_cpu, console, switches, ..Config::default() };
+        let start = if self.arrives { Start::Manual } else { Start::Auto };
+        let machine = Config { boot_cpu, console, switches, start, ..Config::default() };
         let mut quell = OnQuell::new(self.platform, machine, [&self.devices].into_iter())?;
         quell.add(self, &machine)?;
         Ok(quell)

@@ -219,17 +219,14 @@ fn made(
         }
     };
     let guest = Guest {
-        platform,
-        kernel,
         is_firmware,
-        initrd,
-        cmdline: plan.command_line(&file.machine),
         vcpus: plan.config.vcpus,
         memory: plan.config.memory,
         flush: plan.config.flush,
         reset: plan.config.reset,
         switches,
         devices: plan.devices.clone(),
+        ..Guest::new(platform, kernel, initrd, plan.command_line(&file.machine))
     };
     guest.check()?;
     Ok(guest)

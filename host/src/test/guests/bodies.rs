@@ -5,7 +5,7 @@ use super::{BOOT_TIMEOUT, Lab};
 use crate::bench::load::Setup;
 use crate::bench::migrate::Writer;
 use crate::bench::phases::Phases;
-use crate::guest::cache;
+use crate::moving::Arrivals;
 use crate::test::cases::{Hostile, ProbeEnd, Stock};
 use crate::test::prelude::*;
 use crate::test::siege::{self, Siege};
@@ -27,11 +27,8 @@ const DAMAGE: [&str; 5] = ["Kernel panic", "segfault at", "general protection fa
 
 impl Lab<'_> {
     pub(super) fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {
-        let mut guest = self.stock_guest(case.platform, Some(command))?;
-        (guest.vcpus, guest.memory) = (4, talk::GUEST_MEMORY);
-        guest.switches = switches(case.settings)?;
         let mut said = Err(anyhow!("the guest did not begin to work"));
-        let outcome = self.boot(&guest, 2, |report, machine| {
+        let outcome = self.run_stock(case, 2, command, |report, machine| {
             if report["event"] != "ready" {
                 return Ok(Flow::Continue);
             }
@@ -68,18 +65,8 @@ impl Lab<'_> {
     }
 
     pub(super) fn stock(&self, case: &Case, test: &Stock, command: &str) -> Result<()> {
-        let mut guest = self.stock_guest(case.platform, Some(command))?;
-        if case.is_newer {
-            guest.kernel = cache::newer_kernel(case.platform.arch())?.kernel;
-        }
-        guest.vcpus = test.vcpus;
-        guest.cmdline = format!("{} {}", guest.cmdline, case.words).trim_end().to_owned();
-        guest.memory = case.memory;
-        guest.switches = switches(case.settings)?;
-        guest.flush = case.flush;
-        let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
         let mut hz = None;
-        let outcome = self.boot_by(clock, &guest, test.cpus, |report, machine| {
+        let outcome = self.run_stock(case, test.cpus, command, |report, machine| {
             hz = machine.clock_hz()?;
             talk::wake(report, machine)
         })?;
@@ -107,7 +94,7 @@ impl Lab<'_> {
                 Expect::PowerOff => ensure!(!has("exit"), "the command ended before the guest"),
                 Expect::FewLost => expect_few_lost(&outcome)?,
                 Expect::TlbIpis(expected) => expect_tlb_ipis(&outcome, expected)?,
-                Expect::NothingStale => expect_nothing_stale(&outcome, &guest.switches)?,
+                Expect::NothingStale => expect_nothing_stale(&outcome, &switches(case.settings)?)?,
                 Expect::Intact => expect_toggles(&outcome)?,
                 Expect::Loops => expect_loops(&outcome)?,
                 Expect::Stolen => expect_stolen(&outcome, hz.context("the hypervisor's clock has no rate")?)?,
@@ -155,7 +142,7 @@ impl Lab<'_> {
         };
         let guest = self.probe_guest(case, name, processors)?;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
-        let outcome = self.boot_by(clock, &guest, cpus, |_, _| Ok(Flow::Continue))?;
+        let outcome = self.boot_by(clock, &guest, cpus, Arrivals::default(), |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || check_log(&outcome))?;
         with_console(&outcome, || match end {
             ProbeEnd::Ended(code) => {

@@ -3,6 +3,7 @@
 mod bodies;
 mod expect;
 mod kernels;
+mod saved;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -13,11 +14,11 @@ use super::room::Act;
 use super::second::SecondTries;
 use super::{Tally, storm};
 use crate::guest::cache::NotToBeHad;
-use crate::machine::devices::Devices;
+use crate::moving::Arrivals;
 use crate::run::reporting_console;
 use crate::test::prelude::*;
 use crate::vm::{Hypervisor, StockGuest};
-use hostlink::config::FlushMode;
+use saved::Saved;
 use std::cell::Cell;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
@@ -33,19 +34,22 @@ pub(super) struct Parts {
     tested: LazyLock<Result<Hypervisor>>,
     arm_stock: LazyLock<Result<StockGuest>>,
     arm_tested: LazyLock<Result<Hypervisor>>,
+    saved: Saved,
     again: Mutex<SecondTries>,
 }
 
 impl Parts {
-    pub(super) fn new() -> Self {
-        Self {
+    /// For these rows.
+    pub(super) fn new(rows: &[&Case]) -> Result<Self> {
+        Ok(Self {
             stock: LazyLock::new(|| StockGuest::prepare(Arch::X86_64)),
             usual: LazyLock::new(|| Hypervisor::build(Arch::X86_64)),
             tested: LazyLock::new(|| Hypervisor::for_tests(Arch::X86_64)),
             arm_stock: LazyLock::new(|| StockGuest::prepare(Arch::Aarch64)),
             arm_tested: LazyLock::new(|| Hypervisor::for_tests(Arch::Aarch64)),
+            saved: Saved::for_rows(rows)?,
             again: Mutex::new(SecondTries::known()),
-        }
+        })
     }
 
     fn stock(&self, arch: Arch) -> &LazyLock<Result<StockGuest>> {
@@ -150,19 +154,9 @@ impl Lab<'_> {
     /// The stock guest, which runs a command and then switches itself off, or shows a shell.
     pub(super) fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
         let stock = made(self.parts.stock(platform.arch()))?;
-        Ok(Guest {
-            kernel: stock.kernel(),
-            is_firmware: false,
-            initrd: Some(stock.initrd(command)),
-            cmdline: format!("{} panic=-1", reporting_console(platform.arch())),
-            vcpus: 2,
-            memory: 512 * MIB,
-            flush: FlushMode::Hypercall,
-            platform,
-            reset: ResetPolicy::Exit,
-            switches: Switches::default(),
-            devices: Devices::default(),
-        })
+        let cmdline = format!("{} panic=-1", reporting_console(platform.arch()));
+        let guest = Guest::new(platform, stock.kernel(), Some(stock.initrd(command)), cmdline);
+        Ok(Guest { vcpus: 2, ..guest })
     }
 
     /// Guests run with the auditor, with or without a defect.
@@ -180,14 +174,16 @@ impl Lab<'_> {
         cpus: u32,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
-        self.boot_by(Clock::Wall, guest, cpus, observe)
+        self.boot_by(Clock::Wall, guest, cpus, Arrivals::default(), observe)
     }
 
+    /// The same by a clock, of a guest that boots or arrives.
     fn boot_by(
         &self,
         clock: Clock,
         guest: &Guest,
         cpus: u32,
+        mut arrivals: Arrivals,
         observe: impl FnMut(&Value, &mut Machine) -> Result<Flow>,
     ) -> Result<Outcome> {
         let planted;
@@ -207,8 +203,13 @@ impl Lab<'_> {
             (false, true) => LONG_TIMEOUT,
             (false, false) => BOOT_TIMEOUT,
         });
-        let outcome = Machine::start(&spec, self.signals)?.run(observe)?;
+        let mut machine = Machine::start(&spec, self.signals)?;
+        if guest.arrives {
+            arrivals.begin(&mut machine, self.signals)?;
+        }
+        let outcome = machine.run(observe)?;
         self.hung.set(matches!(outcome.end, End::TimedOut));
+        arrivals.finish()?;
         Ok(outcome)
     }
 }
