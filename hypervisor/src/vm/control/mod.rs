@@ -80,21 +80,19 @@ pub struct Answer {
     is_abandoned: bool,
 }
 
-/// Serves requests for a short while if the calling CPU is the one responsible. `More` if there is
-/// more to do at once, and `Waiting` if it has to look again later.
-pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> Progress {
+/// Serves requests for a short while if the calling CPU is the one responsible; returns whether
+/// there is more to do at once.
+pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
     if cpu.index != 0 || !host.requests_wait() {
-        return Progress::Done;
+        return false;
     }
     let mut channel = host.channel.lock();
     let start = A::now();
-    let mut progress = channel.step(host);
-    if progress == Progress::Done {
+    if !channel.step(host) {
         // Bytes received from here on interrupt again; the next check covers bytes received before.
         host.set_requests_wait(false);
         if channel.receive(host) || channel.has_work() {
             host.set_requests_wait(true);
-            progress = Progress::More;
         }
     }
     let now = A::now();
@@ -102,14 +100,12 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> Progress {
     // The vCPU here has not had this time.
     host.sched.leave_out(cpu.index, took, now);
     cpu.used_until.set((cpu.used_until.get() + took).min(now));
+    let goes_on = host.requests_wait();
     // The vCPU here gets as much time as the request has had, so that it makes progress while a
     // long request is served.
     let pause = A::ticks_of_us(PERIOD_US).max(took);
-    cpu.tick_max.set(match progress {
-        Progress::Done => host.tick_max,
-        _ => host.tick_max.min(pause),
-    });
-    progress
+    cpu.tick_max.set(if goes_on { host.tick_max.min(pause) } else { host.tick_max });
+    goes_on
 }
 
 impl<A: Arch> Channel<A> {
@@ -118,27 +114,19 @@ impl<A: Arch> Channel<A> {
         Self { line: LineBuffer::new(), served: Vec::with_capacity(REQUESTS_MAX), turn: 0 }
     }
 
-    /// Reads what has been received, and continues a request. `Done` if nothing can be done before
+    /// Reads what has been received, and continues a request; false if nothing can be done before
     /// more bytes are received.
-    fn step(&mut self, host: &'static Host<A>) -> Progress {
+    fn step(&mut self, host: &'static Host<A>) -> bool {
         let has_more = self.receive(host);
         // One that only waits for something else leaves the turn to the next one.
         for _ in 0..self.served.len() {
             self.turn = if self.turn < self.served.len() { self.turn } else { 0 };
-            if self.may_go_on(self.turn) {
-                match self.step_one(host, self.turn) {
-                    Progress::Waiting => {}
-                    Progress::OutOfTables => return Progress::Waiting,
-                    _ => return Progress::More,
-                }
+            if self.may_go_on(self.turn) && self.step_one(host, self.turn) != Progress::Waiting {
+                return true;
             }
             self.turn += 1;
         }
-        match (has_more, self.has_work()) {
-            (true, _) => Progress::More,
-            (false, true) => Progress::Waiting,
-            (false, false) => Progress::Done,
-        }
+        has_more || self.has_work()
     }
 
     fn has_work(&self) -> bool {
