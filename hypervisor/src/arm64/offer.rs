@@ -213,8 +213,11 @@ where
         vcpu::leave_space(common, cpu, workspace);
     }
 
-    fn receive_console(vm: &Vm<Self>) {
-        devices::receive_console(vm);
+    fn receive_console(vm: Option<&Vm<Self>>) {
+        match vm {
+            Some(vm) => devices::receive_console(vm),
+            None => while Self::receive().is_some() {},
+        }
     }
 
     fn flush_space(

@@ -223,8 +223,9 @@ pub unsafe trait Arch: Board {
     /// No vCPU is on the calling CPU: it loads the address space of no guest.
     fn leave_space(_: &Self::Common, _: &PerCpu<Self>, _: &mut Self::Workspace) {}
 
-    /// Passes on the real console's input, as far as the guest has room for it.
-    fn receive_console(vm: &Vm<Self>);
+    /// Passes on the real console's input, as far as the guest has room for it; without a guest it
+    /// is dropped.
+    fn receive_console(vm: Option<&Vm<Self>>);
 
     /// Drops the guest's nested translations named by `invalidation`, on all CPUs and from what
     /// `devices` are. The tables have been changed already.

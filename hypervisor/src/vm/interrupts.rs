@@ -57,11 +57,12 @@ pub fn on_control_interrupt<A: Arch>() {
     }
 }
 
-/// The real console has received something. It is the only guest's.
+/// The real console has received something. It is the only guest's, if that is here: otherwise
+/// nobody's, and dropped, because a level-triggered interrupt would come again and again.
 pub fn on_serial_interrupt<A: Arch>() {
     let Some(host) = A::host() else { return };
     // The lock keeps the guest from being freed meanwhile.
-    if let Some(guest) = host.guests.lock().iter().flatten().next() {
-        A::receive_console(guest.vm());
-    }
+    let guests = host.guests.lock();
+    let guest = guests.iter().flatten().map(|guest| guest.vm()).next();
+    A::receive_console(guest.filter(|vm| !vm.is_arriving()));
 }

@@ -29,7 +29,7 @@ use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 use crate::x86::enter;
 use crate::x86::guest::flush::Ipi;
 use crate::x86::guest::{self, Claim, Common, Shared};
-use crate::x86::processor::Vendor;
+use crate::x86::processor::{Processor, Vendor};
 use crate::x86::vcpu::signals::{self, Workspace};
 use crate::x86::vcpu::state::VcpuState;
 
@@ -194,8 +194,11 @@ where
         <Self as Vendor>::let_go(cpu);
     }
 
-    fn receive_console(vm: &Vm<Self>) {
-        vm.receive_console();
+    fn receive_console(vm: Option<&Vm<Self>>) {
+        match vm {
+            Some(vm) => vm.receive_console(),
+            None => while <Self as Processor>::receive().is_some() {},
+        }
     }
 
     /// Nested translations of CPUs are tagged by ASID alone, so no range can be named:

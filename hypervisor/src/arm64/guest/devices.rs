@@ -76,10 +76,6 @@ fn update_uart_line<A: Arm64>(vm: &Vm<A>, level: bool) {
 /// Passes on what the real console has received. Bytes that the guest has no room for wait in a
 /// queue of the machine, so that the real console's interrupt is quiet.
 pub fn receive_console<A: Arm64>(vm: &Vm<A>) {
-    if vm.is_arriving() {
-        while A::receive().is_some() {}
-        return;
-    }
     let level = {
         let mut uart = vm.guest.uart.lock();
         while let Some(byte) = A::receive() {

@@ -1,12 +1,14 @@
 //! The run loop: turns, wake-ups, timers, kicks.
 
 use super::Op::*;
-use super::processor::{OFF, board, counted, notes_of};
+use super::processor::{MockArch, OFF, board, counted, create_several, notes_of};
 use super::*;
 use crate::sched::TURNS_MAX;
-use crate::vm::mock::End;
+use crate::vm::interrupts;
+use crate::vm::mock::{self, End};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
+use hostlink::guests::GuestState;
 
 /// Pairs of vCPUs that send each other interrupts in turn: each waits in HLT for the other's. A
 /// lost interrupt ends the run with all vCPUs waiting.
@@ -238,4 +240,21 @@ fn what_is_typed_reaches_the_guest() {
     board.type_in(b"hello");
     assert_eq!(board.run(1), OFF);
     assert_eq!(*board.machine().guest.console.lock().unwrap(), b"hello");
+}
+
+/// A level-triggered interrupt would keep the CPU busy until somebody takes what was typed.
+#[test]
+fn what_is_typed_is_taken_though_no_guest_is_there() {
+    // It arrives, or it was never created.
+    for start in ["auto", "manual"] {
+        let config = String::leak(format!("name=guest\nmemory=4194304\nstart={start}"));
+        let board =
+            create_several(1, 16 << 20, &[(config, &[&[Done]])]).unwrap_or_else(|why| panic!("{why}"));
+        if let Some(vm) = board.host().guest(0) {
+            board.host().set_state(vm, GuestState::Arriving, 0);
+        }
+        board.type_in(b"lost");
+        interrupts::on_serial_interrupt::<MockArch>();
+        assert_eq!(mock::offer::receive_console::<MockArch>(), None, "{start}");
+    }
 }

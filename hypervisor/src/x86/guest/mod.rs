@@ -331,10 +331,6 @@ impl<A: X86> Vm<A> {
 
     /// Passes on the real console's input, as far as the guest's FIFO has room.
     pub fn receive_console(&self) {
-        if self.is_arriving() {
-            while A::receive().is_some() {}
-            return;
-        }
         let mut platform = self.guest.platform.lock();
         while platform.can_receive(SerialPort::Com1) {
             let Some(byte) = A::receive() else { break };

@@ -345,7 +345,7 @@ fn m6_a_guest_whose_stream_was_changed_harms_nobody() {
         for port in [0, 1] {
             let _taken = MockArm64::type_in(here, port, b"typed");
         }
-        MockArm64::receive_console(here);
+        MockArm64::receive_console(Some(here));
         MockArm64::wake(here);
     }
     assert!(read_well > rounds / 3, "{read_well}");

@@ -144,7 +144,7 @@ impl<A: Arch> Receiving<A> {
                 self.vm.begin(self.pauses);
                 if self.vm.has_machines_console() {
                     // What was typed before the guest existed silences the real console.
-                    A::receive_console(self.vm);
+                    A::receive_console(Some(self.vm));
                 }
                 self.stage = Stage::Closes;
                 if let Some(what) = then {
