@@ -95,11 +95,10 @@ pub fn cpu_loop<A: Arch>(host: &'static Host<A>) -> ! {
     host.attach_trace(cpu);
     while !host.sched.has_cpu(cpu.index) {
         // This CPU only takes interrupts and serves requests.
-        if control::serve(host, cpu) {
-            A::take_interrupts();
-            continue;
+        match control::serve(host, cpu) {
+            Progress::Done => A::wait_for_interrupt(),
+            _ => A::take_interrupts(),
         }
-        A::wait_for_interrupt();
     }
     let mut workspace = Box::new(A::new_workspace(cpu));
     let turn = wait_for_turn(host, cpu, &mut workspace);
@@ -133,22 +132,26 @@ pub(super) fn wait_for_turn<A: Arch>(
         }
         by_tick = false;
         if !wake_expired(host, cpu) {
-            control::serve(host, cpu);
+            let has_more = control::serve(host, cpu) == Progress::More;
             if host.is_leaving() {
                 A::leave_space(&host.common, cpu, workspace);
             }
-            by_tick = idle(host, cpu);
+            by_tick = idle(host, cpu, has_more);
         } else if cpu.turns.is_window_due() {
             A::take_interrupts();
         }
     }
 }
 
-/// Asks for a vCPU that runs elsewhere, and waits for an interrupt. Returns whether that was the
-/// tick, without a kick.
-fn idle<A: Arch>(host: &Host<A>, cpu: &PerCpu<A>) -> bool {
+/// Asks for a vCPU that runs elsewhere, and waits for an interrupt, unless requests are served at
+/// once. Returns whether that was the tick, without a kick.
+fn idle<A: Arch>(host: &Host<A>, cpu: &PerCpu<A>, serves: bool) -> bool {
     let now = A::now();
     host.nudge(host.sched.ask_for_running(cpu.index, now));
+    if serves {
+        A::take_interrupts();
+        return false;
+    }
     cpu.set_timer_and_tick(host.sched.next_event(cpu.index), now);
     let is_for_tick = cpu.tick_due().is_some();
     cpu.was_kicked.set(false);

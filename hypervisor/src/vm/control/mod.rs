@@ -80,19 +80,21 @@ pub struct Answer {
     is_abandoned: bool,
 }
 
-/// Serves requests for a short while if the calling CPU is the one responsible; returns whether
-/// there is more to do at once.
-pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
+/// Serves requests for a short while if the calling CPU is the one responsible. `More` if there is
+/// more to do at once, and `Waiting` if it has to look again later.
+pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> Progress {
     if cpu.index != 0 || !host.requests_wait() {
-        return false;
+        return Progress::Done;
     }
     let mut channel = host.channel.lock();
     let start = A::now();
-    if !channel.step(host) {
+    let mut progress = channel.step(host);
+    if progress == Progress::Done {
         // Bytes received from here on interrupt again; the next check covers bytes received before.
         host.set_requests_wait(false);
         if channel.receive(host) || channel.has_work() {
             host.set_requests_wait(true);
+            progress = Progress::More;
         }
     }
     let now = A::now();
@@ -100,12 +102,14 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> bool {
     // The vCPU here has not had this time.
     host.sched.leave_out(cpu.index, took, now);
     cpu.used_until.set((cpu.used_until.get() + took).min(now));
-    let goes_on = host.requests_wait();
     // The vCPU here gets as much time as the request has had, so that it makes progress while a
     // long request is served.
     let pause = A::ticks_of_us(PERIOD_US).max(took);
-    cpu.tick_max.set(if goes_on { host.tick_max.min(pause) } else { host.tick_max });
-    goes_on
+    cpu.tick_max.set(match progress {
+        Progress::Done => host.tick_max,
+        _ => host.tick_max.min(pause),
+    });
+    progress
 }
 
 impl<A: Arch> Channel<A> {
@@ -114,19 +118,27 @@ impl<A: Arch> Channel<A> {
         Self { line: LineBuffer::new(), served: Vec::with_capacity(REQUESTS_MAX), turn: 0 }
     }
 
-    /// Reads what has been received, and continues a request; false if nothing can be done before
+    /// Reads what has been received, and continues a request. `Done` if nothing can be done before
     /// more bytes are received.
-    fn step(&mut self, host: &'static Host<A>) -> bool {
+    fn step(&mut self, host: &'static Host<A>) -> Progress {
         let has_more = self.receive(host);
         // One that only waits for something else leaves the turn to the next one.
         for _ in 0..self.served.len() {
             self.turn = if self.turn < self.served.len() { self.turn } else { 0 };
-            if self.may_go_on(self.turn) && self.step_one(host, self.turn) != Progress::Waiting {
-                return true;
+            if self.may_go_on(self.turn) {
+                match self.step_one(host, self.turn) {
+                    Progress::Waiting => {}
+                    Progress::OutOfTables => return Progress::Waiting,
+                    _ => return Progress::More,
+                }
             }
             self.turn += 1;
         }
-        has_more || self.has_work()
+        match (has_more, self.has_work()) {
+            (true, _) => Progress::More,
+            (false, true) => Progress::Waiting,
+            (false, false) => Progress::Done,
+        }
     }
 
     fn has_work(&self) -> bool {
