@@ -33,7 +33,7 @@ impl Arrival {
 }
 
 /// In this time the command that sent a guest away has heard of it.
-const HEARD: Duration = Duration::from_millis(500);
+const HEARD: Duration = Duration::from_secs(2);
 
 /// What is done when a guest was restored, and perhaps is paused.
 type Then = dyn Fn(&Found, bool) -> Result<()> + Send + Sync;

@@ -105,7 +105,7 @@ quell() {
 		sleep 2
 		grep dirty: "$work/serial$((to - 1))" | tail -n8
 		grep dirty: "$work/serial$to" | head -n1
-		kill $from # Nothing runs there any more.
+		kill $from 2>/dev/null || : # Nothing runs there any more, and the first one has ended.
 		from=$next
 	done
 	kill $from
