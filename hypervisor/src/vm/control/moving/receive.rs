@@ -142,10 +142,6 @@ impl<A: Arch> Receiving<A> {
                     at => now.saturating_sub(at),
                 };
                 self.vm.begin(self.pauses);
-                if self.vm.has_machines_console() {
-                    // What was typed before the guest existed silences the real console.
-                    A::receive_console(Some(self.vm));
-                }
                 self.stage = Stage::Closes;
                 if let Some(what) = then {
                     // The ring to the tool has held one frame so far.
