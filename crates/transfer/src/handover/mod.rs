@@ -14,18 +14,19 @@
 //! E  Given, hears Runs: Away      ◀····· Runs ······
 //!
 //!    Offered, and cut:  it runs again, Here          Ready, or before it, and cut: Dropped
-//!    Given, and cut:    it waits, and asks again  ···▶ Running says Runs, Dropped says Absent
+//!    Given, and cut:    it waits, and asks again  ···▶ its tool says what it knows: Known
 //! H  Given, hears Absent: it runs again, Here
 //! ```
 //!
 //! | must hold | because |
 //! |---|---|
-//! | they never both run | the source stands still from Offered on and forgets it only at a cut before G, or at H. Before G nobody has said Go, so the target is not at S. Absent is said by a target that is Dropped, which stays so, or for one whose machine is gone |
-//! | one of them runs in the end, if the source lives | Given is left by Runs or by Absent; a target that was cut is Running or Dropped, and says which, as often as it is asked; it drops before S only, and by itself |
-//! | a Go that was under way at a cut counts, or is lost, for good | the target answers on a new connection only when it has read the former one to its end |
+//! | they never both run | the source stands still from Offered on and forgets it only at a cut before G, or at H. Before G nobody has said Go, so the target is not at S. H follows from the word of the machine that has accepted the session and dropped its guest for good ([`Told::Absent`]), or from the operator's that this machine is gone |
+//! | one of them runs in the end, if the source lives | Given is left by Runs or by Absent; a target that was cut is Running or Dropped, and its tool says which, as often as it is asked; it drops before S only, and by itself. If its tool does not know, or nobody answers, the guest is in doubt until the operator decides |
+//! | a Go that was under way at a cut counts, or is lost, for good | the target's tool answers [`Told::Pending`] until the request by which the guest arrives has ended, and that ends when the former connection was read to its end |
 //!
-//! A machine that is gone has dropped its guest, whether it ran or not: `Absent` may be said for it
-//! by whoever *knows* that it is gone.
+//! A session is 64 random bits that the source has drawn: a machine that does not know a session is
+//! another one, which proves nothing. Nor does an address at which nobody listens: only the way
+//! there may be gone.
 
 #[cfg(all(test, not(loom)))]
 mod model;
@@ -145,14 +146,88 @@ impl Target {
             _ => Act::Wait,
         }
     }
+}
 
-    /// What it says to a source that asks on a new connection, after the former one was read to its
-    /// end.
-    pub const fn answer(self) -> Option<Heard> {
+/// How the request by which a guest arrives has ended, for the target's tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The guest runs.
+    Well,
+    /// The hypervisor has dropped it, and says so.
+    Refused,
+    /// The conversation with the hypervisor broke off.
+    Broken,
+}
+
+/// What the target's tool knows of a session that it has accepted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Known {
+    /// The guest is arriving.
+    #[default]
+    Pending,
+    /// It runs here, or ran here and has left or ended since.
+    Ran,
+    /// It was dropped, and never runs here.
+    Dropped,
+    /// The conversation with the hypervisor broke off before that was known.
+    Lost,
+}
+
+impl Known {
+    /// The hypervisor says that the guest runs.
+    pub const fn runs(&mut self) {
+        *self = Self::Ran;
+    }
+
+    /// The request has ended. What the hypervisor said before counts.
+    pub const fn end(&mut self, how: Ended) {
+        *self = match (*self, how) {
+            (Self::Pending, Ended::Well) => Self::Ran,
+            (Self::Pending, Ended::Refused) => Self::Dropped,
+            (Self::Pending, Ended::Broken) => Self::Lost,
+            (known, _) => known,
+        };
+    }
+}
+
+/// What a source's tool is told of its session at a target's address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Told {
+    /// By the machine that has accepted it: the guest runs there, or ran there.
+    Runs,
+    /// By that machine: it does not run there, and never will.
+    Absent,
+    /// By that machine: the guest is arriving.
+    Pending,
+    /// By that machine: its tool does not know.
+    Lost,
+    /// By a machine that has never heard of the session.
+    Stranger,
+    /// Nothing that proves to be of a machine with the secret.
+    Nobody,
+}
+
+impl Told {
+    /// What a machine says of a session: what it knows if it has accepted that.
+    pub const fn of(known: Option<Known>) -> Self {
+        match known {
+            Some(Known::Ran) => Self::Runs,
+            Some(Known::Dropped) => Self::Absent,
+            Some(Known::Pending) => Self::Pending,
+            Some(Known::Lost) => Self::Lost,
+            None => Self::Stranger,
+        }
+    }
+
+    /// What the source's hypervisor hears of it; nothing while that leaves the guest in doubt.
+    /// `is_gone`: the operator vouches that the machine which has accepted the session is gone.
+    pub const fn decides(self, is_gone: bool) -> Option<Heard> {
         match self {
-            Self::Running => Some(Heard::Runs),
-            Self::Dropped => Some(Heard::Absent),
-            Self::Arriving | Self::Ready => None,
+            Self::Runs => Some(Heard::Runs),
+            Self::Absent => Some(Heard::Absent),
+            Self::Stranger | Self::Nobody if is_gone => Some(Heard::Absent),
+            // What answers is not gone.
+            Self::Pending | Self::Lost | Self::Stranger | Self::Nobody => None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! All that can happen to a hand-over: each order of what both sides do, of what arrives and what
 //! is lost, of cuts, new connections, and machines that are killed.
 
-use super::{Act, Heard, Source, Target};
+use super::{Act, Ended, Heard, Known, Source, Target, Told};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Mistakes that the model must find.
@@ -16,8 +16,16 @@ enum Mistake {
     TakesBack,
     /// The target answers on a new connection before it has read the former one.
     AnswersEarly,
-    /// The target forgets that it ran the guest.
+    /// The target forgets that it ran the guest, as when it has left again.
     Forgets,
+    /// Where nobody listens the target is believed to be gone.
+    BelievesRefusal,
+    /// A machine says that a guest is not there of which it has never heard.
+    BelievesStranger,
+    /// A tool says that the guest is not there because it has lost its hypervisor.
+    BelievesLost,
+    /// The operator, who errs, is believed though the target's tool answers.
+    OverrulesTarget,
     /// The source destroys the guest when it says Go.
     DestroysEarly,
     /// Nobody asks after a cut.
@@ -33,6 +41,9 @@ struct World {
     source_has: bool,
     target: Option<Target>,
     target_runs: bool,
+    /// What the target's tool knows, and what its hypervisor has said and it has not heard yet.
+    known: Known,
+    unheard: bool,
     /// Under way in the present connection, first one first; `None` without connection.
     to_target: Vec<Heard>,
     to_source: Vec<Heard>,
@@ -58,6 +69,8 @@ impl World {
             source_has: true,
             target: Some(Target::Arriving),
             target_runs: false,
+            known: Known::default(),
+            unheard: false,
             to_target: Vec::new(),
             to_source: Vec::new(),
             left_over: Vec::new(),
@@ -99,7 +112,7 @@ impl World {
             Act::Wait | Act::Destroy => {}
             Act::Run(then) => {
                 self.target_runs = true;
-                then.into_iter().for_each(|what| self.say_to_source(what));
+                self.unheard = then == Some(Heard::Runs);
             }
             Act::Say(what) => self.say_to_source(what),
         }
@@ -135,9 +148,21 @@ impl World {
         self.cuts += 1;
     }
 
-    /// Whether the target has read the former connection to its end.
-    fn is_settled(&self) -> bool {
-        self.left_over.is_empty() && self.target_knows
+    /// What its hypervisor has said reaches the target's tool, and then the source.
+    fn tool_hears(&mut self) {
+        if std::mem::take(&mut self.unheard) {
+            self.known.runs();
+            if !self.asks {
+                self.say_to_source(Heard::Runs);
+            }
+        }
+    }
+
+    /// The request by which the guest arrives ends.
+    fn request_ends(&mut self) {
+        self.tool_hears();
+        let ran = self.target == Some(Target::Running);
+        self.known.end(if ran { Ended::Well } else { Ended::Refused });
     }
 
     /// What may happen next.
@@ -187,6 +212,19 @@ impl World {
             }
         }
         self.after_a_cut(mistake, &mut add);
+        if self.unheard {
+            add("the target's tool hears Runs".into(), &Self::tool_hears);
+        }
+        if self.target.is_some() && !self.asks && self.cuts < 3 && self.known == Known::Pending {
+            // What its hypervisor had said may be lost with it.
+            add("the target's tool loses its hypervisor".into(), &|world| {
+                world.cut(0);
+                (world.target_knows, world.unheard) = (true, false);
+                std::mem::take(&mut world.left_over).into_iter().for_each(|what| world.target_hears(what));
+                world.target_hears(Heard::Cut);
+                world.known.end(Ended::Broken);
+            });
+        }
         for lost in 0..=self.to_target.len() {
             if self.source.is_some() && self.target.is_some() && self.cuts < 3 {
                 add("the source is killed".into(), &|world| {
@@ -197,7 +235,7 @@ impl World {
                 add("the target is killed".into(), &|world| {
                     world.cut(lost);
                     (world.target, world.target_runs) = (None, false);
-                    (world.left_over, world.target_knows) = (Vec::new(), true);
+                    (world.left_over, world.target_knows, world.unheard) = (Vec::new(), true, false);
                 });
             }
         }
@@ -221,29 +259,48 @@ impl World {
             add("the target learns of the cut".into(), &|world| {
                 world.target_knows = true;
                 world.target_hears(Heard::Cut);
+                world.request_ends();
             });
         }
+        self.when_asked(mistake, add);
+    }
+
+    /// The source asks what came of its session.
+    fn when_asked(&self, mistake: Mistake, add: &mut Add<'_>) {
         let waits = self.source == Some(Source::Given) && self.source_knows && mistake != Mistake::NeverAsks;
-        if waits && self.target.is_none() {
-            add("the target is known to be gone".into(), &|world| {
-                world.source_hears(Heard::Absent, mistake);
-            });
+        if !waits {
+            return;
         }
-        let is_settled = self.is_settled() || mistake == Mistake::AnswersEarly;
-        if waits
-            && !self.connected
-            && is_settled
-            && let Some(target) = self.target
-        {
-            add("the source asks".into(), &|world| {
+        let mut may_be = |who: &str, told: Told, is_gone: bool| {
+            let is_believed = match (told, mistake) {
+                (Told::Nobody, Mistake::BelievesRefusal)
+                | (Told::Stranger, Mistake::BelievesStranger)
+                | (Told::Lost, Mistake::BelievesLost)
+                | (Told::Pending, Mistake::AnswersEarly)
+                | (Told::Runs, Mistake::Forgets) => Some(Heard::Absent),
+                (Told::Lost | Told::Pending, Mistake::OverrulesTarget) if is_gone => Some(Heard::Absent),
+                _ => told.decides(is_gone),
+            };
+            let Some(heard) = is_believed else { return };
+            let asks = |world: &mut Self| {
                 (world.connected, world.asks) = (true, true);
-                let answer = match target.answer() {
-                    Some(Heard::Runs) if mistake == Mistake::Forgets => Some(Heard::Absent),
-                    None if mistake == Mistake::AnswersEarly => Some(Heard::Absent),
-                    answer => answer,
-                };
-                answer.into_iter().for_each(|what| world.say_to_source(what));
-            });
+                world.say_to_source(heard);
+            };
+            match told {
+                Told::Nobody | Told::Stranger => {
+                    add(format!("{who}: {told:?}"), &|world| world.source_hears(heard, mistake));
+                }
+                _ if !self.connected => add(format!("{who}: {told:?}"), &asks),
+                _ => {}
+            }
+        };
+        may_be("a connection is refused", Told::Nobody, false);
+        may_be("another machine answers", Told::of(None), false);
+        if self.target.is_some() {
+            may_be("the target answers", Told::of(Some(self.known)), false);
+            may_be("the operator errs, and the target answers", Told::of(Some(self.known)), true);
+        } else {
+            may_be("the operator says that the target is gone", Told::Nobody, true);
         }
     }
 
@@ -256,6 +313,8 @@ impl World {
         match (self.source, self.target) {
             (Some(_), _) if self.source_runs || self.target_runs => None,
             (Some(Source::Away), None) => None, // It ran there, and its machine was killed.
+            // In doubt: the target was told to drop it, and cannot say whether it has.
+            (Some(Source::Given), Some(Target::Dropped)) if self.known == Known::Lost => None,
             (None, _) => None,
             _ => Some("nobody runs"),
         }
@@ -283,8 +342,7 @@ fn explore(mistake: Mistake) -> Result<usize, String> {
         }
         let next = world.next(mistake);
         // A cut or a kill is nothing that must happen.
-        let must =
-            |what: &str| !what.contains("cut, ") && !what.contains("killed") && !what.contains("stands");
+        let must = |what: &str| !["cut, ", "killed", "stands", "loses"].iter().any(|it| what.contains(it));
         if !next.iter().any(|(what, _)| must(what))
             && let Some(fault) = world.end_fault()
         {
@@ -314,6 +372,10 @@ fn m2_each_mistake_is_found() {
         (Mistake::TakesBack, "both run"),
         (Mistake::AnswersEarly, "both run"),
         (Mistake::Forgets, "both run"),
+        (Mistake::BelievesRefusal, "both run"),
+        (Mistake::BelievesStranger, "both run"),
+        (Mistake::BelievesLost, "both run"),
+        (Mistake::OverrulesTarget, "both run"),
         (Mistake::NeverAsks, "nobody runs"),
         (Mistake::DestroysEarly, "nobody"),
     ] {
