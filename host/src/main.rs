@@ -26,6 +26,7 @@ mod size;
 mod steps;
 mod table;
 mod test;
+mod text;
 mod top;
 mod trace;
 mod vm;
@@ -36,6 +37,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use machine::emulator;
 use machine::signals::Signals;
+use moving::InDoubt;
 use std::panic;
 use std::process::{self, ExitCode};
 
@@ -45,12 +47,14 @@ fn main() -> ExitCode {
     match emulator::choose(&cli.qemu).and_then(|()| dispatch(&cli.command)) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
-            eprintln!("quell: {error:#}");
-            ExitCode::FAILURE
+            eprintln!("quell: {}", text::foreign_lines(&format!("{error:#}")));
+            if error.is::<InDoubt>() { ExitCode::from(IN_DOUBT) } else { ExitCode::FAILURE }
         }
     }
 }
 
+/// Status when a guest was given away, and it is not known what came of it.
+const IN_DOUBT: u8 = 3;
 /// The beginning of the message with which `println!` panics.
 const NOT_PRINTED: &str = "failed printing to stdout: ";
 /// Status of a program whose reader has left: that of SIGPIPE.

@@ -12,6 +12,7 @@ pub(crate) use crate::results::{Samples, Spread, Subject, float};
 pub(crate) use crate::run::tail;
 pub(crate) use crate::size::{GIB, MIB};
 pub(crate) use crate::table::table;
+pub(crate) use crate::text::foreign;
 pub(crate) use crate::vm::{Guest, Hypervisor, StockGuest};
 pub(crate) use crate::{results, size, steps, workspace};
 pub(crate) use anyhow::{Context, Error, Result, anyhow, bail, ensure};

@@ -4,7 +4,7 @@
 //! and is tested there: plain state with effects returned as values, and the [core](vm) of the
 //! program, generic over the traits that an architecture implements. `arch` implements them on bare
 //! metal, and `image` has the other parts that both images need.
-#![cfg_attr(not(any(test, loom)), no_std)]
+#![cfg_attr(not(any(test, loom, feature = "mock")), no_std)]
 
 extern crate alloc;
 

@@ -91,7 +91,8 @@ pub(crate) enum GuestCommand {
     ///
     /// The guest runs while it is sent, and stands still for the last of it. Whatever fails, it
     /// runs on exactly one of both machines. Ctrl-C cancels: it runs on here. Exit status: 1 if it
-    /// was not moved; the message says where it is.
+    /// was not moved, and runs on here; 3 if it was given away and nobody answers who knows what
+    /// came of it: then it stands still, and the same command finds out.
     Migrate(MigrateArgs),
 }
 
@@ -116,11 +117,16 @@ pub(crate) struct MigrateArgs {
     #[arg(value_parser = guest)]
     pub(crate) name: Name,
     /// Where it goes: unix:PATH, or tcp:127.0.0.1:PORT
-    #[arg(long, value_name = "ADDRESS", value_parser = Address::parse)]
-    pub(crate) to: Address,
+    #[arg(long, value_name = "ADDRESS", value_parser = Address::parse, requires = "secret")]
+    #[arg(required_unless_present = "target_is_gone")]
+    pub(crate) to: Option<Address>,
     /// File with the secret that the other machine was given, too; only you may have access to it
-    #[arg(long, value_name = "FILE")]
-    pub(crate) secret: PathBuf,
+    #[arg(long, value_name = "FILE", requires = "to")]
+    pub(crate) secret: Option<PathBuf>,
+    /// Let a guest that stands still in doubt run on here: you know that the machine, or the file,
+    /// that it was given to is gone for good. If it is not, the guest runs twice
+    #[arg(long)]
+    pub(crate) target_is_gone: bool,
     /// The guest may stand still for so long
     #[arg(long, value_name = "TIME", default_value = "50ms", value_parser = duration)]
     pub(crate) downtime: Duration,

@@ -4,6 +4,7 @@
 //! carriage return starts the line anew, as on a terminal, and a backspace takes a character back.
 
 use crate::prelude::*;
+use crate::text::moves_text;
 use console::{AnsiCodeIterator, measure_text_width};
 
 /// A line without end is shown after this time without further bytes: it may be a prompt.
@@ -114,11 +115,6 @@ fn visible(line: &str, has_colours: bool) -> String {
 fn is_colour(sequence: &str) -> bool {
     let numbers = sequence.strip_prefix("\x1b[").and_then(|rest| rest.strip_suffix('m'));
     numbers.is_some_and(|numbers| numbers.bytes().all(|byte| byte.is_ascii_digit() || byte == b';'))
-}
-
-/// Whether a character moves others: it changes the direction of text, or ends a line.
-fn moves_text(char: char) -> bool {
-    matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A line in rows of at most this many columns. Colours end with each row, and go on in the next.

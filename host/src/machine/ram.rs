@@ -187,6 +187,17 @@ fn is_ram(link: &Path) -> Result<()> {
 
 #[cfg(test)]
 impl Ram {
+    /// Memory of this process: its addresses are those where it is mapped.
+    pub(crate) fn in_place(bytes: u64) -> Result<Self> {
+        let ram = Self::new(bytes, 0)?;
+        let base = ram.map.as_mut_ptr().expose_provenance() as u64;
+        Ok(Self { base, ..ram })
+    }
+
+    pub(crate) const fn base(&self) -> u64 {
+        self.base
+    }
+
     /// Writes as the machine does.
     pub(crate) fn put(&self, address: u64, word: u64) {
         self.file.write_all_at(&word.to_le_bytes(), address).expect("writes");

@@ -1,10 +1,11 @@
 //! The guests of a run that are restored, or come from other machines.
 
 use super::described::{Described, Description};
+use super::place::{Address, Listener};
 use super::port::Talk;
 use super::snapshot::Snapshot;
 use super::target::{Host, receive, restore};
-use super::wire::{Address, Listener, Secret};
+use super::wire::{PATIENCE, Secret};
 use crate::machine::control::Found;
 use crate::machine::counters::clock_hz;
 use crate::machine::guests::Entries;
@@ -110,7 +111,7 @@ impl Arrivals {
 
     /// The machine runs: its guests may arrive. A failed restoration ends it, and so does the last
     /// guest that goes elsewhere if none is awaited.
-    pub(crate) fn begin(&mut self, machine: &mut Machine, signals: &Signals) -> Result<()> {
+    pub(crate) fn begin(&mut self, machine: &mut Machine) -> Result<()> {
         let Some(found) = machine.found() else {
             ensure!(self.guests.is_empty(), "guests arrive on Quell alone");
             return Ok(());
@@ -128,11 +129,11 @@ impl Arrivals {
         }
         let has_failed = Arc::new(AtomicBool::new(false));
         for (guest, way) in self.guests.iter().cloned() {
-            let (found, signals) = (found.clone(), signals.clone());
+            let found = found.clone();
             let (is_over, failed) = (Arc::clone(&self.is_over), Arc::clone(&has_failed));
             self.threads.push(thread::spawn(move || {
                 let is_over = || is_over.load(Ordering::Relaxed);
-                let result = take(&found, guest, way, signals, is_over);
+                let result = take(&found, guest, way, is_over);
                 let result = result.with_context(|| format!("guest {guest}"));
                 if is_over() {
                     return Ok(());
@@ -164,7 +165,7 @@ impl Drop for Arrivals {
     }
 }
 
-fn take(machine: &Found, guest: Name, way: Way, signals: Signals, is_over: impl Fn() -> bool) -> Result<()> {
+fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Sync) -> Result<()> {
     // Without a notice it has ended.
     let Some(notice) = machine.notice()? else { return Ok(()) };
     let ram = Arc::new(notice.open_ram(true)?);
@@ -188,8 +189,9 @@ fn take(machine: &Found, guest: Name, way: Way, signals: Signals, is_over: impl 
         }
         Way::Incoming(listener, secret) => {
             let description = Described::of_bundle(&notice.bundle, guest, &notice.arch)?.description;
-            let mut host = Host { listener, secret, description, hz, signals, sessions: BTreeMap::new() };
-            host.serve(begin, is_over, |what| eprintln!("quell: guest {guest}: {what}"))
+            let (patience, sessions) = (PATIENCE, Mutex::default());
+            let host = Host { listener, secret, description, hz, patience, sessions };
+            host.serve(begin, is_over, |what| eprintln!("quell: guest {guest}: {}", foreign(what)))
         }
     }
 }

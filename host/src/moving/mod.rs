@@ -4,7 +4,8 @@
 //! |---|---|
 //! | [`port`] | the channel in a machine's memory, and the request that it belongs to |
 //! | [`seal`] | blocks that are noticed if they are altered |
-//! | [`wire`] | connections between two tools |
+//! | [`place`], [`wire`] | where guests arrive; connections between two tools |
+//! | [`greeting`] | connections that have not shown that they know the secret |
 //! | [`snapshot`] | a guest in a file |
 //! | [`described`] | what a guest is besides its state |
 //! | [`outflow`], [`policy`] | what leaves, how fast, and when the guest is stopped for it |
@@ -15,7 +16,9 @@
 
 mod arrivals;
 mod described;
+mod greeting;
 mod outflow;
+mod place;
 mod policy;
 mod port;
 mod seal;
@@ -31,8 +34,9 @@ mod wire;
 pub(crate) use arrivals::{Arrival, Arrivals};
 pub(crate) use described::Description;
 pub(crate) use outflow::Manner;
+pub(crate) use place::{Address, Listener};
 pub(crate) use policy::Wanted;
 pub(crate) use snapshot::Snapshot;
-pub(crate) use source::{Destination, Moved, Origin, migrate, save};
+pub(crate) use source::{Destination, InDoubt, Moved, Origin, migrate, save, target_is_gone};
 pub(crate) use vain::in_vain;
-pub(crate) use wire::{Address, Listener, Secret};
+pub(crate) use wire::Secret;

@@ -5,6 +5,7 @@ use super::port::{Frame, Talk};
 use super::seal::BLOCK_MAX;
 use super::snapshot::is_of_a_guest;
 use super::time::{Relation, now_ns, with_clock};
+use super::wire::PATIENCE;
 use crate::prelude::*;
 use indicatif::ProgressBar;
 use transfer::frame::{self, HEADER, Kind, PAGE};
@@ -19,6 +20,15 @@ pub(crate) struct Manner {
     /// Whether progress is shown on a terminal.
     pub(crate) shows: bool,
     pub(crate) signals: Signals,
+    /// The other side may be silent for so long.
+    pub(crate) patience: Duration,
+}
+
+impl Manner {
+    /// As fast as it goes, without progress on a terminal.
+    pub(crate) const fn new(wanted: Wanted, signals: Signals) -> Self {
+        Self { wanted, bandwidth: None, shows: false, signals, patience: PATIENCE }
+    }
 }
 
 /// What a step has come upon.

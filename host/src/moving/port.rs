@@ -1,10 +1,11 @@
 //! The tool's end of a channel, and the request in whose course it exists.
 
+use super::place::LOOK_PERIOD;
 use crate::machine::control::Control;
 use crate::prelude::*;
 use hostlink::ctl::Request;
 use hostlink::ctl::record::{Channel, Record};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use transfer::channel::{Broken, End, Sizes};
 use transfer::frame::{HEADER, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
@@ -70,8 +71,7 @@ impl Frame {
 
     /// What it says, if it has text.
     pub(super) fn text(&self) -> String {
-        let text = String::from_utf8_lossy(self.content());
-        text.chars().map(|char| if char.is_control() { ' ' } else { char }).collect()
+        foreign(&String::from_utf8_lossy(self.content()))
     }
 }
 
@@ -178,28 +178,47 @@ pub(super) type Asking = JoinHandle<(Ended, Option<Control>)>;
 
 impl Talk {
     /// Makes a request that has a channel.
-    pub(super) fn begin(control: Control, ram: Arc<Ram>, request: Request, sizes: Sizes) -> Result<Self> {
+    pub(super) fn begin(
+        control: Control,
+        ram: Arc<Ram>,
+        request: Request,
+        sizes: Sizes,
+        signals: &Signals,
+    ) -> Result<Self> {
         let (says, heard) = mpsc::channel();
         let asking = thread::spawn(move || {
             // It is silent for as long as it takes.
             let mut control = control.with_patience(Duration::MAX);
             let answer = control.ask_each(&request, |record| {
-                if let Ok(channel) = Channel::parse(record) {
-                    // Only the first record is one; nobody hears if all is over.
-                    let _ = says.send(channel);
-                }
-                Ok(())
+                // Only the first record is one. If nobody waits for it any more, the conversation
+                // ends with an error, and so does the request.
+                Channel::parse(record).map_or(Ok(()), |channel| Ok(says.send(channel)?))
             });
             let last = answer.and_then(|records| records.last().cloned().context("the answer is empty"));
             (last, Some(control))
         });
-        Self::of(ram, &heard, asking, sizes)
+        Self::of(ram, &heard, asking, sizes, signals)
     }
 
-    /// A request whose channel is heard.
-    pub(super) fn of(ram: Arc<Ram>, heard: &Receiver<Channel>, asking: Asking, sizes: Sizes) -> Result<Self> {
-        let Ok(channel) = heard.recv() else {
-            bail!(end_of(asking).err().unwrap_or_else(|| anyhow!("there is no channel")));
+    /// A request whose channel is heard, when those about the guest that came before have ended.
+    pub(super) fn of(
+        ram: Arc<Ram>,
+        heard: &Receiver<Channel>,
+        asking: Asking,
+        sizes: Sizes,
+        signals: &Signals,
+    ) -> Result<Self> {
+        let channel = loop {
+            match heard.recv_timeout(LOOK_PERIOD) {
+                Ok(channel) => break channel,
+                Err(RecvTimeoutError::Timeout) => ensure!(
+                    signals.caught().is_none(),
+                    "ended by a signal, while another request about the guest was served: nothing was done"
+                ),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!(end_of(asking).err().unwrap_or_else(|| anyhow!("there is no channel")))
+                }
+            }
         };
         let port = Port::new(ram, channel.channel, sizes)?;
         Ok(Self { channel, port, asking })

@@ -7,9 +7,12 @@ use super::described::{Described, Description, Part};
 use super::port::Frame;
 use super::seal::{BLOCK_MAX, Opener, Seal, random};
 use crate::prelude::*;
-use std::fs::File;
-use std::io::{BufWriter, Read, Write};
-use tempfile::NamedTempFile;
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use tempfile::{Builder, TempPath};
 use transfer::frame::Kind;
 
 const MAGIC: &[u8; 16] = b"quell snapshot 1";
@@ -18,30 +21,59 @@ const PURPOSE: &str = "quell 2026-11-27 blocks of a snapshot";
 /// With the block of the description, whose length is limited like any block's.
 const HEAD: usize = MAGIC.len() + SALT;
 
-/// A file that is being written. It has its name when it is complete.
+/// A file that is being written. It gets its name when it is complete; until then it has none, and
+/// ends with its process.
 pub(super) struct Writer {
-    file: BufWriter<NamedTempFile>,
+    file: BufWriter<File>,
+    /// Where the file system knows no files without names.
+    name: Option<TempPath>,
     seal: Seal,
+    salt: [u8; SALT],
     path: PathBuf,
 }
 
 impl Writer {
     pub(super) fn create(path: &Path, guest: &Described) -> Result<Self> {
         let path = std::path::absolute(path)?;
+        // A link leads to the file that is replaced.
+        let path = fs::canonicalize(&path).unwrap_or(path);
+        let there = fs::metadata(&path);
+        let may_be_replaced =
+            there.map_or_else(|error| error.kind() == ErrorKind::NotFound, |it| it.is_file());
+        ensure!(may_be_replaced, "{} is there, and is not a file: name another place", path.display());
         let directory = path.parent().context("a file is in a directory")?;
-        ensure!(!path.is_dir(), "{} is a directory", path.display());
-        let named = path.file_name().context("a file has a name")?.to_string_lossy();
-        let file = tempfile::Builder::new().prefix(&format!(".{named}.")).tempfile_in(directory);
-        let file = file.with_context(|| format!("cannot write in {}", directory.display()))?;
+        let nameless = OpenOptions::new()
+            .write(true)
+            .mode(0o600)
+            .custom_flags(OFlags::TMPFILE.bits().cast_signed())
+            .open(directory);
+        let (file, name) = match nameless {
+            Ok(file) => (file, None),
+            Err(_) => {
+                let file = Builder::new().prefix(&prefix(&path)).tempfile_in(directory);
+                let file = file.with_context(|| format!("cannot write in {}", directory.display()))?;
+                let (file, name) = file.into_parts();
+                (file, Some(name))
+            }
+        };
         let salt: [u8; SALT] = random()?;
         let seal = Seal::new(PURPOSE, &salt);
-        let mut writer = Self { file: BufWriter::new(file), seal, path };
+        let mut writer = Self { file: BufWriter::new(file), name, seal, salt, path };
         writer.write(&[&MAGIC[..], &salt].concat())?;
         writer.put(&serde_json::to_vec(&guest.description)?)?;
         for file in [Some(&guest.kernel), guest.initrd.as_ref()].into_iter().flatten() {
             file.chunks(BLOCK_MAX).try_for_each(|block| writer.put(block))?;
         }
         Ok(writer)
+    }
+
+    /// The session in which a guest is given to this file, and which it is recognised by.
+    pub(super) fn session(&self) -> u64 {
+        session_of(&self.salt)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
@@ -57,16 +89,42 @@ impl Writer {
     /// All is written: the file is complete, and stays so.
     pub(super) fn finish(mut self) -> Result<()> {
         self.put(&[])?;
-        let Self { file, path, .. } = self;
+        let Self { file, name, path, .. } = self;
         let keep = || -> Result<()> {
             let file = file.into_inner().map_err(|error| error.into_error())?;
-            file.as_file().sync_all()?;
+            file.sync_all()?;
+            let directory = path.parent().context("a file is in a directory")?;
+            let linked = |name: &Path| {
+                let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
+                Ok(linkat(CWD, nameless, CWD, name, AtFlags::SYMLINK_FOLLOW)?)
+            };
+            let name = match name {
+                Some(name) => name,
+                None => Builder::new().prefix(&prefix(&path)).make_in(directory, linked)?.into_temp_path(),
+            };
             // The error would keep the file.
-            file.persist(&path).map_err(|error| error.error)?;
-            Ok(File::open(path.parent().context("a file is in a directory")?)?.sync_all()?)
+            name.persist(&path).map_err(|error| error.error)?;
+            Ok(File::open(directory)?.sync_all()?)
         };
         keep().with_context(|| format!("cannot complete {}", path.display()))
     }
+}
+
+fn session_of(salt: &[u8]) -> u64 {
+    salt.first_chunk().copied().map_or(0, u64::from_le_bytes)
+}
+
+/// What a file's name begins with for the time until it has its own.
+fn prefix(path: &Path) -> String {
+    format!(".{}.", path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// The bytes of a file that is complete, and to which a guest was given in this session.
+pub(super) fn is_whole(path: &Path, session: u64) -> Result<u64> {
+    let (mut snapshot, salt) = Snapshot::begin(path)?;
+    ensure!(session_of(&salt) == session, "{} is of another time", path.display());
+    while snapshot.next()?.is_some() {}
+    Ok(snapshot.file.metadata()?.len())
 }
 
 /// A file that is being read. Whatever is wrong with it is an error that names file and place.
@@ -79,7 +137,8 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    /// A file whose description was not read yet, and its salt.
+    fn begin(path: &Path) -> Result<(Self, [u8; SALT])> {
         let name = path.display();
         let mut file = File::open(path).with_context(|| format!("cannot open the snapshot {name}"))?;
         let mut head = [0; HEAD];
@@ -87,9 +146,14 @@ impl Snapshot {
         let is_other = head.starts_with(&MAGIC[..MAGIC.len() - 1]);
         ensure!(!is_other || is_one, "{name} is a snapshot of another version: this tool reads version 1");
         ensure!(is_one, "{name} is not a snapshot: ./quell ctl guest save makes one");
-        let opener = Opener::new(Seal::new(PURPOSE, &head[MAGIC.len()..]), HEAD as u64);
+        let salt = *head.last_chunk().context("a head ends with its salt")?;
+        let opener = Opener::new(Seal::new(PURPOSE, &salt), HEAD as u64);
         let (path, description) = (path.to_owned(), Description::default());
-        let mut snapshot = Self { file, path, opener, description, has_ended: false };
+        Ok((Self { file, path, opener, description, has_ended: false }, salt))
+    }
+
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let (mut snapshot, _) = Self::begin(path)?;
         let block = snapshot.next()?.context("it has no description")?;
         let description: Result<Description> = serde_json::from_slice(&block).map_err(Error::from);
         snapshot.description =

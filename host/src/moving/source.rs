@@ -2,11 +2,12 @@
 
 use super::described::Described;
 use super::outflow::{Event, Manner, Outflow};
+use super::place::Address;
 use super::policy::Round;
 use super::port::{Frame, PAUSE, Talk};
 use super::seal::random;
-use super::snapshot::Writer;
-use super::wire::{Address, Answer, GREETING_MAX, Gone, Link, Opening, Secret};
+use super::snapshot::{Writer, is_whole};
+use super::wire::{Answer, GREETING_MAX, Link, Opening, Secret};
 use crate::machine::control::{Control, Found, read};
 use crate::machine::counters::clock_hz;
 use crate::prelude::*;
@@ -14,6 +15,7 @@ use hostlink::ctl::record::Sent;
 use hostlink::ctl::{Request, SendWay};
 use transfer::channel::Sizes;
 use transfer::frame::Kind;
+use transfer::handover::{Heard, Told};
 
 /// A guest's machine, and what the guest is besides its state.
 pub(crate) struct Origin {
@@ -53,10 +55,10 @@ impl Origin {
         Ok(Self { machine: machine.clone(), guest, described, ram: Arc::new(ram), hz })
     }
 
-    pub(super) fn begin(&self, session: u64, way: SendWay) -> Result<Talk> {
+    pub(super) fn begin(&self, session: u64, way: SendWay, signals: &Signals) -> Result<Talk> {
         let control = Control::open(&self.machine)?;
         let request = Request::Send { guest: self.guest, session, way };
-        Talk::begin(control, Arc::clone(&self.ram), request, Sizes::SOURCE)
+        Talk::begin(control, Arc::clone(&self.ram), request, Sizes::SOURCE, signals)
     }
 
     pub(super) fn outflow(&self, manner: &Manner) -> Outflow {
@@ -83,41 +85,47 @@ impl Origin {
     }
 }
 
+/// Where a guest is that was given away is not known, or was not when a command ended.
+#[derive(Debug)]
+pub(crate) struct InDoubt(String);
+
+impl fmt::Display for InDoubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InDoubt {}
+
+fn in_doubt(guest: Name, why: &str) -> Error {
+    InDoubt(format!(
+        "the guest {guest} stands still: it was given away, and {why}. ./quell ctl guest migrate with --to \
+         and the address of the other machine, or guest save with the same file, finds out; if you know that \
+         this machine or this file is gone for good: ./quell ctl guest migrate {guest} --target-is-gone"
+    ))
+    .into()
+}
+
 /// Saves a guest to a file, which is complete or absent. The guest runs on, or is gone.
 pub(crate) fn save(of: &Origin, path: &Path, keeps_running: bool, manner: &Manner) -> Result<Moved> {
-    let session = u64::from_le_bytes(random()?);
     let way = if keeps_running { SendWay::Live } else { SendWay::Still };
     let file = Writer::create(path, &of.described)?;
-    save_by(of, of.begin(session, way)?, file, keeps_running, manner)
+    let talk = of.begin(file.session(), way, &manner.signals)?;
+    save_by(of, talk, file, keeps_running, manner)
 }
 
 pub(super) fn save_by(
     of: &Origin,
-    mut talk: Talk,
+    talk: Talk,
     mut file: Writer,
     keeps_running: bool,
     manner: &Manner,
 ) -> Result<Moved> {
-    ensure!(
-        talk.channel.given == 0,
-        "the guest {} was given to another machine, and it is not known what came of it: \
-         ./quell ctl guest migrate with the address of that machine finds out",
-        of.guest
-    );
     let mut out = of.outflow(manner);
-    loop {
-        match out.step(&mut talk, |block| file.put(block))? {
-            Event::Complete => break,
-            Event::Go => bail!("the hypervisor gives a guest away that is not complete"),
-            Event::Moved => {}
-            Event::Idle if talk.has_ended() => bail!(ended(talk)),
-            Event::Idle => thread::sleep(PAUSE),
-        }
-        ensure!(
-            manner.signals.caught().is_none(),
-            "ended by a signal: the guest runs on, nothing was written"
-        );
+    if talk.channel.given != 0 {
+        return save_again(of, talk, file.path(), out);
     }
+    let talk = fill(talk, &mut out, &mut file, &manner.signals)?;
     if keeps_running {
         // It goes on while the file is still being written.
         let sent = talk.end()?;
@@ -125,11 +133,40 @@ pub(super) fn save_by(
         return of.moved(&sent, &out);
     }
     file.finish()?;
+    let mut talk = give(talk, &mut out)?;
+    talk.port.put_soon(&Frame::bare(Kind::Runs))?;
+    of.moved(&talk.end()?, &out)
+}
+
+/// Writes all of the guest.
+pub(super) fn fill(mut talk: Talk, out: &mut Outflow, file: &mut Writer, signals: &Signals) -> Result<Talk> {
+    loop {
+        match out.step(&mut talk, |block| file.put(block))? {
+            Event::Complete => return Ok(talk),
+            Event::Go => bail!("the hypervisor gives a guest away that is not complete"),
+            Event::Moved => {}
+            Event::Idle if talk.has_ended() => bail!(ended(talk)),
+            Event::Idle => thread::sleep(PAUSE),
+        }
+        ensure!(signals.caught().is_none(), "ended by a signal: the guest runs on, nothing was written");
+    }
+}
+
+/// All of the guest is elsewhere: waits until the hypervisor has given it away.
+pub(super) fn give(mut talk: Talk, out: &mut Outflow) -> Result<Talk> {
     talk.port.put_soon(&Frame::bare(Kind::Ready))?;
     while out.step(&mut talk, |_| bail!("something follows the guest's end"))? != Event::Go {
         ensure!(!talk.has_ended(), ended(talk));
         thread::sleep(PAUSE);
     }
+    Ok(talk)
+}
+
+/// The command that saved it ended before the hypervisor knew that the file is complete.
+fn save_again(of: &Origin, mut talk: Talk, path: &Path, mut out: Outflow) -> Result<Moved> {
+    let session = talk.channel.session;
+    out.bytes = is_whole(path, session)
+        .map_err(|error| in_doubt(of.guest, &format!("not to this file, or it was damaged: {error:#}")))?;
     talk.port.put_soon(&Frame::bare(Kind::Runs))?;
     of.moved(&talk.end()?, &out)
 }
@@ -152,8 +189,8 @@ pub(crate) struct Destination {
 /// Moves a guest. Whatever fails, it runs on exactly one of both machines; an error says where it
 /// is if that is not here.
 pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<Moved> {
-    let session = u64::from(to.address.tag()) << 32 | u64::from(u32::from_le_bytes(random()?));
-    migrate_by(of, of.begin(session, SendWay::Live)?, session, to, manner)
+    let session = u64::from_le_bytes(random()?);
+    migrate_by(of, of.begin(session, SendWay::Live, &manner.signals)?, session, to, manner)
 }
 
 pub(super) fn migrate_by(
@@ -167,15 +204,16 @@ pub(super) fn migrate_by(
     if talk.channel.given != 0 {
         return resolve(of, talk, to, &out, "an earlier command ended before that was known", manner);
     }
-    let mut link = Link::connect(&to.address, &to.secret, &manner.signals)?;
+    let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
     let guest = Box::new(of.described.description.clone());
     link.say(&Opening::Offer { session, guest })?;
     match link.hear(PREPARED_MAX)? {
         Answer::Accepted => {}
-        Answer::Refused(why) => bail!("{} does not take the guest: {why}", to.address),
+        Answer::Refused(why) => bail!("{} does not take the guest: {}", to.address, foreign(&why)),
         other => bail!("{} answers {other:?} to a guest", to.address),
     }
-    let mut source = Sending { link: Ok(link), is_ready: false, runs: false };
+    let patience = manner.patience;
+    let mut source = Sending { link: Ok(link), is_ready: false, runs: false, waits: None, patience };
     while !source.runs && source.link.is_ok() {
         let cancelled = manner.signals.caught().is_some() && !source.is_ready;
         ensure!(!cancelled, "cancelled: the guest runs on here");
@@ -204,6 +242,9 @@ struct Sending {
     /// The hypervisor was told that the target is ready: from now on the guest may run there.
     is_ready: bool,
     runs: bool,
+    /// Since when the target is to say something, while the guest stands still.
+    waits: Option<Instant>,
+    patience: Duration,
 }
 
 impl Sending {
@@ -225,8 +266,21 @@ impl Sending {
             (None, false) => link.receive(Duration::ZERO),
         };
         let heard = heard.and_then(|block| block.map(|block| Frame::of_block(&block)).transpose());
+        if matches!(event, Event::Complete | Event::Go) {
+            self.waits = Some(Instant::now());
+        }
+        let silence = self.waits.map_or(Duration::ZERO, |since| since.elapsed());
+        let Ok(link) = &mut self.link else { return Ok(true) };
         match heard {
-            Ok(None) => return Ok(event == Event::Idle),
+            Ok(None) if silence > self.patience => {
+                self.lose(anyhow!("the target has had all of the guest for {silence:.0?}, and is silent"));
+            }
+            Ok(None) => {
+                if let Err(why) = link.give_sign() {
+                    self.lose(why);
+                }
+                return Ok(event == Event::Idle);
+            }
             Ok(Some(frames)) => frames.iter().try_for_each(|frame| self.hear(talk, frame))?,
             Err(why) => self.lose(why),
         }
@@ -256,52 +310,91 @@ impl Sending {
     }
 }
 
-/// Finds out where a guest runs that may have been given away, as often as it takes.
+/// Finds out where a guest runs that was given away: asks for as long as its machine may still say
+/// it, and somewhat longer.
 fn resolve(
     of: &Origin,
-    mut talk: Talk,
+    talk: Talk,
     to: &Destination,
     out: &Outflow,
     why: &str,
     manner: &Manner,
 ) -> Result<Moved> {
     let (session, guest, address) = (talk.channel.session, of.guest, &to.address);
-    ensure!(
-        session >> 32 == u64::from(address.tag()),
-        "the guest {guest} was given to a machine at another address than {address}: name that one"
-    );
-    let mut last = String::new();
-    let kind = loop {
-        match ask(to, session, &manner.signals) {
-            Ok(Answer::Runs) => break Kind::Runs,
-            Ok(Answer::Absent) => break Kind::Absent,
-            Err(error) if error.is::<Gone>() => break Kind::Absent,
-            answer => {
-                let now =
-                    answer.map_or_else(|error| format!("{error:#}"), |other| format!("it says {other:?}"));
-                if now != last {
-                    eprintln!(
-                        "quell: the guest {guest} stands still until {address} says whether it runs there: {now}"
-                    );
-                    last = now;
-                }
-            }
+    let (mut last, mut since) = (String::new(), Instant::now());
+    let heard = loop {
+        let (told, now) = match ask(to, session, manner) {
+            Ok(told) => (told, about(told).to_owned()),
+            Err(error) => (Told::Nobody, foreign(&format!("{error:#}"))),
+        };
+        if let Some(heard) = told.decides(false) {
+            break heard;
         }
-        ensure!(
-            manner.signals.caught().is_none(),
-            "the guest {guest} stands still here, and may run at {address}: the same command asks again"
-        );
+        if told == Told::Pending {
+            since = Instant::now();
+        }
+        if now != last {
+            eprintln!(
+                "quell: the guest {guest} stands still until it is known whether it runs at {address}: {now}"
+            );
+            last = now;
+        }
+        let is_over = manner.signals.caught().is_some() || since.elapsed() > manner.patience;
+        ensure!(!is_over, in_doubt(guest, &format!("may run at {address}: {last}")));
         ensure!(!talk.has_ended(), "the machine has ended: the guest {guest} may run at {address}");
         thread::sleep(Duration::from_millis(100));
     };
-    talk.port.put_soon(&Frame::bare(kind))?;
-    let moved = of.moved(&talk.end()?, out)?;
-    ensure!(kind == Kind::Runs, "the guest {guest} did not arrive, and runs on here: {why}");
+    let moved = settle(of, talk, out, heard)?;
+    ensure!(moved.away, "the guest {guest} did not arrive, and runs on here: {why}");
     Ok(moved)
 }
 
-fn ask(to: &Destination, session: u64, signals: &Signals) -> Result<Answer> {
-    let mut link = Link::connect(&to.address, &to.secret, signals)?;
+/// What a source is told, in words.
+const fn about(told: Told) -> &'static str {
+    match told {
+        Told::Runs => "it runs there, or did",
+        Told::Absent => "it does not run there, and never will",
+        Told::Pending => "it is still arriving there",
+        Told::Lost => "that machine's tool has lost its hypervisor, and does not know",
+        Told::Stranger => "another machine answers there, which knows nothing of it",
+        Told::Nobody => "nobody answers there",
+    }
+}
+
+/// Tells the hypervisor what became known.
+fn settle(of: &Origin, mut talk: Talk, out: &Outflow, heard: Heard) -> Result<Moved> {
+    let kind = if heard == Heard::Runs { Kind::Runs } else { Kind::Absent };
+    talk.port.put_soon(&Frame::bare(kind))?;
+    of.moved(&talk.end()?, out)
+}
+
+/// Ends the doubt about a guest by the operator's word: the machine or the file that it was given to
+/// is gone, so it runs on here. If an address is named whoever answers there is asked before.
+pub(crate) fn target_is_gone(of: &Origin, to: Option<&Destination>, manner: &Manner) -> Result<Moved> {
+    target_is_gone_by(of, of.begin(0, SendWay::Live, &manner.signals)?, to, manner)
+}
+
+pub(super) fn target_is_gone_by(
+    of: &Origin,
+    talk: Talk,
+    to: Option<&Destination>,
+    manner: &Manner,
+) -> Result<Moved> {
+    // Otherwise the channel is cut before anything is sent.
+    ensure!(talk.channel.given != 0, "the guest {} is not in doubt: it runs on, nothing was done", of.guest);
+    let session = talk.channel.session;
+    let told = to.map_or(Ok(Told::Nobody), |to| ask(to, session, manner)).unwrap_or(Told::Nobody);
+    let Some(heard) = told.decides(true) else {
+        bail!("the machine that the guest {} was given to is not gone: {}", of.guest, about(told))
+    };
+    settle(of, talk, &of.outflow(manner), heard)
+}
+
+fn ask(to: &Destination, session: u64, manner: &Manner) -> Result<Told> {
+    let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
     link.say(&Opening::Ask { session })?;
-    link.hear(GREETING_MAX)
+    match link.hear(GREETING_MAX.min(manner.patience))? {
+        Answer::Told(told) => Ok(told),
+        other => bail!("it answers {other:?} to a question"),
+    }
 }

@@ -1,22 +1,26 @@
 //! The machine at which a guest arrives: from a file, or from another machine.
 
 use super::described::Description;
+use super::greeting::{Greeting, Greetings};
+use super::place::Listener;
 use super::port::{Ended, Frame, PAUSE, Talk};
 use super::snapshot::{Snapshot, is_of_a_guest};
 use super::time::{Relation, now_ns, with_clock};
-use super::wire::{Answer, GREETING_MAX, Link, Listener, Opening, Secret, Side};
+use super::wire::{Answer, GREETING_MAX, Link, Opening, Secret, Side};
 use crate::machine::control::{Control, Found, Refused, read};
 use crate::prelude::*;
 use hostlink::ctl::Request;
 use hostlink::ctl::record::Received;
 use std::os::fd::OwnedFd;
+use std::sync::MutexGuard;
 use transfer::channel::Sizes;
 use transfer::frame::{Clock, Kind};
+use transfer::handover::{Ended as How, Known, Told};
 
 /// Begins to receive a guest.
 pub(super) fn receive(machine: &Found, ram: &Arc<Ram>, guest: Name) -> Result<Talk> {
     let control = Control::open(machine)?;
-    Talk::begin(control, Arc::clone(ram), Request::Receive { guest }, Sizes::TARGET)
+    Talk::begin(control, Arc::clone(ram), Request::Receive { guest }, Sizes::TARGET, &Signals::default())
 }
 
 /// A guest that is arriving.
@@ -28,11 +32,16 @@ struct Arriving {
     /// It has said that the guest could run, and that it runs.
     is_ready: bool,
     runs: bool,
+    /// When it began: until then the guest ran at its source.
+    since: u64,
+    /// What is to be said of its clock.
+    about_clock: Option<String>,
 }
 
 impl Arriving {
-    const fn new(talk: Talk, hz: u64) -> Self {
-        Self { talk, clock: Relation::new(hz), said: Vec::new(), is_ready: false, runs: false }
+    fn new(talk: Talk, hz: u64) -> Self {
+        let (clock, said, since) = (Relation::new(hz), Vec::new(), now_ns());
+        Self { talk, clock, said, is_ready: false, runs: false, since, about_clock: None }
     }
 
     /// Puts a frame as soon as there is room; takes what the hypervisor says meanwhile.
@@ -68,10 +77,15 @@ impl Arriving {
             self.listen()?;
             thread::sleep(PAUSE);
         }
-        with_clock(frame, |clock| {
-            clock.at = self.clock.counter_at(clock.at).context("the machine does not show its counter")?;
+        let (mut told, since) = (None, self.since);
+        let frame = with_clock(frame, |clock| {
+            let at;
+            (at, told) = stopped_at(clock.at, since..now_ns());
+            clock.at = self.clock.counter_at(at).context("the machine does not show its counter")?;
             Ok(())
-        })
+        });
+        self.about_clock = told;
+        frame
     }
 
     /// Whether the hypervisor goes on with it.
@@ -80,18 +94,37 @@ impl Arriving {
         failed.map_or(Ok(()), |frame| bail!("{about}{}", frame.text()))
     }
 
-    /// Cuts the channel. What is to be said of where the guest runs.
-    fn end(self) -> (Answer, Ended) {
-        let runs = self.runs;
+    /// Cuts the channel. What is known then of where the guest runs.
+    fn end(self) -> (Known, Ended) {
+        let mut known = Known::default();
+        if self.runs {
+            known.runs();
+        }
         let ended = self.talk.end();
-        let answer = match &ended {
-            Ok(_) => Answer::Runs,
-            _ if runs => Answer::Runs,
-            Err(error) if error.is::<Refused>() => Answer::Absent,
-            Err(_) => Answer::Unknown,
-        };
-        (answer, ended)
+        known.end(match &ended {
+            Ok(_) => How::Well,
+            Err(error) if error.is::<Refused>() => How::Refused,
+            Err(_) => How::Broken,
+        });
+        (known, ended)
     }
+}
+
+/// When a guest stopped at its source, by this machine's clock: within this time. What is to be said
+/// if the other machine's clock makes it another one.
+fn stopped_at(at: u64, within: Range<u64>) -> (u64, Option<String>) {
+    let bounded = at.clamp(within.start, within.end.max(within.start));
+    let is_off = bounded.abs_diff(at) > Duration::from_secs(1).as_nanos() as u64;
+    let told = || {
+        let off = Duration::from_nanos(bounded.abs_diff(at));
+        let way = if at < bounded { "behind" } else { "ahead of" };
+        format!(
+            "the other machine's clock is {way} this one's by {off:.1?} or more: the guest's time goes on \
+             as if it had stopped {:.1?} ago",
+            Duration::from_nanos(within.end.saturating_sub(bounded))
+        )
+    };
+    (bounded, is_off.then(told))
 }
 
 /// Restores a guest from a file whose files have been read.
@@ -140,41 +173,62 @@ pub(crate) struct Host {
     pub(super) secret: Secret,
     pub(super) description: Description,
     pub(super) hz: u64,
-    pub(super) signals: Signals,
-    /// What is to be said of each session.
-    pub(super) sessions: BTreeMap<u64, Answer>,
+    pub(super) patience: Duration,
+    /// What is known of each session that was accepted.
+    pub(super) sessions: Mutex<BTreeMap<u64, Known>>,
 }
 
 impl Host {
-    /// One connection after the other, each to its end: what was said in it is known by the next.
+    /// Several connections at a time: whoever is silent keeps nobody else waiting.
     pub(super) fn serve(
-        &mut self,
-        begin: impl Fn() -> Result<Talk>,
-        is_over: impl Fn() -> bool,
-        says: impl Fn(&str),
+        &self,
+        begin: impl Fn() -> Result<Talk> + Sync,
+        is_over: impl Fn() -> bool + Sync,
+        says: impl Fn(&str) + Sync,
     ) -> Result<()> {
-        while let Some(stream) = self.listener.accept(&is_over)? {
-            match self.serve_one(stream, &begin) {
-                Ok(None) => {}
-                Ok(Some(received)) => says(&format!("the guest has arrived: {received}")),
-                Err(error) => says(&format!("a guest did not arrive: {error:#}")),
-            }
-        }
-        Ok(())
+        let greetings = Greetings::default();
+        let end = Signals::default();
+        let (begin, says, greetings, end) = (&begin, &says, &greetings, &end);
+        thread::scope(|scope| {
+            let serves = || -> Result<()> {
+                while let Some(stream) = self.listener.accept(&is_over)? {
+                    let greeting = greetings.begin(&stream)?;
+                    scope.spawn(move || match self.serve_one(stream, begin, end, &greeting) {
+                        Ok(told) => told.iter().for_each(|what| says(what)),
+                        Err(error) => greeting.failed(&error).iter().for_each(|what| says(what)),
+                    });
+                }
+                Ok(())
+            };
+            let result = serves();
+            // Whoever is still being served is told nothing more.
+            end.catch(1);
+            result
+        })
     }
 
-    fn serve_one(&mut self, stream: OwnedFd, begin: impl Fn() -> Result<Talk>) -> Result<Option<String>> {
-        let mut link = Link::greet(stream, &self.secret, Side::Target, &self.signals)?;
-        let (session, guest) = match link.hear(GREETING_MAX)? {
+    /// Serves a connection to its end. Returns what is to be said of it.
+    fn serve_one(
+        &self,
+        stream: OwnedFd,
+        begin: impl Fn() -> Result<Talk>,
+        end: &Signals,
+        greeting: &Greeting<'_>,
+    ) -> Result<Option<String>> {
+        let mut link = Link::greet(stream, &self.secret, Side::Target, end, self.patience)?;
+        let opening = link.hear(self.patience.min(GREETING_MAX))?;
+        greeting.is_over();
+        let (session, guest) = match opening {
             Opening::Offer { session, guest } => (session, guest),
             Opening::Ask { session } => {
-                link.say(self.sessions.get(&session).unwrap_or(&Answer::Absent))?;
+                let known = self.sessions().get(&session).copied();
+                link.say(&Answer::Told(Told::of(known)))?;
                 return Ok(None);
             }
         };
         let accepted = match self.description.difference(&guest) {
-            _ if self.sessions.contains_key(&session) => Err(anyhow!("this session has been")),
             Some(what) => Err(anyhow!("{what}")),
+            None if self.sessions().contains_key(&session) => Err(anyhow!("this session has been")),
             None => begin(),
         };
         let talk = match accepted {
@@ -184,26 +238,44 @@ impl Host {
                 return Err(error);
             }
         };
-        // Until it is known what comes of it.
-        self.sessions.insert(session, Answer::Unknown);
+        // Until it is known what comes of it. The hypervisor receives one at a time.
+        self.sessions().insert(session, Known::Pending);
         let mut arriving = Arriving::new(talk, self.hz);
-        let result = link.say(&Answer::Accepted).and_then(|()| carry(&mut arriving, &mut link));
-        let (answer, ended) = arriving.end();
-        let runs = answer == Answer::Runs;
-        self.sessions.insert(session, answer);
+        let mut carry = |arriving: &mut Arriving| {
+            link.say(&Answer::Accepted)?;
+            carry(arriving, &mut link, self.patience, end)
+        };
+        let (result, about_clock) = (carry(&mut arriving), arriving.about_clock.take());
+        let (known, ended) = arriving.end();
+        self.sessions().insert(session, known);
         match ended {
-            Err(error) if !runs => Err(result.err().unwrap_or(error)),
-            ended => Ok(Some(ended.unwrap_or_default())),
+            Err(error) if known != Known::Ran => Err(result.err().unwrap_or(error)),
+            ended => {
+                let arrived = format!("the guest has arrived: {}", ended.unwrap_or_default());
+                Ok(Some([Some(arrived), about_clock].into_iter().flatten().collect::<Vec<_>>().join("; ")))
+            }
         }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, BTreeMap<u64, Known>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Carries frames in both directions, until the guest runs here or something fails.
-fn carry(arriving: &mut Arriving, link: &mut Link) -> Result<()> {
+fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Signals) -> Result<()> {
+    let mut heard = Instant::now();
     loop {
+        ensure!(end.caught().is_none(), "this machine ends");
         // The guest's pages come close together; otherwise the hypervisor is listened to.
         let block = link.receive(Duration::ZERO)?;
         let is_idle = block.is_none();
+        if is_idle {
+            ensure!(heard.elapsed() < patience, "the source has said nothing for {:.0?}", heard.elapsed());
+            link.give_sign()?;
+        } else {
+            heard = Instant::now();
+        }
         for frame in block.map(|block| Frame::of_block(&block)).transpose()?.unwrap_or_default() {
             let frame = match frame.kind {
                 Kind::Clock => arriving.on_this_machine(&frame)?,

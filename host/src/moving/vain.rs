@@ -18,8 +18,8 @@ pub(crate) fn in_vain(
 ) -> Result<Moved> {
     // No round is short enough, so it is given up after the last one.
     let wanted = Wanted { downtime: Duration::ZERO, rounds, throttle: false, at_any_cost: stops };
-    let manner = Manner { wanted, bandwidth: None, shows: false, signals: Signals::default() };
-    let mut talk = of.begin(0, SendWay::Live)?;
+    let manner = Manner::new(wanted, Signals::default());
+    let mut talk = of.begin(0, SendWay::Live, &manner.signals)?;
     let (mut out, mut seen) = (of.outflow(&manner), 0);
     loop {
         let before = out.bytes;

@@ -1,10 +1,12 @@
-//! A connection between two tools: where, with whom, and what is said before frames are.
+//! A connection between two tools: with whom, and what is said before frames are.
 //!
 //! Each side says [`MAGIC`] and a nonce. From then on all is in [sealed blocks](super::seal), with
 //! a key for each direction, made of the secret and both nonces. The first block of the side that
-//! has connected is an [`Opening`], that of the other an [`Answer`], both in JSON.
+//! has connected is an [`Opening`], that of the other an [`Answer`], both in JSON. After that a
+//! block without bytes says that its side is there.
 
 use super::described::Description;
+use super::place::{Address, LOOK_PERIOD};
 use super::seal::{Opener, Seal, random};
 use crate::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -12,86 +14,19 @@ use rustix::fs::OFlags;
 use rustix::process::getuid;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use transfer::handover::Told;
 
 const MAGIC: &[u8; 16] = b"quell moving 1\n\n";
 const NONCE: usize = 32;
 /// In this time a side has to have said what comes before frames.
 pub(super) const GREETING_MAX: Duration = Duration::from_secs(10);
-/// How often a side that waits looks at what else happens.
-const LOOK_PERIOD: Duration = Duration::from_millis(100);
+/// A side that says nothing, or takes nothing, for so long is given up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// A side that has nothing to say shows that it is there.
+pub(super) const SIGN_PERIOD: Duration = Duration::from_secs(1);
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
-
-/// Where a machine takes guests.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Address {
-    Unix(PathBuf),
-    Tcp(SocketAddr),
-}
-
-impl Address {
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let expected = || format!("'{text}' is no address; write unix:PATH or tcp:127.0.0.1:PORT");
-        match text.split_once(':') {
-            Some(("unix", path)) if !path.is_empty() => {
-                // The same path has to be the same address wherever a tool was started.
-                let path = std::path::absolute(path).map_err(|_| expected())?;
-                let real = path.parent().and_then(|parent| fs::canonicalize(parent).ok());
-                Ok(Self::Unix(
-                    real.zip(path.file_name()).map_or(path.clone(), |(real, name)| real.join(name)),
-                ))
-            }
-            Some(("tcp", place)) => {
-                let place = place.replace("localhost:", "127.0.0.1:");
-                let place: SocketAddr = place.parse().map_err(|_| expected())?;
-                if place.ip().is_loopback() {
-                    return Ok(Self::Tcp(place));
-                }
-                Err(format!(
-                    "{place} is not on the loopback: a guest's memory would cross the network for all to \
-                     read. Write tcp:127.0.0.1:{}, and forward that port by a tunnel such as ssh -L",
-                    place.port()
-                ))
-            }
-            _ => Err(expected()),
-        }
-    }
-
-    /// A session's number begins with it, so that nobody is asked about a session of another.
-    pub(super) fn tag(&self) -> u32 {
-        let hash = blake3::hash(self.to_string().as_bytes());
-        hash.as_bytes().first_chunk().copied().map_or(0, u32::from_le_bytes)
-    }
-
-    fn stream(&self) -> io::Result<OwnedFd> {
-        Ok(match self {
-            Self::Unix(path) => {
-                let stream = UnixStream::connect(path)?;
-                stream.set_write_timeout(Some(LOOK_PERIOD))?;
-                stream.into()
-            }
-            Self::Tcp(place) => tcp(TcpStream::connect(place)?)?,
-        })
-    }
-}
-
-fn tcp(stream: TcpStream) -> io::Result<OwnedFd> {
-    stream.set_write_timeout(Some(LOOK_PERIOD))?;
-    stream.set_nodelay(true)?;
-    Ok(stream.into())
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-            Self::Tcp(place) => write!(f, "tcp:{place}"),
-        }
-    }
-}
 
 /// What both sides know, and nobody else.
 #[derive(Clone)]
@@ -147,9 +82,7 @@ pub(super) enum Answer {
     Accepted,
     Refused(String),
     /// What came of the session.
-    Runs,
-    Absent,
-    Unknown,
+    Told(Told),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,38 +91,35 @@ pub(super) enum Side {
     Target,
 }
 
-/// The other side is no process any more, and its machine is gone.
-#[derive(Debug)]
-pub(super) struct Gone;
-
-impl fmt::Display for Gone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("nobody listens there")
-    }
-}
-
-impl std::error::Error for Gone {}
-
 /// A connection to somebody who knows the secret.
 pub(super) struct Link {
     socket: File,
     seals: Seal,
     opens: Opener,
     signals: Signals,
+    patience: Duration,
+    sent: Instant,
 }
 
 impl Link {
-    pub(super) fn connect(address: &Address, secret: &Secret, signals: &Signals) -> Result<Self> {
-        let socket = address.stream().map_err(|error| match error.kind() {
-            // Whoever listens there would be in a queue: nobody has the socket.
-            ErrorKind::ConnectionRefused => Error::new(Gone),
-            _ => error.into(),
-        });
-        let socket = socket.with_context(|| format!("cannot connect to {address}"))?;
-        Self::greet(socket, secret, Side::Source, signals).with_context(|| format!("at {address}"))
+    pub(super) fn connect(
+        address: &Address,
+        secret: &Secret,
+        signals: &Signals,
+        patience: Duration,
+    ) -> Result<Self> {
+        let socket = address.connect().with_context(|| format!("cannot connect to {address}"))?;
+        let greeted = Self::greet(socket, secret, Side::Source, signals, patience);
+        greeted.with_context(|| format!("at {address}"))
     }
 
-    pub(super) fn greet(socket: OwnedFd, secret: &Secret, side: Side, signals: &Signals) -> Result<Self> {
+    pub(super) fn greet(
+        socket: OwnedFd,
+        secret: &Secret,
+        side: Side,
+        signals: &Signals,
+        patience: Duration,
+    ) -> Result<Self> {
         let mut socket = File::from(socket);
         let own: [u8; NONCE] = random()?;
         socket.write_all(&[&MAGIC[..], &own].concat()).context("the connection was cut")?;
@@ -198,7 +128,7 @@ impl Link {
         let mut filled = 0;
         while filled < said.len() {
             ensure!(signals.caught().is_none(), "ended by a signal");
-            ensure!(begun.elapsed() < GREETING_MAX, "the other side says nothing");
+            ensure!(begun.elapsed() < patience.min(GREETING_MAX), "the other side says nothing");
             if is_readable(&socket, LOOK_PERIOD)? {
                 let count = socket.read(&mut said[filled..]).context("the connection was cut")?;
                 ensure!(count != 0, "the other side has ended the connection");
@@ -216,23 +146,31 @@ impl Link {
         let back = Seal::new("quell 2026-11-27 guests that move: from target to source", &keys);
         let (seals, opens) = if side == Side::Source { (there, back) } else { (back, there) };
         let opens = Opener::new(opens, said.len() as u64);
-        Ok(Self { socket, seals, opens, signals: signals.clone() })
+        Ok(Self { socket, seals, opens, signals: signals.clone(), patience, sent: Instant::now() })
     }
 
     pub(super) fn send(&mut self, block: &[u8]) -> Result<()> {
         let sealed = self.seals.seal(block);
         let mut left = &sealed[..];
+        self.sent = Instant::now();
         while !left.is_empty() {
             match self.socket.write(left) {
-                Ok(count) => left = &left[count..],
+                Ok(count) => (left, self.sent) = (&left[count..], Instant::now()),
                 // The other side is slow.
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                     ensure!(self.signals.caught().is_none(), "ended by a signal");
+                    let silence = self.sent.elapsed();
+                    ensure!(silence < self.patience, "the other side has taken nothing for {silence:.0?}");
                 }
                 Err(error) => return Err(error).context("the connection was cut"),
             }
         }
         Ok(())
+    }
+
+    /// Shows that this side is there, if it has said nothing for a while.
+    pub(super) fn give_sign(&mut self) -> Result<()> {
+        if self.sent.elapsed() < SIGN_PERIOD.min(self.patience / 4) { Ok(()) } else { self.send(&[]) }
     }
 
     /// The next block, if it comes in this time.
@@ -259,72 +197,25 @@ impl Link {
     }
 
     pub(super) fn hear<T: for<'d> Deserialize<'d>>(&mut self, within: Duration) -> Result<T> {
-        let block = self.receive(within);
-        let block = block.context("the first block is not as expected: have both sides the same secret?")?;
-        ensure!(self.signals.caught().is_none() || block.is_some(), "ended by a signal");
-        let block = block.context("the other side says nothing")?;
+        let block = loop {
+            let block = self.receive(within);
+            let block =
+                block.context("the first block is not as expected: have both sides the same secret?")?;
+            ensure!(self.signals.caught().is_none() || block.is_some(), "ended by a signal");
+            let block = block.context("the other side says nothing")?;
+            if !block.is_empty() {
+                break block;
+            }
+        };
         serde_json::from_slice(&block).context("the other side is not a Quell of this version")
     }
 }
 
-fn is_readable(socket: &File, within: Duration) -> Result<bool> {
+pub(super) fn is_readable(socket: &File, within: Duration) -> Result<bool> {
     let within = Timespec::try_from(within)?;
     match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&within)) {
         Ok(count) => Ok(count != 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
-    }
-}
-
-/// The place where a machine takes guests. The emulator inherits it: while it runs, those who
-/// connect are not refused.
-#[derive(Clone, Debug)]
-pub(crate) struct Listener {
-    socket: Arc<OwnedFd>,
-    is_unix: bool,
-}
-
-impl Listener {
-    pub(crate) fn bind(address: &Address) -> Result<Self> {
-        let context = || format!("cannot take guests at {address}");
-        let (socket, is_unix): (OwnedFd, _) = match address {
-            Address::Unix(path) => {
-                if matches!(UnixStream::connect(path), Err(error) if error.kind() == ErrorKind::ConnectionRefused)
-                {
-                    // Of a machine that is gone.
-                    fs::remove_file(path).with_context(context)?;
-                }
-                (UnixListener::bind(path).with_context(context)?.into(), true)
-            }
-            Address::Tcp(place) => (TcpListener::bind(place).with_context(context)?.into(), false),
-        };
-        Ok(Self { socket: Arc::new(socket), is_unix })
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
-    }
-
-    /// The next connection; `None` at the end.
-    pub(super) fn accept(&self, is_over: impl Fn() -> bool) -> Result<Option<OwnedFd>> {
-        let socket = File::from(self.socket.try_clone()?);
-        while !is_over() {
-            if !is_readable(&socket, LOOK_PERIOD)? {
-                continue;
-            }
-            let accepted = if self.is_unix {
-                UnixListener::from(self.socket.try_clone()?).accept().and_then(|(stream, _)| {
-                    stream.set_write_timeout(Some(LOOK_PERIOD))?;
-                    Ok(stream.into())
-                })
-            } else {
-                TcpListener::from(self.socket.try_clone()?).accept().and_then(|(stream, _)| tcp(stream))
-            };
-            // Whoever has gone meanwhile will come again.
-            if let Ok(stream) = accepted {
-                return Ok(Some(stream));
-            }
-        }
-        Ok(None)
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
     }
     spec.console = if args.guest.has("exec") { Console::Echo } else { Console::Terminal };
     let mut machine = Machine::start(&spec, signals)?;
-    arrivals.begin(&mut machine, signals)?;
+    arrivals.begin(&mut machine)?;
     let recorder = Recorder::start(args, &mut machine)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
     arrivals.finish()?;

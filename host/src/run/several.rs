@@ -22,7 +22,7 @@ pub(super) fn run(
     spec.console = Console::Capture;
     spec.log.get_or_insert_with(|| file.hypervisor_log());
     let mut machine = Machine::start(&spec, signals)?;
-    arrivals.begin(&mut machine, signals)?;
+    arrivals.begin(&mut machine)?;
     let recorder = Recorder::start(args, &mut machine)?;
     let names: Vec<Name> = file.guests.iter().map(|guest| guest.name()).collect();
     eprintln!("quell: {}", first_line(&names, &file.machine.logs, can_type(&names)));

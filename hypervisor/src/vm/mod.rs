@@ -24,8 +24,9 @@ pub mod load;
 mod log_target;
 pub mod machine;
 pub mod memory;
-#[cfg(test)]
-pub(crate) mod mock;
+#[cfg(any(test, feature = "mock"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "tests of this crate use the rest"))]
+pub mod mock;
 pub mod percpu;
 pub mod refused;
 mod reset;

@@ -192,6 +192,8 @@ impl Known {
 
 /// What a source's tool is told of its session at a target's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
 pub enum Told {
     /// By the machine that has accepted it: the guest runs there, or ran there.
     Runs,

@@ -10,7 +10,7 @@ mod notice;
 mod relay;
 
 pub(crate) use notice::Notice;
-pub(in crate::machine) use relay::Relay;
+pub(crate) use relay::Relay;
 
 use crate::machine::own_time::OwnTime;
 use crate::prelude::*;

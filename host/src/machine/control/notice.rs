@@ -87,9 +87,7 @@ impl Notice {
 }
 
 fn title(words: impl Iterator<Item = String>) -> String {
-    let joined = words.collect::<Vec<_>>().join(" ");
-    let line = joined.chars().map(|char| if char.is_control() { ' ' } else { char });
-    line.take(TITLE_CHARS_MAX).collect()
+    foreign(&words.collect::<Vec<_>>().join(" ")).chars().take(TITLE_CHARS_MAX).collect()
 }
 
 fn now_ms() -> u64 {

@@ -1,155 +1,268 @@
-//! Guests that move while whatever is between the two machines breaks.
+//! Guests that move while whatever is between the two machines breaks, or lies.
 
+use super::super::source::{InDoubt, Moved, migrate, target_is_gone};
 use super::super::wire::Secret;
-use super::hypervisor::{Guest, HZ};
-use super::world::{After, World};
+use super::machines::{LONG, address, until};
+use super::way::{At, BACK, Leads, THERE};
+use super::world::World;
 use crate::prelude::*;
-use std::sync::atomic::Ordering;
-use transfer::handover::Source;
+use hostlink::guests::GuestState::{Empty, Given, Running};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const PATIENCE: Duration = Duration::from_millis(300);
+
+fn said(result: &Result<Moved>) -> String {
+    result.as_ref().map_or_else(|error| format!("{error:#}"), |moved| format!("{moved:?}"))
+}
+
+fn is_gone(world: &World, knows_address: bool) -> Result<Moved> {
+    let to = knows_address.then(|| world.to(1));
+    target_is_gone(&world.sides[0].origin, to.as_ref(), &world.manner(&Signals::default()))
+}
 
 #[test]
-fn a_guest_that_moves_is_there_with_its_memory_and_its_clock() {
-    let world = World::new(None);
-    let moved = world.migrate().expect("moves");
-    assert!(moved.away && world.check("moved") && moved.rounds.len() >= 2, "{moved:?}");
-    let guest = world.there.side.guest.lock().unwrap().take().expect("is there");
-    // The counter there is ahead by two seconds: the clock has to be as long ago there as here.
-    let ago = world.there.side.now() - guest.clock.at;
-    assert!(ago < 5 * HZ, "its clock was stopped {ago} ns ago");
-    assert_eq!(guest.clock.ticks, Guest::new(5).clock.ticks);
-    assert_eq!(*world.here.source.lock().unwrap(), Source::Away);
-}
-
-/// Bytes that pass in each direction while a guest moves.
-fn lengths() -> [u64; 2] {
-    let whole = World::new(None);
-    whole.migrate().expect("moves");
-    let lengths = [0, 1].map(|way| whole.proxy.passed[way].load(Ordering::Relaxed));
-    assert!(lengths[0] > 10_000 && lengths[1] > 100, "{lengths:?}");
-    lengths
-}
-
-/// The place of a cut: anywhere, or near the end, where is said who runs the guest.
-fn place(number: u64, lengths: [u64; 2]) -> (usize, u64) {
-    let random = (number + 7).wrapping_mul(6_364_136_223_846_793_005).rotate_left(17) >> 8;
-    let way = usize::from(number % 2 == 1);
-    match number % 4 {
-        0 => (way, random % lengths[way]),
-        2 => (way, lengths[way] - random % lengths[way].min(200)),
-        _ => (way, random % (lengths[way] + 1)),
+fn a_guest_that_moves_is_there_and_comes_back() {
+    let world = World::new(LONG);
+    assert!(said(&is_gone(&world, false)).contains("not in doubt"));
+    for from in [0, 1, 0] {
+        let moved = world.migrate(from);
+        assert_eq!(world.check(from, &moved, "a move"), Some(1 - from));
+        let moved = moved.expect("has moved");
+        assert!(moved.bytes > 10_000 && !moved.rounds.is_empty(), "{moved:?}");
+        let passed = world.ways[1 - from].passed();
+        assert!(passed[THERE] > moved.bytes && passed[BACK] > 100, "{passed:?}");
     }
+    let told = world.sides[1].said.lock().expect("is read").clone();
+    assert_eq!(told.iter().filter(|what| what.starts_with("the guest has arrived")).count(), 2, "{told:?}");
 }
 
-/// Calls `each` with so many numbers, several at a time; returns how often it was true.
-fn count(numbers: u64, each: impl Fn(u64) -> bool + Sync) -> u64 {
-    const AT_A_TIME: u64 = 16;
-    let each = &each;
-    let one = move |first: u64| (first..numbers).step_by(AT_A_TIME as usize).filter(|it| each(*it)).count();
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..AT_A_TIME).map(|first| scope.spawn(move || one(first))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("holds") as u64).sum()
-    })
+/// A guest that was given away, when the way to the target broke.
+fn in_doubt(at: At, then: impl FnOnce(&World) -> Leads) -> World {
+    let world = World::new(PATIENCE);
+    let then = then(&world);
+    let what = format!("{at:?}, then {then:?}");
+    world.ways[1].breaks(at, then);
+    let result = world.migrate(0);
+    assert!(said(&result).contains("--target-is-gone"), "{what}: {}", said(&result));
+    let there = world.check(0, &result, &what);
+    assert_eq!(there.is_some(), matches!(at, At::Runs), "{what}: {}", said(&result));
+    assert_eq!(world.sides[0].state(), Given, "{what}");
+    world
 }
 
-#[test]
-fn m2_connections_that_are_cut_at_any_byte_lose_no_guest_and_double_none() {
-    const CUTS: u64 = 1000;
-    let lengths = lengths();
-    let moved = count(CUTS, |number| {
-        let cut = place(number, lengths);
-        let what = format!("cut {number} at {cut:?}");
-        let world = World::new(Some(cut));
-        let result = world.migrate();
-        let is_there = world.check(&what);
-        assert_eq!(result.is_ok(), is_there, "{what}: {result:?}");
-        is_there
-    });
-    eprintln!("{CUTS} cuts: 0 guests lost, 0 twice; {moved} moved all the same");
-    assert!(moved > CUTS / 50 && moved < CUTS, "{moved} of {CUTS}");
-}
+const NOWHERE: fn(&World) -> Leads = |_| Leads::Nowhere;
 
 #[test]
-fn m2_a_target_that_is_killed_at_any_byte_has_the_guest_or_its_source_runs_it() {
-    let lengths = lengths();
-    let kept = count(100, |number| {
-        let cut = place(number, lengths);
-        let world = World::with(Some(cut), |_, there| After::Kill(Arc::clone(there)));
-        let result = world.migrate();
-        world.await_kill();
-        if *world.here.source.lock().unwrap() == Source::Away {
-            assert!(result.is_ok() && world.runs.count() == 0, "it was there, and is gone with its machine");
-            return false;
+fn m2_a_refusal_another_machine_and_silence_prove_nothing() {
+    let leads: [fn(&World) -> Leads; 3] =
+        [NOWHERE, |world| Leads::To(world.foreign.path.clone()), |_| Leads::Silence];
+    for then in leads {
+        for at in [At::Go, At::Runs] {
+            let world = in_doubt(at, then);
+            world.mend(1);
+            let again = world.migrate(0);
+            let runs_at = usize::from(matches!(at, At::Runs));
+            assert_eq!(world.check(0, &again, "asked again"), Some(runs_at), "{}", said(&again));
+            assert_eq!(runs_at == 0, said(&again).contains("did not arrive"), "{}", said(&again));
         }
-        assert!(!world.check(&format!("killed at {cut:?}")) && result.is_err(), "{cut:?}: {result:?}");
-        true
-    });
-    assert!(kept > 50, "{kept}");
-}
-
-#[test]
-fn m2_a_source_that_is_killed_at_any_byte_leaves_one_guest_at_most() {
-    let lengths = lengths();
-    count(100, |number| {
-        let cut = place(number, lengths);
-        let world = World::with(Some(cut), |here, _| After::Kill(Arc::clone(here)));
-        let result = world.migrate();
-        world.await_kill();
-        let begun = Instant::now();
-        // A Go that was under way still arrives, or the connection's end.
-        while world.runs.count() != u8::from(world.there.side.guest.lock().unwrap().is_some()) {
-            assert!(begun.elapsed() < Duration::from_secs(5), "{cut:?}: {result:?}");
-        }
-        true
-    });
-}
-
-#[test]
-fn m2_a_command_that_ended_in_doubt_is_given_again_and_finds_out() {
-    let lengths = lengths();
-    // The target's last block says that it runs the guest, or is lost with the Go that it follows.
-    const LAST: u64 = 4 + 16 + 32;
-    for (cut, is_there) in [((1, lengths[1] - 1), true), ((1, lengths[1] - LAST), false)] {
-        let mut world = World::with(Some(cut), |_, _| After::Silence);
-        let signals = Signals::default();
-        let result = thread::scope(|scope| {
-            let moving = scope.spawn(|| world.migrate_as(&signals));
-            let begun = Instant::now();
-            while *world.here.source.lock().unwrap() != Source::Given {
-                assert!(begun.elapsed() < Duration::from_secs(10), "it is not given away");
-                thread::sleep(Duration::from_millis(1));
-            }
-            thread::sleep(Duration::from_millis(50));
-            signals.catch(2);
-            moving.join().expect("ends")
-        });
-        let error = format!("{:#}", result.expect_err("is in doubt"));
-        assert!(error.contains("the same command asks again"), "{error}");
-        assert_eq!(*world.here.source.lock().unwrap(), Source::Given, "it stands still");
-
-        world.mend();
-        let elsewhere = super::super::wire::Address::parse("tcp:127.0.0.1:9").expect("is one");
-        let right = std::mem::replace(&mut world.to.address, elsewhere);
-        let session = (u64::from(right.tag()) << 32) | 7;
-        let error = format!("{:#}", world.migrate().expect_err("asks nobody else"));
-        assert!(error.contains("another address"), "{error}");
-        world.to.address = right;
-        assert_eq!(world.session(), session);
-        assert_eq!((world.migrate().is_ok(), world.check("asked again")), (is_there, is_there));
     }
 }
 
 #[test]
-fn guests_that_are_refused_run_on_where_they_are() {
-    let mut world = World::new(None);
-    let right = std::mem::replace(&mut world.to.secret, Secret::made_up(b"something else entirely"));
-    let error = format!("{:#}", world.migrate().expect_err("is refused"));
-    assert!(error.contains("the same secret"), "{error}");
-    assert!(!world.check("another secret"));
-    world.to.secret = right;
+fn m2_a_guest_that_was_there_and_has_left_is_not_taken_back() {
+    let world = in_doubt(At::Runs, NOWHERE);
+    let (mut to, another) = (world.to(1), world.another());
+    to.address = address(&another.path);
+    let on = migrate(&world.sides[1].origin, &to, &world.manner(&Signals::default()));
+    assert!(on.as_ref().is_ok_and(|moved| moved.away), "{}", said(&on));
+    world.mend(1);
+    let again = world.migrate(0);
+    assert!(again.as_ref().is_ok_and(|moved| moved.away), "{}", said(&again));
+    another.until_it_is(Running);
+    assert_eq!([world.sides[0].state(), world.sides[1].state()], [Empty; 2]);
+}
+
+#[test]
+fn m2_the_operators_word_counts_when_the_target_is_silent_for_good() {
+    let mut world = in_doubt(At::Runs, NOWHERE);
+    // It is not gone, whatever the operator believes.
+    world.mend(1);
+    let gone = is_gone(&world, true);
+    assert!(gone.as_ref().is_ok_and(|moved| moved.away), "{}", said(&gone));
+    assert_eq!(world.states("asked"), [Empty, Running]);
+
+    world = in_doubt(At::Runs, NOWHERE);
+    world.kill(1, false);
+    world.mend(1);
+    let again = world.migrate(0);
+    assert!(said(&again).contains("another machine answers"), "{}", said(&again));
+    assert_eq!(world.states("it knows nothing of it"), [Given, Empty]);
+    let gone = is_gone(&world, true);
+    assert!(gone.as_ref().is_ok_and(|moved| !moved.away), "{}", said(&gone));
+    world.sides[0].until_it_is(Running);
+}
+
+#[test]
+fn guests_that_are_refused_or_cancelled_run_on_where_they_are() {
+    let world = World::new(LONG);
+    let mut to = world.to(1);
+    to.secret = Secret::made_up(b"something else entirely");
+    let refused = migrate(&world.sides[0].origin, &to, &world.manner(&Signals::default()));
+    assert!(said(&refused).contains("the same secret"), "{}", said(&refused));
+    world.check(0, &refused, "another secret");
     let signals = Signals::default();
     signals.catch(2);
-    let error = format!("{:#}", world.migrate_as(&signals).expect_err("is cancelled"));
-    assert!(error.contains("runs on here") || error.contains("signal"), "{error}");
-    assert!(!world.check("cancelled"));
-    assert!(world.migrate().is_ok() && world.check("at last"));
+    let ended = world.migrate_as(0, &signals);
+    assert!(said(&ended).contains("signal") || said(&ended).contains("cancelled"), "{}", said(&ended));
+    world.check(0, &ended, "cancelled");
+    let moved = world.migrate(0);
+    assert_eq!(world.check(0, &moved, "at last"), Some(1));
+}
+
+#[test]
+fn m2_a_target_or_a_source_that_falls_silent_leaves_the_guest_where_it_is() {
+    let world = World::new(PATIENCE);
+    // Some bytes into the pages: nothing passes any more, and nobody ends the connection.
+    world.ways[1].breaks(At::Byte(THERE, 9000), Leads::Silence);
+    let silent = world.migrate(0);
+    assert!(said(&silent).contains("runs on here"), "{}", said(&silent));
+    world.check(0, &silent, "a silent target");
+    until("the target has given it up, too", || {
+        let told = world.sides[1].said.lock().expect("is read");
+        told.iter().any(|what| what.contains("has said nothing")).then_some(())
+    });
+}
+
+/// What happens to a command, drawn from a seed.
+struct Step {
+    at: At,
+    then: u64,
+    ends_after: Option<Duration>,
+    has_second: bool,
+    kills: Option<usize>,
+}
+
+impl Step {
+    fn draw(random: &mut baremetal::random::Random, lengths: [u64; 2]) -> Self {
+        let at = match random.below(6) {
+            0 => At::Never,
+            1 => At::Go,
+            2 => At::Runs,
+            3 => At::Byte(BACK, random.below(lengths[BACK])),
+            4 => At::Byte(THERE, lengths[THERE].saturating_sub(random.below(300))),
+            _ => At::Byte(THERE, random.below(lengths[THERE])),
+        };
+        let ends_after = (random.below(4) == 0).then(|| Duration::from_millis(random.below(60)));
+        let kills = (random.below(8) == 0).then(|| random.below(2) as usize);
+        Self { at, then: random.below(4), ends_after, has_second: random.below(5) == 0, kills }
+    }
+}
+
+/// Moves a guest back and forth in so many steps; returns how often it went, stayed, and was in
+/// doubt.
+fn history(seed: u64, steps: u64) -> [u64; 3] {
+    let mut random = baremetal::random::Random::new(seed);
+    let mut world = World::new(PATIENCE);
+    let (mut from, mut counts) = (0, [0; 3]);
+    let mut lengths = [20_000, 300];
+    for number in 0..steps {
+        let before = world.ways[1 - from].passed();
+        let step = Step::draw(&mut random, lengths);
+        let to = 1 - from;
+        let what = format!("seed {seed}, step {number}: from {from}, {:?}, then {}", step.at, step.then);
+        let then = match step.then {
+            0 => Leads::Nowhere,
+            1 => Leads::To(world.foreign.path.clone()),
+            2 => Leads::Silence,
+            _ => Leads::To(world.sides[to].path.clone()),
+        };
+        world.ways[to].breaks(step.at, then);
+        let signals = Signals::default();
+        let result = thread::scope(|scope| {
+            if let Some(after) = step.ends_after {
+                let signals = signals.clone();
+                scope.spawn(move || {
+                    thread::sleep(after);
+                    signals.catch(2);
+                });
+            }
+            let second = step.has_second.then(|| scope.spawn(|| world.migrate(from)));
+            let first = world.migrate_as(from, &signals);
+            // Whichever came later had the last word.
+            match second.map(|second| second.join().expect("ends")) {
+                Some(Ok(moved)) => Ok(moved),
+                Some(Err(error)) if first.is_err() && !error.is::<InDoubt>() => first.and(Err(error)),
+                _ => first,
+            }
+        });
+        let runs_at =
+            if step.has_second { runs_somewhere(&world, &what) } else { world.check(from, &result, &what) };
+        let is_given = world.states(&what)[from] == Given;
+        counts[if is_given { 2 } else { usize::from(runs_at == Some(from)) }] += 1;
+        if let Some(killed) = step.kills {
+            // Its guest is gone with it, unless the other one has it or may run it.
+            let other = 1 - killed;
+            let is_left = world.states(&what)[other] != Empty;
+            world.kill(killed, !is_left);
+        }
+        if world.sides[from].state() == Given {
+            end_doubt(&world, from, step.kills, &what);
+        }
+        world.mend(to);
+        world.mend(from);
+        from = usize::from(world.states(&what)[1] == Running);
+        world.sides[from].until_it_is(Running);
+        let passed = world.ways[to].passed();
+        if matches!(step.at, At::Never) && from == to && !step.has_second {
+            lengths = [THERE, BACK].map(|way| passed[way] - before[way]);
+        }
+    }
+    counts
+}
+
+/// It runs at one side, or stands still in doubt, whoever of two had the last word.
+fn runs_somewhere(world: &World, what: &str) -> Option<usize> {
+    let states = until(what, || {
+        let states = world.states(what);
+        states.iter().any(|state| [Running, Given].contains(state)).then_some(states)
+    });
+    states.iter().position(|state| *state == Running)
+}
+
+/// The same command finds out; if the target is gone, the operator says so.
+fn end_doubt(world: &World, from: usize, killed: Option<usize>, what: &str) {
+    world.mend(1 - from);
+    let signals = Signals::default();
+    if killed == Some(1 - from) {
+        let gone = target_is_gone(&world.sides[from].origin, None, &world.manner(&signals));
+        assert!(gone.as_ref().is_ok_and(|moved| !moved.away), "{what}: {}", said(&gone));
+        return;
+    }
+    let patient = super::super::outflow::Manner { patience: LONG, ..world.manner(&signals) };
+    let again = migrate(&world.sides[from].origin, &world.to(1 - from), &patient);
+    assert!(!again.as_ref().is_err_and(|error| error.is::<InDoubt>()), "{what}: {}", said(&again));
+    world.check(from, &again, what);
+}
+
+#[test]
+fn m2_whatever_happens_to_a_moving_guest_it_runs_on_one_side() {
+    const HISTORIES: u64 = 2;
+    const STEPS: u64 = 100;
+    let totals = [const { AtomicU64::new(0) }; 3];
+    thread::scope(|scope| {
+        for seed in 1..=HISTORIES {
+            let totals = &totals;
+            scope.spawn(move || {
+                for (total, count) in totals.iter().zip(history(seed, STEPS)) {
+                    total.fetch_add(count, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let [went, stayed, doubted] = totals.map(AtomicU64::into_inner);
+    eprintln!(
+        "{} steps: it went {went} times, stayed {stayed} times, and was in doubt {doubted} times",
+        HISTORIES * STEPS
+    );
+    assert!(went > 20 && stayed > 20 && doubted > 20, "{went} {stayed} {doubted}");
 }

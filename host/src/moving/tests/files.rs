@@ -1,97 +1,117 @@
 //! Snapshots: what is in them, and what is wrong with them.
 
-use super::super::described::Described;
 use super::super::outflow::Manner;
 use super::super::policy::Wanted;
 use super::super::snapshot::{Snapshot, Writer};
-use super::super::source::{Origin, save_by};
-use super::super::target::restore;
-use super::hypervisor::{Guest, HZ, Runs, Side};
-use crate::machine::control::Found;
+use super::super::source::{InDoubt, Moved, fill, give, save, save_by};
+use super::super::target::{receive, restore};
+use super::machines::{LONG, Side, described};
+use super::world::WANTED;
 use crate::prelude::*;
-use transfer::frame::Clock;
-use transfer::handover::Source;
+use hostlink::ctl::SendWay;
+use hostlink::guests::GuestState::{Empty, Given, Running};
+use std::os::unix::fs::symlink;
 
-pub(super) fn described() -> Described {
-    Described::made_up(&[7; 300_000], "vcpus=1\nmemory=67108864\n")
+fn saved(side: &Side, path: &Path, keeps_running: bool) -> Result<Moved> {
+    let wanted = if keeps_running { WANTED } else { Wanted::STILL };
+    save(&side.origin, path, keeps_running, &Manner::new(wanted, Signals::default()))
 }
 
-pub(super) fn origin(directory: &Path) -> Origin {
-    Origin {
-        machine: Found::made_up("1", directory),
-        guest: Name::GUEST,
-        described: described(),
-        ram: Arc::new(Ram::new(4096, 0).expect("makes")),
-        hz: HZ,
-    }
+fn restored(path: &Path, to: &Side) -> Result<()> {
+    let mut file = Snapshot::open(path)?;
+    let (kernel, initrd) = file.files()?;
+    assert_eq!((kernel, initrd), (vec![7; 300_000], Some(b"initrd".to_vec())));
+    let talk = receive(&to.origin.machine, &to.origin.ram, Name::GUEST)?;
+    restore(talk, file).map(drop)
 }
 
-pub(super) fn manner(wanted: Wanted) -> Manner {
-    Manner { wanted, bandwidth: None, shows: false, signals: Signals::default() }
+/// A machine whose guest runs, and one without a guest.
+fn sides() -> (TempDir, Side, Side) {
+    let directory = tempfile::tempdir().expect("makes");
+    let side = |name, has_guest| Side::start(directory.path(), name, has_guest, LONG);
+    let (here, there) = (side("here", true), side("there", false));
+    (directory, here, there)
 }
 
-pub(super) const LIVE: Wanted =
-    Wanted { downtime: Duration::from_millis(50), rounds: 30, throttle: false, at_any_cost: true };
-
-fn saved(directory: &Path, side: &Arc<Side>, keeps_running: bool) -> Result<PathBuf> {
-    let path = directory.join("guest.snapshot");
-    let of = origin(directory);
-    let file = Writer::create(&path, &of.described)?;
-    let wanted = if keeps_running { LIVE } else { Wanted::STILL };
-    let moved = save_by(&of, side.send(1, 9), file, keeps_running, &manner(wanted))?;
-    assert_eq!(moved.away, !keeps_running);
-    Ok(path)
-}
-
-fn restored(path: &Path, runs: &Arc<Runs>) -> (Arc<Side>, Result<()>) {
-    let side = Side::new(None, runs, 5);
-    let arrives = || -> Result<()> {
-        let mut file = Snapshot::open(path)?;
-        let (kernel, initrd) = file.files()?;
-        assert_eq!((kernel, initrd), (vec![7; 300_000], Some(b"initrd".to_vec())));
-        restore(side.receive(), file).map(drop)
-    };
-    let result = arrives();
-    (side, result)
+/// What is in a directory besides what machines have there.
+fn files(directory: &Path) -> Vec<String> {
+    let names = fs::read_dir(directory).expect("reads").map(|entry| entry.expect("is one").file_name());
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    names.filter(|name| ![".ctl", ".port", ".socket"].iter().any(|end| name.ends_with(end))).collect()
 }
 
 #[test]
 fn a_guest_is_restored_as_it_was_saved() {
-    for keeps_running in [false, true] {
-        let directory = tempfile::tempdir().expect("makes");
-        let runs = Arc::new(Runs::default());
-        let side = Side::new(Some(Guest::new(3)), &runs, 77);
-        let path = saved(directory.path(), &side, keeps_running).expect("saves");
-        assert_eq!(runs.count(), u8::from(keeps_running));
-        let expected = if keeps_running { Source::Here } else { Source::Away };
-        assert_eq!(*side.source.lock().unwrap(), expected);
-        let others = fs::read_dir(directory.path()).expect("reads").count();
-        assert_eq!(others, 2, "the socket that is none, and the file");
-
-        let (there, result) = restored(&path, &Arc::new(Runs::default()));
-        result.expect("restores");
-        let guest = there.guest.lock().unwrap().take().expect("has arrived");
-        assert_eq!(guest.memory, Guest::new(3).memory);
-        let was = Guest::new(3).clock;
-        assert_eq!((guest.clock.ticks, guest.clock.at), (was.ticks, Clock::NOW), "it was off");
-        let passed = guest.clock.wall_ns - was.wall_ns;
-        assert!(passed > 0 && passed < 60 * HZ, "its date is right: {passed}");
+    let (directory, here, there) = sides();
+    let path = directory.path().join("guest.snapshot");
+    for keeps_running in [true, false] {
+        let moved = saved(&here, &path, keeps_running).expect("saves");
+        assert_eq!(moved.away, !keeps_running);
+        here.until_it_is(if keeps_running { Running } else { Empty });
+        assert_eq!(files(directory.path()), ["guest.snapshot"]);
     }
+    restored(&path, &there).expect("restores");
+    there.until_it_is(Running);
+    // What it stored is there: otherwise its next look ends the machine.
+    assert!(saved(&there, &path, false).expect("saves again").away);
+}
+
+#[test]
+fn m10_a_save_whose_command_was_killed_is_found_out_by_the_same_one() {
+    let (directory, here, there) = sides();
+    let path = directory.path().join("guest.snapshot");
+    let manner = Manner::new(Wanted::STILL, Signals::default());
+    let mut file = Writer::create(&path, &described()).expect("begins");
+    let mut out = here.origin.outflow(&manner);
+    // All that it does before it is killed: the file is complete, and the hypervisor has heard so.
+    let talk = here.origin.begin(file.session(), SendWay::Still, &manner.signals).expect("begins");
+    let talk = fill(talk, &mut out, &mut file, &manner.signals).expect("is written");
+    file.finish().expect("is complete");
+    drop(give(talk, &mut out).expect("is given"));
+    here.until_it_is(Given);
+    let elsewhere = saved(&here, &directory.path().join("other"), false).expect_err("is in doubt");
+    assert!(elsewhere.is::<InDoubt>(), "{elsewhere:#}");
+    let whole = fs::read(&path).expect("reads");
+    fs::write(&path, &whole[..whole.len() - 1]).expect("writes");
+    assert!(saved(&here, &path, false).expect_err("was damaged").is::<InDoubt>());
+    assert_eq!(here.state(), Given);
+    fs::write(&path, whole).expect("writes");
+    let moved = saved(&here, &path, false).expect("finds out");
+    assert!(moved.away && moved.bytes > 300_000, "{moved:?}");
+    here.until_it_is(Empty);
+    restored(&path, &there).expect("restores");
+    there.until_it_is(Running);
+}
+
+#[test]
+fn what_is_no_file_is_not_replaced() {
+    let (directory, here, _) = sides();
+    let path = |name: &str| directory.path().join(name);
+    rustix::fs::mkfifoat(rustix::fs::CWD, path("pipe"), rustix::fs::Mode::RUSR).expect("makes");
+    symlink("/dev/null", path("link")).expect("links");
+    fs::create_dir(path("directory")).expect("makes");
+    for name in ["pipe", "link", "directory", "here.ctl"] {
+        let error = format!("{:#}", saved(&here, &path(name), false).expect_err(name));
+        assert!(error.contains("is not a file"), "{name}: {error}");
+    }
+    assert_eq!(here.state(), Running);
+    // A link to a file stays one.
+    fs::write(path("file"), "before").expect("writes");
+    symlink(path("file"), path("to-file")).expect("links");
+    saved(&here, &path("to-file"), true).expect("saves");
+    assert!(path("to-file").is_symlink() && fs::read(path("file")).expect("reads").len() > 300_000);
 }
 
 #[test]
 fn m6_m10_no_prefix_and_no_flipped_byte_of_a_file_starts_anything() {
-    let directory = tempfile::tempdir().expect("makes");
-    let side = Side::new(Some(Guest::new(9)), &Arc::new(Runs::default()), 0);
-    let whole = fs::read(saved(directory.path(), &side, false).expect("saves")).expect("reads");
+    let (directory, here, there) = sides();
     let path = directory.path().join("bad");
+    saved(&here, &path, false).expect("saves");
+    let whole = fs::read(&path).expect("reads");
     let refused = |bytes: &[u8], what: &str| {
         fs::write(&path, bytes).expect("writes");
-        let runs = Arc::new(Runs::default());
-        let error = match (restored(&path, &runs).1, runs.count()) {
-            (Err(error), 0) => format!("{error:#}"),
-            (result, count) => panic!("{what}: {result:?}, and it runs {count} times"),
-        };
+        let error = format!("{:#}", restored(&path, &there).expect_err(what));
+        assert_ne!(there.state(), Running, "{what}");
         assert!(error.contains("bad"), "{what}: {error}");
     };
     // All of what comes first and last, and some of what is between.
@@ -115,26 +135,21 @@ fn m10_a_file_whose_writer_is_killed_at_any_block_is_absent() {
         (0..blocks).for_each(|_| writer.put(&[7; 4096]).expect("writes"));
         // Nothing of it is done any more.
         std::mem::forget(writer);
-        assert!(!path.exists(), "{blocks}");
+        assert_eq!(files(directory.path()), [""; 0], "{blocks}");
     }
 }
 
 #[test]
 fn m10_a_file_that_cannot_be_completed_is_absent_and_the_guest_runs() {
-    let directory = tempfile::tempdir().expect("makes");
-    let runs = Arc::new(Runs::default());
-    let side = Side::new(Some(Guest::new(9)), &runs, 0);
+    let (directory, here, _) = sides();
     // The name is taken by a directory when the file is complete.
     let path = directory.path().join("guest.snapshot");
-    let of = origin(directory.path());
-    let file = Writer::create(&path, &of.described).expect("begins");
+    let file = Writer::create(&path, &described()).expect("begins");
     fs::create_dir(&path).expect("makes");
-    let error = save_by(&of, side.send(1, 9), file, false, &manner(Wanted::STILL)).expect_err("fails");
+    let manner = Manner::new(Wanted::STILL, Signals::default());
+    let talk = here.origin.begin(file.session(), SendWay::Still, &manner.signals).expect("begins");
+    let error = save_by(&here.origin, talk, file, false, &manner).expect_err("fails");
     assert!(format!("{error:#}").contains("cannot complete"), "{error:#}");
-    let begun = Instant::now();
-    while runs.count() != 1 && begun.elapsed() < Duration::from_secs(5) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(runs.count(), 1, "it runs on");
-    assert_eq!(fs::read_dir(directory.path()).expect("reads").count(), 2, "nothing else is left");
+    here.until_it_is(Running);
+    assert_eq!(files(directory.path()), ["guest.snapshot"], "nothing else is left");
 }

@@ -1,7 +1,8 @@
-//! Guests that are saved and moved between made-up hypervisors.
+//! Guests that are saved and moved between machines on the hypervisor's mock board.
 
 mod cuts;
 mod files;
-mod hypervisor;
+mod machines;
+mod way;
 mod wire;
 mod world;

@@ -1,24 +1,22 @@
 //! Addresses, secrets, and places to listen at.
 
-use super::super::wire::{Address, Link, Listener, Secret};
-use super::world::secret;
+use super::super::outflow::Manner;
+use super::super::place::{Address, Listener};
+use super::super::source::{Destination, migrate};
+use super::super::wire::Secret;
+use super::machines::{LONG, Side, address as at};
+use super::world::WANTED;
 use crate::prelude::*;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 
 #[test]
-fn addresses_are_on_this_machine_and_the_same_wherever_they_are_written() {
+fn addresses_are_on_this_machine() {
     let address = |text: &str| Address::parse(text);
     for text in ["tcp:127.0.0.1:7001", "tcp:localhost:7001", "tcp:[::1]:7001", "unix:/a/b"] {
         address(text).expect(text);
     }
     assert_eq!(address("tcp:localhost:7001"), address("tcp:127.0.0.1:7001"));
-    let directory = tempfile::tempdir().expect("makes");
-    let link = directory.path().join("link");
-    symlink(directory.path(), &link).expect("links");
-    let of = |path: &Path| address(&format!("unix:{}", path.join("s").display())).expect("is one");
-    assert_eq!(of(&link).tag(), of(directory.path()).tag());
-    assert_ne!(of(&link).tag(), address("tcp:127.0.0.1:7001").expect("is one").tag());
     let refused = |text: &str| address(text).expect_err(text);
     assert!(refused("tcp:192.0.2.1:7001").contains("ssh -L"));
     for text in ["", "unix:", "tcp:7001", "tcp:example.org:1", "/a/b"] {
@@ -42,16 +40,52 @@ fn a_secret_is_its_users_alone_and_long_enough() {
 }
 
 #[test]
-fn a_socket_whose_machine_is_gone_is_taken_and_no_other() {
+fn a_socket_whose_machine_is_gone_is_taken_and_nothing_else() {
     let directory = tempfile::tempdir().expect("makes");
-    let path = directory.path().join("socket");
-    let address = Address::parse(&format!("unix:{}", path.display())).expect("is one");
-    let connects = || Link::connect(&address, &secret(), &Signals::default()).err().expect("fails");
-    let is_gone = |error: &Error| error.is::<super::super::wire::Gone>();
-    assert!(!is_gone(&connects()), "that there is no file proves nothing");
-    let other = UnixListener::bind(&path).expect("binds");
-    assert!(Listener::bind(&address).is_err(), "somebody listens");
+    let path = |name: &str| directory.path().join(name);
+    let refused = |path: &Path| format!("{:#}", Listener::bind(&at(path)).expect_err("is refused"));
+    fs::write(path("file"), "a disk").expect("writes");
+    symlink(path("file"), path("link")).expect("links");
+    for name in ["file", "link"] {
+        assert!(refused(&path(name)).contains("is not a socket"), "{name}");
+    }
+    assert_eq!(fs::read(path("file")).expect("is there"), b"a disk");
+    let other = UnixListener::bind(path("socket")).expect("binds");
+    assert!(refused(&path("socket")).contains("somebody listens there already"));
     drop(other);
-    assert!(is_gone(&connects()), "nobody listens");
-    Listener::bind(&address).expect("is taken");
+    let listener = Listener::bind(&at(&path("socket"))).expect("is taken");
+    let mode = fs::metadata(path("socket")).expect("is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it is its user's alone");
+    drop(listener);
+    // Of those that start together one listens, and it is the one that is found.
+    for _ in 0..50 {
+        let address = at(&path("socket"));
+        let bound: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| Listener::bind(&address))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().expect("ends").ok()).collect()
+        });
+        let [listener] = &bound[..] else { panic!("{} listen", bound.len()) };
+        let _found = UnixStream::connect(path("socket")).expect("connects");
+        let begun = Instant::now();
+        let accepted = listener.accept(|| begun.elapsed() > LONG).expect("listens");
+        assert!(accepted.is_some(), "whoever connects finds the one that listens");
+    }
+}
+
+#[test]
+fn those_who_connect_and_say_nothing_keep_nobody_waiting_and_fill_no_log() {
+    let directory = tempfile::tempdir().expect("makes");
+    let side = |name, has_guest| Side::start(directory.path(), name, has_guest, LONG);
+    let (here, there) = (side("here", true), side("there", false));
+    let silent: Vec<_> = (0..40).map(|_| UnixStream::connect(&there.path).expect("connects")).collect();
+    let (address, secret) = (at(&there.path), super::machines::secret());
+    let manner = Manner::new(WANTED, Signals::default());
+    let moved = migrate(&here.origin, &Destination { address, secret }, &manner).expect("moves");
+    assert!(moved.away);
+    drop(silent);
+    for _ in 0..200 {
+        drop(UnixStream::connect(&there.path));
+    }
+    let lines = there.said.lock().expect("is read").len();
+    assert!(lines <= 3, "{lines} lines about connections without the secret");
 }

@@ -1,224 +1,102 @@
-//! Two made-up machines, their tools, and a connection between them that breaks.
+//! Two machines, the ways between them, and a third one that nobody means.
 
-use super::super::described::Description;
+use super::super::described::Described;
 use super::super::outflow::Manner;
 use super::super::policy::Wanted;
-use super::super::source::{Destination, Moved, migrate_by};
-use super::super::target::Host;
-use super::super::wire::{Address, Listener, Secret};
-use super::files::{described, manner, origin};
-use super::hypervisor::{Guest, HZ, Runs, Side};
+use super::super::source::{Destination, InDoubt, Moved, migrate};
+use super::machines::{Side, address, secret, until};
+use super::way::{Leads, Way};
 use crate::prelude::*;
-use std::io::{Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use hostlink::guests::GuestState::{self, Empty, Given, Running};
 
-const WANTED: Wanted =
-    Wanted { downtime: Duration::from_millis(50), rounds: 30, throttle: false, at_any_cost: false };
+/// The mock's guest is never too fast.
+pub(super) const WANTED: Wanted =
+    Wanted { downtime: Duration::from_secs(1), rounds: 3, throttle: false, at_any_cost: true };
 
-pub(super) fn secret() -> Secret {
-    Secret::made_up(b"nobody else knows this")
-}
-
-/// What follows the first connection.
-pub(super) enum After {
-    /// Others.
-    Again,
-    Silence,
-    /// This side is killed, and nobody listens any more.
-    Kill(Arc<Side>),
-}
-
-/// Between both sides: it passes bytes on, until so many have gone in a direction.
-pub(super) struct Proxy {
-    is_over: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-    /// Bytes that have passed: from source to target, and back.
-    pub(super) passed: Arc<[AtomicU64; 2]>,
-}
-
-impl Proxy {
-    /// The first connection is cut when so many bytes have passed in a direction.
-    fn start(public: &Path, target: &Path, cut: Option<(usize, u64)>, after: After) -> Self {
-        let listener = UnixListener::bind(public).expect("binds");
-        listener.set_nonblocking(true).expect("does not wait");
-        let is_over = Arc::new(AtomicBool::new(false));
-        let passed: Arc<[AtomicU64; 2]> = Arc::default();
-        let (ends, counts, target) = (Arc::clone(&is_over), Arc::clone(&passed), target.to_owned());
-        let thread = thread::spawn(move || {
-            let mut first = Some((cut, after));
-            while !ends.load(Ordering::Relaxed) {
-                let Ok((near, _)) = listener.accept() else {
-                    thread::sleep(Duration::from_millis(1));
-                    continue;
-                };
-                near.set_nonblocking(false).expect("waits");
-                let Ok(far) = UnixStream::connect(&target) else { continue };
-                let (cut, after) = first.take().unwrap_or((None, After::Again));
-                pass(&near, &far, cut, &counts);
-                match after {
-                    After::Again => {}
-                    // Those who connect wait.
-                    After::Silence => {
-                        while !ends.load(Ordering::Relaxed) {
-                            thread::sleep(Duration::from_millis(1));
-                        }
-                    }
-                    After::Kill(side) => {
-                        side.kill();
-                        return;
-                    }
-                }
-            }
-        });
-        Self { is_over, thread: Some(thread), passed }
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn pass(near: &UnixStream, far: &UnixStream, cut: Option<(usize, u64)>, counts: &Arc<[AtomicU64; 2]>) {
-    let one_way = |direction: usize, mut from: UnixStream, mut to: UnixStream| {
-        let (counts, both) = (Arc::clone(counts), [from.try_clone(), to.try_clone()]);
-        let limit = cut.filter(|(way, _)| *way == direction).map_or(u64::MAX, |(_, bytes)| bytes);
-        thread::spawn(move || {
-            let mut left = limit;
-            let mut piece = [0; 4096];
-            while left > 0 {
-                let room = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                let Ok(count @ 1..) = from.read(&mut piece[..room]) else { break };
-                if to.write_all(&piece[..count]).is_err() {
-                    break;
-                }
-                counts[direction].fetch_add(count as u64, Ordering::Relaxed);
-                left -= count as u64;
-            }
-            for socket in both.iter().flatten() {
-                // It may be closed already.
-                let _ = socket.shutdown(Shutdown::Both);
-            }
-        })
-    };
-    let there = one_way(0, near.try_clone().expect("clones"), far.try_clone().expect("clones"));
-    let back = one_way(1, far.try_clone().expect("clones"), near.try_clone().expect("clones"));
-    there.join().and(back.join()).expect("ends");
-}
-
-/// A target and its tool.
-pub(super) struct There {
-    pub(super) side: Arc<Side>,
-    is_over: Arc<AtomicBool>,
-    tool: Option<JoinHandle<()>>,
-}
-
-impl There {
-    fn start(listener: Listener, runs: &Arc<Runs>, secret: Secret, description: Description) -> Self {
-        let side = Side::new(None, runs, 3 * HZ);
-        let is_over = Arc::new(AtomicBool::new(false));
-        let (hypervisor, ends) = (Arc::clone(&side), Arc::clone(&is_over));
-        let tool = thread::spawn(move || {
-            let (signals, sessions) = (Signals::default(), BTreeMap::new());
-            let mut host = Host { listener, secret, description, hz: HZ, signals, sessions };
-            let serves = host.serve(|| Ok(hypervisor.receive()), || ends.load(Ordering::Relaxed), |_| ());
-            serves.expect("serves");
-        });
-        Self { side, is_over, tool: Some(tool) }
-    }
-}
-
-impl Drop for There {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.tool.take().map(JoinHandle::join);
-    }
-}
-
-/// Both sides, with a proxy between them.
 pub(super) struct World {
-    pub(super) here: Arc<Side>,
-    pub(super) there: There,
-    pub(super) proxy: Proxy,
-    pub(super) runs: Arc<Runs>,
-    pub(super) to: Destination,
+    pub(super) sides: [Side; 2],
+    /// The way to each side.
+    pub(super) ways: [Way; 2],
+    pub(super) foreign: Side,
+    patience: Duration,
+    started: u32,
     directory: TempDir,
 }
 
 impl World {
-    pub(super) fn new(cut: Option<(usize, u64)>) -> Self {
-        Self::with(cut, |_, _| After::Again)
-    }
-
-    /// `after` gets the source and the target.
-    pub(super) fn with(
-        cut: Option<(usize, u64)>,
-        after: impl FnOnce(&Arc<Side>, &Arc<Side>) -> After,
-    ) -> Self {
+    /// The guest is at the first one. Everybody has this patience.
+    pub(super) fn new(patience: Duration) -> Self {
         let directory = tempfile::tempdir().expect("makes");
-        let [public, target] = ["public", "target"].map(|name| directory.path().join(name));
-        let runs = Arc::new(Runs::default());
-        let here = Side::new(Some(Guest::new(5)), &runs, HZ);
-        let address = |path: &Path| Address::parse(&format!("unix:{}", path.display())).expect("is one");
-        let listener = Listener::bind(&address(&target)).expect("binds");
-        let there = There::start(listener, &runs, secret(), described().description);
-        let proxy = Proxy::start(&public, &target, cut, after(&here, &there.side));
-        let to = Destination { address: address(&public), secret: secret() };
-        Self { here, there, proxy, runs, to, directory }
+        let side = |name, has_guest| Side::start(directory.path(), name, has_guest, patience);
+        let sides = [side("a", true), side("b", false)];
+        let others = Described::made_up(b"another kernel", "vcpus=2\nmemory=4194304\n");
+        let foreign = Side::start_for(directory.path(), "c", false, patience, others);
+        let way = |to: usize| Way::new(directory.path().join(format!("way-{to}")), &sides[to].path);
+        let ways = [way(0), way(1)];
+        Self { sides, ways, foreign, patience, started: 0, directory }
     }
 
-    pub(super) fn session(&self) -> u64 {
-        u64::from(self.to.address.tag()) << 32 | 7
+    /// The machine is killed, and another one takes its place.
+    pub(super) fn kill(&mut self, side: usize, has_guest: bool) {
+        self.started += 1;
+        let name = self.started.to_string();
+        self.sides[side] = Side::start(self.directory.path(), &name, has_guest, self.patience);
     }
 
-    pub(super) fn migrate(&self) -> Result<Moved> {
-        self.migrate_as(&Signals::default())
+    /// One more machine without a guest.
+    pub(super) fn another(&self) -> Side {
+        Side::start(self.directory.path(), "another", false, self.patience)
     }
 
-    pub(super) fn migrate_as(&self, signals: &Signals) -> Result<Moved> {
-        let (talk, origin) = (self.here.send(self.session(), 9), origin(self.directory.path()));
-        let manner = Manner { signals: signals.clone(), ..manner(WANTED) };
-        migrate_by(&origin, talk, self.session(), &self.to, &manner)
+    /// The way to a machine leads there again.
+    pub(super) fn mend(&self, to: usize) {
+        self.ways[to].set(Leads::To(self.sides[to].path.clone()));
     }
 
-    /// Another connection between the same two, which stays.
-    pub(super) fn mend(&mut self) {
-        let [public, target] = ["public", "target"].map(|name| self.directory.path().join(name));
-        drop(std::mem::replace(
-            &mut self.proxy,
-            Proxy { is_over: Arc::default(), thread: None, passed: Arc::default() },
-        ));
-        fs::remove_file(&public).expect("was there");
-        self.proxy = Proxy::start(&public, &target, None, After::Again);
+    pub(super) fn to(&self, side: usize) -> Destination {
+        Destination { address: address(&self.ways[side].path), secret: secret() }
     }
 
-    /// Waits until the proxy has killed a side.
-    pub(super) fn await_kill(&self) {
-        let begun = Instant::now();
-        let is_killed = |side: &Side| side.is_killed.load(Ordering::SeqCst);
-        while !is_killed(&self.here) && !is_killed(&self.there.side) {
-            assert!(begun.elapsed() < Duration::from_secs(10), "nobody is killed");
-            thread::sleep(Duration::from_millis(1));
-        }
+    pub(super) fn manner(&self, signals: &Signals) -> Manner {
+        Manner { patience: self.patience, ..Manner::new(WANTED, signals.clone()) }
     }
 
-    /// Exactly one side has the guest, and runs it, with its memory as it was. Returns whether that
-    /// is the target.
-    pub(super) fn check(&self, what: &str) -> bool {
-        let begun = Instant::now();
-        // A hypervisor that is told that the other has gone lets the guest run soon.
-        while self.runs.count() == 0 && begun.elapsed() < Duration::from_secs(5) {
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert_eq!(self.runs.count(), 1, "{what}: it is lost");
-        let (here, there) = (self.here.guest.lock().unwrap(), self.there.side.guest.lock().unwrap());
-        assert_eq!(here.is_none(), there.is_some(), "{what}: one side has it");
-        let guest = here.as_ref().or(there.as_ref()).expect("is somewhere");
-        assert!(guest.memory == Guest::new(5).memory, "{what}: its memory is as before");
-        there.is_some()
+    pub(super) fn migrate(&self, from: usize) -> Result<Moved> {
+        self.migrate_as(from, &Signals::default())
+    }
+
+    pub(super) fn migrate_as(&self, from: usize, signals: &Signals) -> Result<Moved> {
+        migrate(&self.sides[from].origin, &self.to(1 - from), &self.manner(signals))
+    }
+
+    /// What each side has, when nothing is on its way any more: the guest runs once at most, and the
+    /// third machine has none.
+    pub(super) fn states(&self, what: &str) -> [GuestState; 2] {
+        let states = until(what, || {
+            let is_settled = [&self.sides[0], &self.sides[1], &self.foreign].iter().all(|it| it.is_settled());
+            is_settled.then(|| self.sides.each_ref().map(Side::state))
+        });
+        assert_ne!(states, [Running; 2], "{what}: it runs twice");
+        assert_eq!(self.foreign.state(), Empty, "{what}: it is at a machine that nobody means");
+        states
+    }
+
+    /// What a command has said of the guest is so. Returns the side on which it runs, if any does.
+    pub(super) fn check(&self, from: usize, result: &Result<Moved>, what: &str) -> Option<usize> {
+        let about = format!("{what}: {result:?}");
+        let is_there = match result {
+            Ok(moved) => moved.away,
+            Err(error) if error.is::<InDoubt>() => {
+                let states = self.states(&about);
+                assert_eq!(states[from], Given, "{about}: it stands still");
+                return (states[1 - from] == Running).then_some(1 - from);
+            }
+            Err(_) => false,
+        };
+        let at = if is_there { 1 - from } else { from };
+        self.sides[at].until_it_is(Running);
+        let states = self.states(&about);
+        assert_eq!([states[at], states[1 - at]], [Running, Empty], "{about}");
+        Some(at)
     }
 }

@@ -205,7 +205,7 @@ impl Lab<'_> {
         });
         let mut machine = Machine::start(&spec, self.signals)?;
         if guest.arrives {
-            arrivals.begin(&mut machine, self.signals)?;
+            arrivals.begin(&mut machine)?;
         }
         let outcome = machine.run(observe)?;
         self.hung.set(matches!(outcome.end, End::TimedOut));

@@ -129,7 +129,7 @@ impl Lab<'_> {
 
     fn save(&self, kind: &Kind, path: &Path) -> Result<()> {
         let wanted = Wanted::STILL;
-        let manner = Manner { wanted, bandwidth: None, shows: false, signals: self.signals.clone() };
+        let manner = Manner::new(wanted, self.signals.clone());
         let save = |machine: &Machine| {
             let machine = machine.found().context("it has no hypervisor")?;
             moving::save(&Origin::find(&machine, Name::GUEST)?, path, false, &manner)

@@ -15,7 +15,7 @@ const WANTED: Wanted =
     Wanted { downtime: Duration::from_secs(2), rounds: 30, throttle: false, at_any_cost: false };
 
 fn manner(room: &Room<'_>, wanted: Wanted) -> Manner {
-    Manner { wanted, bandwidth: None, shows: false, signals: room.signals.clone() }
+    Manner::new(wanted, room.signals.clone())
 }
 
 /// The parts of a guest's memory that it stores to for ever, has stored to, and never stores to.

@@ -76,7 +76,7 @@ impl<'a> Room<'a> {
         let mut arrivals = Arrivals::prepare(&file)?;
         spec.keeps = arrivals.listeners();
         let mut machine = Machine::start(&spec, self.signals)?;
-        arrivals.begin(&mut machine, self.signals)?;
+        arrivals.begin(&mut machine)?;
         let (ram, beacon) = machine.shared()?;
         let mut stage = Stage {
             time: machine.own_time(),

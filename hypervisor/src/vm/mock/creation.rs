@@ -20,13 +20,19 @@ use crate::vm::files::{Bundle, CreateError, Files};
 use crate::vm::host::Host;
 use crate::vm::percpu::PerCpu;
 
+thread_local! {
+    static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// The next machine of the calling thread has this memory, if it has so much.
+pub(super) fn use_memory(memory: &Range<u64>) {
+    LAST.set((memory.start, memory.end - memory.start));
+}
+
 /// Host memory that serves as a machine's physical memory: that of the calling thread's last
 /// machine if it has the same size. That machine is no longer in use, and the new one must clear
 /// what it left behind.
 fn memory(bytes: u64) -> Range<u64> {
-    thread_local! {
-        static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    }
     let (last, size) = LAST.get();
     if size == bytes {
         return last..last + bytes;
@@ -131,6 +137,8 @@ impl<A: Arch> MockBoard<A> {
                 hung_up: None,
                 enough: None,
                 tool: None,
+                outside: None,
+                is_ended: false,
             }),
             turned: cpus.iter().map(|_| Condvar::new()).collect(),
             kicks: AtomicU64::new(0),

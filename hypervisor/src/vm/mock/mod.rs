@@ -10,7 +10,9 @@
 //! and [`MockBoard::with_vcpu`] gives it a vCPU.
 
 mod creation;
+pub mod live;
 pub(crate) mod offer;
+pub(crate) mod processor;
 
 pub(crate) use offer::OnMockBoard;
 
@@ -23,6 +25,7 @@ use hostlink::exit::ExitCode;
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 
@@ -84,6 +87,9 @@ struct Turns {
     /// The run ends when so many requests have been answered.
     enough: Option<usize>,
     tool: Option<Tool>,
+    /// Whoever asks, if that is not the test itself: then the run does not end by itself.
+    outside: Option<UnixStream>,
+    is_ended: bool,
 }
 
 /// The number in an environment variable, by which a search goes on for longer than in each test.
@@ -349,7 +355,10 @@ impl<A: Arch> MockBoard<A> {
         if !turns.is_live {
             return;
         }
-        turns.left -= 1;
+        if turns.is_ended {
+            self.stop(turns, End::Quiet);
+        }
+        turns.left -= u64::from(turns.outside.is_none());
         if turns.left == 0 {
             self.stop(turns, End::Endless);
         }
@@ -373,10 +382,17 @@ impl<A: Arch> MockBoard<A> {
             }
             let timers = turns.lines.iter().map(|lines| lines.timer);
             let next = timers.chain(turns.asked.front().map(|&(when, _)| when)).min().unwrap_or(u64::MAX);
-            if next == u64::MAX {
+            if turns.outside.is_some() {
+                drop(turns);
+                live::pause();
+                turns = self.lock();
+            }
+            if turns.is_ended || next == u64::MAX && turns.outside.is_none() {
                 self.stop(turns, End::Quiet);
             }
-            self.clock.store(next, Ordering::Relaxed);
+            if next != u64::MAX {
+                self.clock.store(next, Ordering::Relaxed);
+            }
         }
         if turns.running != cpu {
             self.turned[turns.running as usize].notify_one();

@@ -2,7 +2,7 @@
 
 use super::Op;
 use super::Op::*;
-use super::processor::{DEVICE, OFF, board};
+use crate::vm::mock::processor::{DEVICE, OFF, board};
 
 /// The answers to these requests, while a guest stores to some pages of its memory all the time.
 fn answers(seed: u64, cpus: usize, config: &'static str, requests: &[&str]) -> Vec<String> {

@@ -1,9 +1,9 @@
 //! Creation of a machine, and the ways in which it may fail.
 
-use super::processor::{board, create};
 use super::*;
 use crate::vm::CreateError;
 use crate::vm::mock::End;
+use crate::vm::mock::processor::{board, create};
 use hostlink::exit::ExitCode;
 
 fn refusal(cpus: usize, bytes: u64, config: &'static str) -> String {
@@ -69,7 +69,7 @@ fn a_vcpu_is_run_by_one_cpu_at_a_time() {
             context.count(hostlink::counters::Counter::ExitOther);
         });
         assert!(vm.vcpus[1].target.owner().is_some(), "it has let go of it");
-        crate::vm::end::refuse::<super::processor::MockArch>(ExitCode::BadConfig, &"a test");
+        crate::vm::end::refuse::<crate::vm::mock::processor::MockArch>(ExitCode::BadConfig, &"a test");
     });
     assert_eq!(end, Some(End::Exit(ExitCode::BadConfig)));
 }

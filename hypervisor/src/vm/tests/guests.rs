@@ -3,9 +3,9 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Op::*;
-use super::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::sched::{Policy, Scheduler, Share};
 use crate::vm::arch::Clock;
+use crate::vm::mock::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::vm::mock::{End, MockBoard as Board};
 use crate::vm::{Charged, GUEST, caused_by};
 use baremetal::random::Random;

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::Op::*;
 use super::moving::Side;
-use super::processor::{OFF, Op, create_several};
+use crate::vm::mock::processor::{OFF, Op, create_several};
 use crate::vm::mock::{self, End};
 
 const HERE: &str = "name=here\nvcpus=2\nmemory=2097152\nparanoid=on";

@@ -3,9 +3,9 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::processor::{DEVICE, OFF, board, counted};
 use super::*;
 use crate::vm::mock::End;
+use crate::vm::mock::processor::{DEVICE, OFF, board, counted};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 

@@ -7,10 +7,9 @@ mod guests;
 mod hostile_stream;
 mod memory;
 pub(crate) mod moving;
-mod processor;
 mod random;
 mod requests;
 mod reset;
 mod scheduling;
 
-use processor::{Op, run_to};
+use crate::vm::mock::processor::{Op, run_to};

@@ -13,9 +13,9 @@ use transfer::frame::{HEADER, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Op::*;
-use super::processor::{MockArch, OFF, Op, create_several};
 use crate::vm::arch::Arch;
 use crate::vm::mock::MockBoard as Board;
+use crate::vm::mock::processor::{MockArch, OFF, Op, create_several};
 
 const HERE: &str = "name=here\nvcpus=2\nmemory=4194304\nparanoid=on";
 const THERE: &str = "name=there\nvcpus=2\nmemory=4194304\nparanoid=on\nstart=manual";

@@ -5,8 +5,8 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use super::Op::*;
-use super::processor::{Op, create_several};
 use crate::vm::mock;
+use crate::vm::mock::processor::{Op, create_several};
 use baremetal::random::Random;
 
 /// In the board's ticks.

@@ -3,8 +3,8 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::processor::{MockArch, Op, create_several};
 use crate::vm::mock::MockBoard as Board;
+use crate::vm::mock::processor::{MockArch, Op, create_several};
 use hostlink::guests::GuestState;
 
 /// In the board's ticks.

@@ -3,9 +3,9 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::processor::{OFF, board, counted};
 use super::*;
 use crate::vm::mock::End;
+use crate::vm::mock::processor::{OFF, board, counted};
 use hostlink::counters::Counter;
 
 /// Runs programs, the first of which resets the machine three times.

@@ -1,10 +1,10 @@
 //! The run loop: turns, wake-ups, timers, kicks.
 
 use super::Op::*;
-use super::processor::{MockArch, OFF, board, counted, create_several, notes_of};
 use super::*;
 use crate::sched::TURNS_MAX;
 use crate::vm::interrupts;
+use crate::vm::mock::processor::{MockArch, OFF, board, counted, create_several, notes_of};
 use crate::vm::mock::{self, End};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;

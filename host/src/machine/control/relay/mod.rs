@@ -24,7 +24,7 @@ const LINE_MAX: usize = 4096;
 const WAITING_MAX: usize = 16 << 10;
 
 /// The relay of a machine. It ends when the machine does, or when this is dropped.
-pub(in crate::machine) struct Relay {
+pub(crate) struct Relay {
     /// The relay ends when this is closed.
     ends: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -32,7 +32,7 @@ pub(in crate::machine) struct Relay {
 
 impl Relay {
     /// A relay that takes conversations at `public`, for a QEMU that will connect to `private`.
-    pub(in crate::machine) fn start(public: &Path, private: &Path) -> Result<Self> {
+    pub(crate) fn start(public: &Path, private: &Path) -> Result<Self> {
         let listen = |path: &Path| -> Result<UnixListener> {
             let listener =
                 UnixListener::bind(path).with_context(|| format!("cannot make {}", path.display()))?;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use transfer::{Archive, Described, Flaw};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activity {
+pub(in crate::vm) enum Activity {
     Off,
     Running,
     Halted,
@@ -24,7 +24,7 @@ pub(super) enum Activity {
 
 /// Why a vCPU left the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Exit {
+pub(in crate::vm) enum Exit {
     Interrupt,
     Halt,
     Sleep(u64),
@@ -40,26 +40,26 @@ pub(super) enum Exit {
     Crash,
 }
 
-pub(in crate::vm::tests) struct Vcpu {
-    pub(super) index: u32,
-    pub(super) program: Vec<Op>,
-    pub(super) at: usize,
-    pub(super) rounds: BTreeMap<usize, u32>,
-    pub(super) activity: Activity,
+pub(in crate::vm) struct Vcpu {
+    pub(in crate::vm) index: u32,
+    pub(in crate::vm) program: Vec<Op>,
+    pub(in crate::vm) at: usize,
+    pub(in crate::vm) rounds: BTreeMap<usize, u32>,
+    pub(in crate::vm) activity: Activity,
     /// Interrupts that have arrived and were not taken.
-    pub(super) got: u64,
+    pub(in crate::vm) got: u64,
     /// The interrupts that it waits for.
-    pub(super) wants: u64,
-    pub(super) timer: u64,
-    pub(super) worked: u64,
+    pub(in crate::vm) wants: u64,
+    pub(in crate::vm) timer: u64,
+    pub(in crate::vm) worked: u64,
     /// When it began to wait.
-    pub(super) since: Option<u64>,
-    pub(super) exit: Exit,
+    pub(in crate::vm) since: Option<u64>,
+    pub(in crate::vm) exit: Exit,
     /// The CPU that its state is loaded on.
-    pub(super) loaded: Option<u32>,
-    pub(super) exits_on_pause: bool,
-    pub(super) word: Option<Word>,
-    pub(super) mmio: MmioCache<MMIO_PAGES>,
+    pub(in crate::vm) loaded: Option<u32>,
+    pub(in crate::vm) exits_on_pause: bool,
+    pub(in crate::vm) word: Option<Word>,
+    pub(in crate::vm) mmio: MmioCache<MMIO_PAGES>,
 }
 
 impl Described for Vcpu {
@@ -145,10 +145,10 @@ enum Next {
 }
 
 /// The timer's bit among the interrupts.
-pub(super) const TIMER: u64 = 1 << 63;
+pub(in crate::vm) const TIMER: u64 = 1 << 63;
 
 impl Vcpu {
-    pub(super) fn new(index: u32, program: Vec<Op>) -> Self {
+    pub(in crate::vm) fn new(index: u32, program: Vec<Op>) -> Self {
         Self {
             index,
             program,
@@ -169,7 +169,7 @@ impl Vcpu {
     }
 
     /// Takes an interrupt, if it has arrived, and then goes on to the next operation.
-    pub(super) fn take(&mut self, sender: u64) -> bool {
+    pub(in crate::vm) fn take(&mut self, sender: u64) -> bool {
         let has_come = self.got & sender != 0;
         self.got &= !sender;
         self.at += usize::from(has_come);
@@ -177,7 +177,7 @@ impl Vcpu {
     }
 
     /// Executes some of the program; returns an exit if there is one.
-    pub(super) fn execute(&mut self, vm: &Vm<MockArch>, inbox: &Inbox) -> Option<Exit> {
+    pub(in crate::vm) fn execute(&mut self, vm: &Vm<MockArch>, inbox: &Inbox) -> Option<Exit> {
         let Some(&op) = self.program.get(self.at) else {
             self.wants = 0;
             return Some(Exit::Halt);

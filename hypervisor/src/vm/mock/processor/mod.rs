@@ -22,15 +22,15 @@ use crate::vm::arch::Board;
 use crate::vm::mock::{End, MockBoard, OnMockBoard};
 
 /// An address without memory: a device.
-pub(super) const DEVICE: u64 = 0xf000_0000;
+pub(in crate::vm) const DEVICE: u64 = 0xf000_0000;
 const PAGE: u64 = 4096;
 
 /// All guests have switched themselves off.
-pub(super) const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+pub(in crate::vm) const OFF: End = End::Exit(ExitCode::GuestPowerOff);
 
 /// An operation of a vCPU's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Op {
+pub(in crate::vm) enum Op {
     /// Takes this many ticks.
     Work(u64),
     /// Sets the timer, and waits until it has expired.
@@ -86,10 +86,10 @@ thread_local! {
     static PROGRAMS: RefCell<Programs> = const { RefCell::new(BTreeMap::new()) };
 }
 
-pub(super) type Programs = BTreeMap<Name, Vec<Vec<Op>>>;
+pub(in crate::vm) type Programs = BTreeMap<Name, Vec<Vec<Op>>>;
 
 /// Runs a machine with these programs on this many CPUs.
-pub(super) fn run(
+pub(in crate::vm) fn run(
     cpus: usize,
     config: &'static str,
     seed: u64,
@@ -99,7 +99,7 @@ pub(super) fn run(
     (board, board.run(seed))
 }
 
-pub(super) fn run_to(
+pub(in crate::vm) fn run_to(
     end: End,
     cpus: usize,
     config: &'static str,
@@ -112,12 +112,16 @@ pub(super) fn run_to(
 }
 
 /// The machine, which does not run yet.
-pub(super) fn board(cpus: usize, config: &'static str, programs: &[&[Op]]) -> &'static MockBoard<MockArch> {
+pub(in crate::vm) fn board(
+    cpus: usize,
+    config: &'static str,
+    programs: &[&[Op]],
+) -> &'static MockBoard<MockArch> {
     create(cpus, 64 << 20, config, programs).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Creates the machine, with this much memory below it.
-pub(super) fn create(
+pub(in crate::vm) fn create(
     cpus: usize,
     bytes: u64,
     config: &'static str,
@@ -132,7 +136,7 @@ fn owned(programs: &[&[Op]]) -> Vec<Vec<Op>> {
 }
 
 /// Creates a machine with several guests: their configurations, and their vCPUs' programs.
-pub(super) fn create_several(
+pub(in crate::vm) fn create_several(
     cpus: usize,
     bytes: u64,
     guests: &[(&'static str, &[&[Op]])],
@@ -146,7 +150,7 @@ pub(super) fn create_several(
     MockBoard::create_several(vec![(); cpus], bytes, &configs)
 }
 
-pub(super) struct MockArch;
+pub(in crate::vm) struct MockArch;
 
 impl OnMockBoard for MockArch {
     type Data = ();
@@ -177,7 +181,7 @@ impl OnMockBoard for MockArch {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
+pub(in crate::vm) struct Entry {
     host: u64,
     is_writable: bool,
     /// The memory has been freed and may be in use elsewhere.
@@ -186,7 +190,7 @@ pub(super) struct Entry {
 
 /// A vCPU's inbox; also its TLB, so that the checks can reach it.
 #[derive(Default)]
-pub(super) struct Inbox {
+pub(in crate::vm) struct Inbox {
     /// A bit for each sender.
     interrupts: AtomicU64,
     start: AtomicU32,
@@ -195,33 +199,33 @@ pub(super) struct Inbox {
 
 /// The state that vCPUs share.
 #[derive(Default)]
-pub(super) struct Shared {
+pub(in crate::vm) struct Shared {
     programs: Vec<Vec<Op>>,
     root: u64,
     done: AtomicU32,
-    pub(super) resets: AtomicU32,
-    pub(super) console: Mutex<Vec<u8>>,
-    pub(super) cleaned: AtomicU64,
+    pub(in crate::vm) resets: AtomicU32,
+    pub(in crate::vm) console: Mutex<Vec<u8>>,
+    pub(in crate::vm) cleaned: AtomicU64,
     /// Number of times a vCPU left its CPU for a reset while a change of memory was in progress.
-    pub(super) taken_over: AtomicU32,
+    pub(in crate::vm) taken_over: AtomicU32,
     /// Number of times a vCPU left its CPU for a pause while it carried out a reset.
-    pub(super) paused_amid: AtomicU32,
+    pub(in crate::vm) paused_amid: AtomicU32,
     /// The latest wake-up of a vCPU, in ticks after its timer's deadline.
-    pub(super) latest: AtomicU64,
+    pub(in crate::vm) latest: AtomicU64,
     /// The times noted, each with its vCPU.
-    pub(super) notes: Mutex<Vec<(u32, u64)>>,
+    pub(in crate::vm) notes: Mutex<Vec<(u32, u64)>>,
     /// No interrupt ends guest mode, and flushes give up waiting for it.
-    pub(super) stalls: core::sync::atomic::AtomicBool,
+    pub(in crate::vm) stalls: core::sync::atomic::AtomicBool,
 }
 
 /// The sum of a counter over all vCPUs.
-pub(super) fn counted(board: &'static MockBoard<MockArch>, counter: Counter) -> u64 {
+pub(in crate::vm) fn counted(board: &'static MockBoard<MockArch>, counter: Counter) -> u64 {
     let vm = board.machine();
     vm.vcpus.iter().map(|vcpu| vm.host.counters_of(vcpu.row)[counter as usize].load(Ordering::Relaxed)).sum()
 }
 
 /// The times that a vCPU noted, in order.
-pub(super) fn notes_of(board: &'static MockBoard<MockArch>, vcpu: u32) -> Vec<u64> {
+pub(in crate::vm) fn notes_of(board: &'static MockBoard<MockArch>, vcpu: u32) -> Vec<u64> {
     let notes = board.machine().guest.notes.lock().unwrap();
     notes.iter().filter(|note| note.0 == vcpu).map(|note| note.1).collect()
 }

@@ -1,0 +1,91 @@
+//! Connections that have not shown yet that they know the secret.
+
+use crate::prelude::*;
+use rustix::net::{Shutdown, shutdown};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::MutexGuard;
+
+/// So many are served at a time. The oldest one makes room for another.
+const AT_A_TIME: usize = 32;
+/// Between two of them, so that one with the secret has shown it before it is the oldest.
+const PAUSE: Duration = Duration::from_millis(2);
+/// There is one line at most about all that failed in this time.
+const QUIET: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+pub(super) struct Greetings(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    number: u64,
+    waiting: VecDeque<(u64, OwnedFd)>,
+    failed: u64,
+    told: Option<Instant>,
+}
+
+impl Greetings {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more.
+    pub(super) fn begin(&self, stream: &OwnedFd) -> Result<Greeting<'_>> {
+        let stream = stream.try_clone()?;
+        let mut state = self.state();
+        state.number += 1;
+        let number = state.number;
+        state.waiting.push_back((number, stream));
+        if state.waiting.len() > AT_A_TIME
+            && let Some((_, oldest)) = state.waiting.pop_front()
+        {
+            // It may have gone.
+            let _ = shutdown(&oldest, Shutdown::Both);
+        }
+        drop(state);
+        thread::sleep(PAUSE);
+        Ok(Greeting { all: self, number, is_known: Cell::new(false) })
+    }
+}
+
+/// One of them.
+pub(super) struct Greeting<'a> {
+    all: &'a Greetings,
+    number: u64,
+    is_known: Cell<bool>,
+}
+
+impl Greeting<'_> {
+    /// It has shown the secret.
+    pub(super) fn is_over(&self) {
+        self.is_known.set(true);
+        self.leave();
+    }
+
+    fn leave(&self) {
+        self.all.state().waiting.retain(|(number, _)| *number != self.number);
+    }
+
+    /// What is to be said of a connection that has failed; those without the secret share lines.
+    pub(super) fn failed(&self, error: &Error) -> Option<String> {
+        if self.is_known.get() {
+            return Some(format!("a guest did not arrive: {error:#}"));
+        }
+        let mut state = self.all.state();
+        state.failed += 1;
+        if state.told.is_some_and(|told| told.elapsed() < QUIET) {
+            return None;
+        }
+        state.told = Some(Instant::now());
+        let count = std::mem::take(&mut state.failed);
+        let others = if count > 1 { format!(", and {} before it", count - 1) } else { String::new() };
+        Some(format!("a connection has not shown the secret{others}: {error:#}"))
+    }
+}
+
+impl Drop for Greeting<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

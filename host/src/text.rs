@@ -1,0 +1,16 @@
+//! Text that others have written, before it reaches a terminal: a guest, another machine, a file.
+
+/// Without characters that a terminal obeys, as one line.
+pub(crate) fn foreign(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() || moves_text(char) { ' ' } else { char }).collect()
+}
+
+/// The same for text of several lines.
+pub(crate) fn foreign_lines(text: &str) -> String {
+    text.split('\n').map(foreign).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether a character moves others: it changes the direction of text, or ends a line.
+pub(crate) fn moves_text(char: char) -> bool {
+    matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
