@@ -207,7 +207,7 @@ pub(super) fn migrate_by(
     let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
     let guest = Box::new(of.described.description.clone());
     link.say(&Opening::Offer { session, guest })?;
-    match link.hear(PREPARED_MAX)? {
+    match link.hear(PREPARED * manner.patience)? {
         Answer::Accepted => {}
         Answer::Refused(why) => bail!("{} does not take the guest: {}", to.address, foreign(&why)),
         other => bail!("{} answers {other:?} to a guest", to.address),
@@ -233,8 +233,8 @@ pub(super) fn migrate_by(
     }
 }
 
-/// In this time a target has to have made room for a guest: its memory is zeroed.
-const PREPARED_MAX: Duration = Duration::from_secs(120);
+/// A target may take so many times the patience to make room for a guest, which runs meanwhile.
+const PREPARED: u32 = 4;
 
 struct Sending {
     /// The connection, or why it is none any more.

@@ -32,8 +32,11 @@ fn a_guest_that_moves_is_there_and_comes_back() {
         let passed = world.ways[1 - from].passed();
         assert!(passed[THERE] > moved.bytes && passed[BACK] > 100, "{passed:?}");
     }
-    let told = world.sides[1].said.lock().expect("is read").clone();
-    assert_eq!(told.iter().filter(|what| what.starts_with("the guest has arrived")).count(), 2, "{told:?}");
+    until("both arrivals are told", || {
+        let told = world.sides[1].said.lock().expect("is read");
+        let arrived = told.iter().filter(|what| what.starts_with("the guest has arrived"));
+        (arrived.count() == 2).then_some(())
+    });
 }
 
 /// A guest that was given away, when the way to the target broke.
