@@ -20,7 +20,8 @@ use syn::{Attribute, Expr, Meta, Token};
 const DOCUMENT: &str = "docs/panics.md";
 
 /// The sources of the hypervisor's image. `pic` is not listed: it is called before any guest runs.
-const CRATES: [&str; 7] = ["baremetal", "coherence", "hostlink", "memslots", "paging", "stay", "tlfs"];
+const CRATES: [&str; 8] =
+    ["baremetal", "coherence", "hostlink", "memslots", "paging", "stay", "tlfs", "transfer"];
 
 /// Macros that panic, by their names in the document; not those that the image lacks.
 const MACROS: [(&str, &[&str]); 2] = [

@@ -92,7 +92,7 @@ pub struct LoadPlan<'a> {
 pub fn plan<'a>(
     kernel: &'a [u8],
     initrd: Option<&'a [u8]>,
-    command_line: &str,
+    command_line: &'a str,
     memory: &MemoryLayout,
     rsdp: u64,
 ) -> Result<LoadPlan<'a>, LoadError> {
@@ -103,7 +103,9 @@ pub fn plan<'a>(
         bzimage::plan(kernel, &boot)?
     };
     plan.placements.push(Placement { gpa: layout::GDT, bytes: Cow::Owned(gdt()) });
-    plan.placements.push(Placement { gpa: layout::COMMAND_LINE.start, bytes: terminated(command_line) });
+    // The zero at its end is there already.
+    let bytes = Cow::Borrowed(command_line.as_bytes());
+    plan.placements.push(Placement { gpa: layout::COMMAND_LINE.start, bytes });
     Ok(plan)
 }
 
@@ -151,12 +153,6 @@ impl Placement<'_> {
     pub fn range(&self) -> Range<u64> {
         self.gpa..self.gpa + self.bytes.len() as u64
     }
-}
-
-fn terminated(command_line: &str) -> Cow<'static, [u8]> {
-    let mut bytes = Vec::from(command_line.as_bytes());
-    bytes.push(0);
-    Cow::Owned(bytes)
 }
 
 /// The segment descriptors for the selectors at entry.

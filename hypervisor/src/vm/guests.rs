@@ -29,8 +29,10 @@ use super::files::{CreateError, Files};
 use super::freed;
 use super::gone::Gone;
 use super::host::Host;
+use super::load::Load;
 use super::machine::{self, Vm};
 use super::switch::Leave;
+use crate::loader::LoadError;
 use crate::sched::{Share, VcpuIndex};
 use crate::stopping;
 
@@ -55,6 +57,9 @@ impl<A: Arch> Guest<A> {
     }
 }
 
+/// A new guest, and how its memory is loaded. If that is impossible it must be destroyed.
+pub(super) type Created<A> = (&'static Vm<A>, Result<Load<A>, LoadError>);
+
 impl<A: Arch> Host<A> {
     /// Creates the guests of the bundle that start with the machine.
     ///
@@ -64,22 +69,20 @@ impl<A: Arch> Host<A> {
     pub fn create_guests(&'static self) -> Result<(), CreateError> {
         for (number, files) in (0..).zip(&self.bundle.guests) {
             if files.config.start == Start::Auto {
-                self.create_guest(number, files)?.load_at_once().map_err(CreateError::Load)?;
+                let (vm, planned) = self.create_guest(number, files)?;
+                vm.load_at_once(planned.map_err(CreateError::Load)?);
             }
         }
         Ok(())
     }
 
-    /// Creates the guest of this number, which does not exist. Its memory is still to be loaded.
+    /// Creates the guest of this number, which does not exist. Its start is planned, as each reset
+    /// will do: one that cannot be loaded may not run, wherever its memory comes from.
     ///
     /// # Errors
     ///
     /// What the machine lacks, or what is wrong with the files.
-    pub(super) fn create_guest(
-        &'static self,
-        number: u32,
-        files: &Files,
-    ) -> Result<&'static Vm<A>, CreateError> {
+    pub(super) fn create_guest(&'static self, number: u32, files: &Files) -> Result<Created<A>, CreateError> {
         self.create_guest_in(number, self.first_row(number), files)
     }
 
@@ -89,7 +92,7 @@ impl<A: Arch> Host<A> {
         number: u32,
         first: VcpuIndex,
         files: &Files,
-    ) -> Result<&'static Vm<A>, CreateError> {
+    ) -> Result<Created<A>, CreateError> {
         if A::heap_left() < HEAP_PER_GUEST + u64::from(files.config.vcpus) * HEAP_PER_VCPU {
             return Err(CreateError::NoHeap);
         }
@@ -116,7 +119,7 @@ impl<A: Arch> Host<A> {
             *place = Some(guest);
         }
         self.shared.join(number, vm);
-        Ok(vm)
+        Ok((vm, Load::new(vm)))
     }
 
     /// The first row of the guest with this number. Each guest that the bundle describes has rows

@@ -306,15 +306,9 @@ impl<A: Arch> Vm<A> {
     }
 
     /// Loads the guest for its first run. No vCPU of it has ever run.
-    ///
-    /// # Errors
-    ///
-    /// If its files are malformed, or do not fit.
-    pub(super) fn load_at_once(&self) -> Result<(), LoadError> {
-        let mut load = Load::new(self)?;
+    pub(super) fn load_at_once(&self, mut load: Load<A>) {
         while load.step(self) != Progress::Done {}
         self.finish_load(load);
-        Ok(())
     }
 
     /// The guest's memory is ready: its boot vCPU begins at the kernel's entry. No vCPU runs.

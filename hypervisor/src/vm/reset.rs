@@ -100,9 +100,14 @@ impl<A: Arch> Context<'_, A> {
                 self.reset_vcpus();
                 A::reset_devices(vm);
                 self.count(Counter::Resets);
-                // The same files were planned successfully before.
-                let planned = Load::new(vm);
-                *load = Some(planned.unwrap_or_else(|why| panic!("the guest cannot be loaded again: {why}")));
+                match Load::new(vm) {
+                    Ok(begun) => *load = Some(begun),
+                    Err(why) => {
+                        log::error!(target: GUEST, "the guest cannot be loaded again: {why}");
+                        vm.end(ExitCode::BadConfig);
+                        return Progress::Done;
+                    }
+                }
                 Progress::More
             }
             Some(loading) => {

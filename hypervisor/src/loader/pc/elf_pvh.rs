@@ -11,17 +11,24 @@ use elf::abi::{EM_386, EM_X86_64, PT_LOAD, PT_NOTE};
 use elf::endian::LittleEndian;
 use elf::file::Class;
 use elf::note::Note;
+use elf::segment::SegmentTable;
 use hostlink::bzimage::Unusable;
 
 /// Owner and type of the note that holds the entry's physical address.
 const NOTE_NAME: &[u8] = b"Xen\0";
 const XEN_ELFNOTE_PHYS32_ENTRY: u64 = 18;
 
+/// No kernel has more program headers, or longer notes. They bound the heap and the time that a
+/// plan takes.
+const SEGMENTS_MAX: usize = 64;
+const NOTES_MAX: u64 = 64 << 10;
+
 const START_MAGIC: u32 = 0x336e_c578;
 const START_INFO_LEN: u64 = 56;
 const MODULE_LEN: u64 = 32;
 
 type Elf<'a> = ElfBytes<'a, LittleEndian>;
+type Segments<'a> = SegmentTable<'a, LittleEndian>;
 
 const fn unsupported(reason: &'static str) -> LoadError {
     LoadError::UnsupportedElf { reason }
@@ -30,8 +37,12 @@ const fn unsupported(reason: &'static str) -> LoadError {
 pub(in crate::loader) fn plan<'a>(file: &'a [u8], boot: &Boot<'a, '_>) -> Result<LoadPlan<'a>, LoadError> {
     let elf = parse(file)?;
     boot.check_command_line(usize::MAX)?;
-    let rip = u64::from(entry(&elf)?);
-    let (mut placements, ranges) = segments(&elf, file, boot)?;
+    let table = elf.segments().ok_or(unsupported("an ELF without program headers"))?;
+    if table.len() > SEGMENTS_MAX {
+        return Err(unsupported("an ELF with more than 64 program headers"));
+    }
+    let rip = u64::from(entry(&elf, &table)?);
+    let (mut placements, ranges) = segments(&elf, &table, file, boot)?;
     let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
     if !ranges.iter().any(|range| range.contains(&rip)) {
         return Err(unsupported("an ELF whose PVH entry lies outside its segments"));
@@ -56,10 +67,10 @@ fn parse(file: &[u8]) -> Result<Elf<'_>, LoadError> {
 /// part of a range after its bytes is zero already.
 fn segments<'a>(
     elf: &Elf<'a>,
+    table: &Segments<'a>,
     file: &'a [u8],
     boot: &Boot<'a, '_>,
 ) -> Result<(Vec<Placement<'a>>, Vec<Range<u64>>), LoadError> {
-    let table = elf.segments().ok_or(unsupported("an ELF without program headers"))?;
     let (mut placements, mut ranges) = (Vec::new(), Vec::<Range<u64>>::new());
     for segment in table.iter().filter(|segment| segment.p_type == PT_LOAD && segment.p_memsz != 0) {
         let end = segment.p_paddr.saturating_add(segment.p_memsz);
@@ -84,9 +95,11 @@ fn segments<'a>(
 }
 
 /// The entry's physical address, from the note.
-fn entry(elf: &Elf<'_>) -> Result<u32, LoadError> {
-    let table = elf.segments().ok_or(unsupported("an ELF without program headers"))?;
+fn entry(elf: &Elf<'_>, table: &Segments<'_>) -> Result<u32, LoadError> {
     for segment in table.iter().filter(|segment| segment.p_type == PT_NOTE) {
+        if segment.p_filesz > NOTES_MAX {
+            return Err(unsupported("an ELF with more than 64 KiB of notes"));
+        }
         let notes =
             elf.segment_data_as_notes(&segment).map_err(|_| unsupported("an ELF with damaged notes"))?;
         for note in notes {
@@ -244,6 +257,28 @@ pub(in crate::loader) mod tests {
     }
 
     #[test]
+    fn u24_the_work_of_a_plan_is_bounded() {
+        /// Offset of the number of program headers.
+        const COUNT: usize = 56;
+        let table = |count: usize| {
+            let mut file = patched(COUNT, &(count as u16).to_le_bytes());
+            file[32..40].copy_from_slice(&(kernel().len() as u64).to_le_bytes());
+            file.extend_from_slice(&kernel()[LOAD..NOTE_DATA]);
+            file.resize(kernel().len() + count * 56, 0);
+            file
+        };
+        let memory = MemoryLayout::new(64 * MIB).unwrap();
+        assert!(plan(&table(SEGMENTS_MAX), None, "", &memory, 0).is_ok());
+        let many = LoadError::UnsupportedElf { reason: "an ELF with more than 64 program headers" };
+        assert_eq!(error(&table(SEGMENTS_MAX + 1)), many);
+        let long = image(&[note(b"Xen\0", 18, &ENTRY.to_le_bytes()), vec![0; 64 << 10]].concat());
+        assert_eq!(
+            error(&long),
+            LoadError::UnsupportedElf { reason: "an ELF with more than 64 KiB of notes" }
+        );
+    }
+
+    #[test]
     fn the_entry_must_lie_in_a_segment() {
         for entry in [0, MIB, 2 * MIB - 1, 2 * MIB + 4096] {
             assert!(is_unsupported(&image(&note(b"Xen\0", 18, &entry.to_le_bytes()))), "{entry:#x}");
@@ -319,7 +354,7 @@ pub(in crate::loader) mod tests {
         assert_eq!(info.len(), 11 + 5 * 3);
         assert_eq!(bytes(initrd_at), initrd);
         assert_eq!(bytes(2 * MIB), [0xf4; 256]);
-        assert_eq!(bytes(COMMAND_LINE.start), b"a b\0");
+        assert_eq!(bytes(COMMAND_LINE.start), b"a b");
         assert_eq!(bytes(GDT).len(), 40);
     }
 

@@ -141,7 +141,10 @@ impl<A: Arch> Life<A> {
                 answer.record::<A>(&record::Taken { taken: taken as u32 });
                 *self = Self::Over;
             }
-            Self::Create(guest) => *self = create(host, *guest)?,
+            Self::Create(guest) => {
+                let loads = |vm, load| Ok(Self::Load { vm, load: Some(load), starts: false });
+                *self = create(host, *guest, loads)?;
+            }
             Self::Load { vm, load, starts } => {
                 let Some(mut loading) = load.take() else { return Ok(Progress::Done) };
                 if loading.step(vm) != Progress::Done {
@@ -183,8 +186,8 @@ impl<A: Arch> Life<A> {
             Self::Send(guest, session, way) => *self = send(host, (*guest, *session, *way), answer)?,
             Self::Sending(sending) => return sending.step(answer),
             Self::Receive(guest) => {
-                let (number, files) = empty(host, *guest)?;
-                *self = Self::Receiving(Box::new(Receiving::new(host, number, files, answer)?));
+                *self =
+                    create(host, *guest, |vm, _| Ok(Self::Receiving(Box::new(Receiving::new(vm, answer)?))))?;
             }
             Self::Receiving(receiving) => return receiving.step(answer),
         }
@@ -241,19 +244,19 @@ fn send<A: Arch>(
     Ok(Life::Sending(Box::new(Sending::new(vm, session, way, answer)?)))
 }
 
-fn create<A: Arch>(host: &'static Host<A>, name: Name) -> Result<Life<A>, Refusal> {
+/// Creates a guest that does not exist, and goes on as `then` says if it can be loaded. Otherwise
+/// it is destroyed.
+fn create<A: Arch>(
+    host: &'static Host<A>,
+    name: Name,
+    then: impl FnOnce(&'static Vm<A>, Load<A>) -> Result<Life<A>, Refusal>,
+) -> Result<Life<A>, Refusal> {
     let (number, files) = empty(host, name)?;
-    let vm = host.create_guest(number, files).map_err(Refusal::Create)?;
-    Ok(match Load::new(vm) {
-        Ok(load) => Life::Load { vm, load: Some(load), starts: false },
-        Err(why) => Life::Destroy(Box::new(Destroy {
-            vm,
-            stage: Stage::Devices,
-            scratch: FlushScratch::new(),
-            left: None,
-            because: Some(Refusal::Create(CreateError::Load(why))),
-        })),
-    })
+    let (vm, planned) = host.create_guest(number, files).map_err(Refusal::Create)?;
+    let planned = planned.map_err(|why| Refusal::Create(CreateError::Load(why)));
+    Ok(planned.and_then(|load| then(vm, load)).unwrap_or_else(|why| {
+        Life::Destroy(Box::new(Destroy { because: Some(why), ..Destroy::of(vm, false) }))
+    }))
 }
 
 fn number_of<A: Arch>(host: &Host<A>, name: Name) -> Result<(u32, GuestState), Refusal> {

@@ -102,7 +102,8 @@ impl<A: Arch> MockBoard<A> {
         let bundle = Bundle { config, symbols: None, guests: alloc::vec![files] };
         board.found(bytes, bundle)?;
         // Its rows differ from its vCPUs' indices.
-        board.host().create_guest_in(0, 7, &files)?.load_at_once().map_err(CreateError::Load)?;
+        let (vm, planned) = board.host().create_guest_in(0, 7, &files)?;
+        vm.load_at_once(planned.map_err(CreateError::Load)?);
         Ok(board)
     }
 

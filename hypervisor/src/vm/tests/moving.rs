@@ -343,6 +343,28 @@ fn the_tool_learns_that_the_last_guest_has_gone() {
 }
 
 #[test]
+fn m6_a_guest_that_a_reset_could_not_load_does_not_arrive() {
+    let bad = "name=there\nmemory=4194304\nstart=manual\ncmdline=plans=0";
+    for (there, memory, why) in [(bad, 64, "kernel: big-endian"), (THERE, 15, "no 0x411000 bytes of free")] {
+        let sleeps: &[&[Op]] = &[&[Sleep(60_000_000), Done]];
+        let guests: [(_, &[&[Op]]); 2] = [("name=here\nmemory=2097152", sleeps), (there, &[])];
+        let board = create_several(1, memory << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+        let asked = ["memory", "guest-receive there", "memory", "guest-receive there", "memory"];
+        for (number, line) in (1..).zip(asked) {
+            board.ask(number * 4_000_000, &std::format!("{number} {line}"));
+        }
+        assert_eq!(board.run(1), OFF);
+        assert_eq!(states(board), [GuestState::Off, GuestState::Empty]);
+        let answers = board.answers();
+        let is_refused = |line: &&String| line.contains("error") && line.contains(why);
+        assert_eq!(answers.iter().filter(is_refused).count(), 2, "{answers:?}");
+        let mut free: Vec<_> = answers.iter().filter_map(|line| Some(line.split_once("free=")?.1)).collect();
+        free.dedup();
+        assert_eq!(free.len(), 1, "{answers:?}");
+    }
+}
+
+#[test]
 fn m7_another_guest_is_refused_by_the_name_of_what_differs() {
     let names = ["version of the stream", "instruction set", "number of vCPUs", "guest's memory"];
     for (number, name) in names.into_iter().enumerate() {

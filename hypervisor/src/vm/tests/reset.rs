@@ -5,8 +5,9 @@ use core::sync::atomic::Ordering;
 use super::Op::*;
 use super::*;
 use crate::vm::mock::End;
-use crate::vm::mock::processor::{OFF, board, counted};
+use crate::vm::mock::processor::{OFF, board, counted, create_several};
 use hostlink::counters::Counter;
+use hostlink::exit::ExitCode;
 
 /// Runs programs, the first of which resets the machine three times.
 fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
@@ -108,6 +109,25 @@ fn memory_that_is_read_only_survives_a_reset() {
     let board = board(1, "vcpus=1\nmemory=4194304", &[program]);
     board.ask(2000, "1 add 0x40000000 0x200000 ro");
     assert_eq!(board.run(1), OFF);
+}
+
+#[test]
+fn a_guest_that_cannot_be_loaded_again_ends_alone() {
+    let resets: &[&[Op]] = &[&[Start(1), Work(10_000), Reset], &[Work(10_000_000), Done]];
+    let works: &[&[Op]] = &[&[Start(1), Work(60_000_000), Done], &[Done]];
+    let config = |name| &*String::leak(format!("name={name}\nvcpus=2\nmemory=4194304\ncmdline=plans=3"));
+    for seed in 0..6 {
+        let guests: [(_, &[&[Op]]); 2] = [(config("resets"), resets), (config("works"), works)];
+        let board = create_several(2, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+        board.ask(35_000_000, "0 guests");
+        board.ask(40_000_000, "1 guest-start resets");
+        board.ask(45_000_000, "2 guest-destroy resets");
+        assert_eq!(board.run(seed), End::Exit(ExitCode::GuestPowerOff), "seed {seed}");
+        let answers = board.answers();
+        assert!(answers[0].starts_with("0 : guest=resets state=failed"), "{answers:?}");
+        assert!(answers[1].starts_with("0 : guest=works state=running"), "{answers:?}");
+        assert!(answers[3].starts_with("1 error kernel: big-endian") && answers[4] == "2 ok", "{answers:?}");
+    }
 }
 
 #[test]

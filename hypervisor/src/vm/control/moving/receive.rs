@@ -23,7 +23,6 @@ use super::line::{Line, PAGES_MAX};
 use super::{STEP_US, describe, describe_beginning, next_section};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
-use crate::vm::files::Files;
 use crate::vm::host::Host;
 use crate::vm::shown::DEVICE_SLOT;
 use crate::vm::slot_memory::CLEAR_BYTES;
@@ -69,21 +68,10 @@ pub(in super::super) struct Receiving<A: Arch> {
 }
 
 impl<A: Arch> Receiving<A> {
-    /// Creates the guest of this number, which does not exist.
-    pub(in super::super) fn new(
-        host: &'static Host<A>,
-        number: u32,
-        files: &Files,
-        answer: &mut Answer,
-    ) -> Result<Self, Refusal> {
-        let mut line = Line::take(host, Sizes::TARGET)?;
-        let vm = match host.create_guest(number, files) {
-            Ok(vm) => vm,
-            Err(why) => {
-                line.give_back(host);
-                return Err(Refusal::Create(why));
-            }
-        };
+    /// Receives the guest, which was just created.
+    pub(in super::super) fn new(vm: &'static Vm<A>, answer: &mut Answer) -> Result<Self, Refusal> {
+        let host = vm.host;
+        let line = Line::take(host, Sizes::TARGET)?;
         host.set_state(vm, GuestState::Arriving, 0);
         answer.record::<A>(&record::Channel { channel: line.place(), session: 0, given: 0 });
         Ok(Self {

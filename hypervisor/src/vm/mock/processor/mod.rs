@@ -203,6 +203,7 @@ pub(in crate::vm) struct Shared {
     programs: Vec<Vec<Op>>,
     root: u64,
     done: AtomicU32,
+    planned: AtomicU32,
     pub(in crate::vm) resets: AtomicU32,
     pub(in crate::vm) console: Mutex<Vec<u8>>,
     pub(in crate::vm) cleaned: AtomicU64,
