@@ -1,9 +1,12 @@
 //! Sizes in human-readable form.
 
+use hostlink::config::MEMORY_MAX;
+
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
-/// Reads `512M`, `1G`, `2048K` or a number of bytes; the units are powers of 1024.
+/// Reads `512M`, `1G`, `2048K` or a number of bytes, up to [`MEMORY_MAX`]; the units are powers of
+/// 1024.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let bad = || format!("'{text}' is not a size; write for example 512M or 1G");
     let text = text.trim();
@@ -17,7 +20,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         _ => return Err(bad()),
     };
     let number: u64 = digits.parse().map_err(|_| bad())?;
-    number.checked_mul(1 << shift).filter(|bytes| *bytes != 0).ok_or_else(bad)
+    number.checked_mul(1 << shift).filter(|bytes| (1..=MEMORY_MAX).contains(bytes)).ok_or_else(bad)
 }
 
 /// Writes a size in the largest unit in which it is at least 1.
@@ -38,14 +41,17 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "M", "0", "0G", "-1M", "1.5G", "12X", "99999999999T"] {
+        for text in ["", "M", "0", "0G", "-1M", "1.5G", "12X", "65T", "18446744073707454464", "99999999999T"]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn units_are_powers_of_1024() {
-        for (text, bytes) in [("512M", 512 * MIB), ("1g", 1 << 30), ("2048K", 2 * MIB), ("4096", 4096)] {
+        for (text, bytes) in
+            [("512M", 512 * MIB), ("1g", 1 << 30), ("2048K", 2 * MIB), ("4096", 4096), ("64T", 1 << 46)]
+        {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
     }

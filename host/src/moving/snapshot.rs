@@ -42,6 +42,7 @@ impl Writer {
             there.map_or_else(|error| error.kind() == ErrorKind::NotFound, |it| it.is_file());
         ensure!(may_be_replaced, "{} is there, and is not a file: name another place", path.display());
         let directory = path.parent().context("a file is in a directory")?;
+        guest.description.check()?;
         let nameless = OpenOptions::new()
             .write(true)
             .mode(0o600)

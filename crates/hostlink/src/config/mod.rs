@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `name` | the guest's name, as [`Name`] describes | `guest` |
 //! | `vcpus` | number of virtual CPUs, 1 to [`MAX_VCPUS`] | 1 |
-//! | `memory` | guest memory in bytes, a multiple of 2 MiB | 256 MiB |
+//! | `memory` | guest memory in bytes, a multiple of 2 MiB, up to [`MEMORY_MAX`] | 256 MiB |
 //! | `weight` | the guest's share of the CPUs beside the other guests' weights, 1 to 10,000 | 100 |
 //! | `cap` | the most that it gets even if CPUs idle, in percent of one CPU, 1 to 25,600; or `none` | `none` |
 //! | `cpus` | the CPUs that its vCPUs may use, as [`CpuSet`] describes; CPU 0 is the boot CPU | `all` |
@@ -19,7 +19,7 @@
 //! | `firmware` | on Arm64, instead of a kernel, the member with a flat image of firmware that looks for one itself, such as U-Boot for QEMU's `virt` | none |
 //! | `initrd` | the member with its initial RAM disk | none |
 //! | `shared` | the memory that it shares with other guests, as [`Shares`] describes | none |
-//! | `cmdline` | the guest's kernel command line, to the end of the line | empty |
+//! | `cmdline` | the guest's kernel command line, to the end of the line, up to [`CMDLINE_MAX`] bytes | empty |
 //!
 //! In addition there are the [switches](Switches), with a key for each field.
 //!
@@ -54,6 +54,13 @@ pub const MAX_TOTAL_VCPUS: u32 = 1024;
 
 /// Guest memory is a multiple of this many bytes.
 pub const MEMORY_UNIT: u64 = 2 << 20;
+
+/// The largest memory, and the largest size of anything else that somebody writes: as many bytes as
+/// 46 bits address. Sums of all sizes of a machine fit into 64 bits.
+pub const MEMORY_MAX: u64 = 1 << 46;
+
+/// The longest command line in bytes. Many kernels take less.
+pub const CMDLINE_MAX: usize = 0xffff;
 
 /// The highest weight.
 pub const MAX_WEIGHT: u32 = 10_000;
@@ -246,8 +253,9 @@ impl<'a> Config<'a> {
                 self.vcpus = count.ok_or(bad("a number from 1 to 255"))?;
             }
             "memory" => {
-                let bytes = value.parse().ok().filter(|n: &u64| *n != 0 && n.is_multiple_of(MEMORY_UNIT));
-                self.memory = bytes.ok_or(bad("bytes, a multiple of 2 MiB"))?;
+                let bytes = value.parse().ok().filter(|n| (MEMORY_UNIT..=MEMORY_MAX).contains(n));
+                let bytes = bytes.filter(|n: &u64| n.is_multiple_of(MEMORY_UNIT));
+                self.memory = bytes.ok_or(bad("bytes, a multiple of 2 MiB, at most 2^46"))?;
             }
             "weight" => {
                 let weight = value.parse().ok().filter(|n| (1..=MAX_WEIGHT).contains(n));
@@ -274,6 +282,10 @@ impl<'a> Config<'a> {
             "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
             "devices" => self.devices = value,
             "shared" => self.shared = Shares::parse(value).ok_or(bad(Shares::EXPECTED))?,
+            "cmdline" if value.len() > CMDLINE_MAX => {
+                let (value, expected) = ("…", "at most 65535 bytes");
+                return Err(ConfigError::BadValue { line, key, value, expected });
+            }
             "cmdline" => self.cmdline = value,
             _ => {
                 if !self.switches.set(key, value).map_err(bad)? {

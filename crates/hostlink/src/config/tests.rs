@@ -90,6 +90,8 @@ fn every_key_belongs_to_the_machine_or_to_a_guest() {
 
 #[test]
 fn wrong_lines_are_named() {
+    let longest = Config { cmdline: &"x".repeat(CMDLINE_MAX), memory: MEMORY_MAX, ..unusual() };
+    assert_eq!(Config::parse(&longest.to_string()), Ok(longest));
     for (text, line) in [
         ("name=", 1),
         ("name=Web", 1),
@@ -108,6 +110,9 @@ fn wrong_lines_are_named() {
         ("vcpus=256", 1),
         ("\nmemory=12345", 2),
         ("memory=0", 1),
+        ("memory=70368746274816", 1),
+        ("memory=18446744073707454464", 1),
+        (&std::format!("cmdline={}", "x".repeat(CMDLINE_MAX + 1)), 1),
         ("flush=maybe", 1),
         ("# fine\n\nslice_us=1", 3),
         ("reset=never", 1),
