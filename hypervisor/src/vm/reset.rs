@@ -1,6 +1,7 @@
 //! A reset: every vCPU stops (`stop.rs`), and the last one restarts the guest, in steps, in its own
 //! turns. A guest that is to pause, or to be destroyed, stops between two steps; the same vCPU
-//! continues with the next step when the guest goes on.
+//! continues with the next step when the guest goes on. A request that sends the guest waits for no
+//! vCPU: it carries out the rest itself.
 
 use hostlink::config::ResetPolicy;
 use hostlink::counters::Counter;
@@ -13,12 +14,13 @@ use super::context::Context;
 use super::load::Load;
 use super::machine::{Vm, VpIndex};
 use super::switch::Leave;
+use crate::loader::LoadError;
 use crate::sched::PutBack;
 use crate::stopping::{PAUSE, REQUESTS, RESET, Role};
 
 impl<A: Arch> Vm<A> {
     /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
-    pub(super) fn reset_stopped(&self) {
+    fn reset_stopped(&self) {
         for vcpu in &self.vcpus {
             let mut owner = vcpu.target.owner().expect("all vCPUs have stopped");
             let _event = owner.take_events();
@@ -26,6 +28,43 @@ impl<A: Arch> Vm<A> {
             unsafe { vcpu.state() }.reset(&vcpu.inbox);
         }
         A::reset_devices(self);
+    }
+
+    /// Gives a guest whose vCPUs have all stopped the state after power-on, and begins to load it;
+    /// `None` as long as something else comes first.
+    pub(super) fn power_on(&'static self) -> Option<Result<Load<A>, LoadError>> {
+        if self.step_change(None) != Progress::Done || !A::reset_slots(self, A::this_cpu()) {
+            return None;
+        }
+        self.reset_stopped();
+        Some(Load::new(self))
+    }
+
+    /// Makes a step of the reset in whose middle all vCPUs have stopped, for a request that waits
+    /// for its end; `Done` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// The guest cannot be loaded.
+    pub(super) fn step_reset_stopped(&'static self) -> Result<Progress, LoadError> {
+        let mut reset = self.reset.lock();
+        let Some(Reset { load, .. }) = reset.as_mut() else { return Ok(Progress::Done) };
+        match load {
+            None => {
+                let Some(begun) = self.power_on() else { return Ok(Progress::Waiting) };
+                *load = Some(begun?);
+            }
+            Some(loading) => {
+                if loading.step(self) == Progress::Done
+                    && let Some(load) = load.take()
+                {
+                    self.finish_load(load);
+                    *reset = None;
+                    self.stopping.clear(RESET);
+                }
+            }
+        }
+        Ok(Progress::More)
     }
 }
 

@@ -159,12 +159,9 @@ impl<A: Arch> Life<A> {
             }
             Self::Again(vm) => {
                 // Its end is recorded right before the last vCPU has left.
-                let is_left = vm.has_stopped() && vm.step_change(None) == Progress::Done;
-                if !is_left || !A::reset_slots(vm, A::this_cpu()) {
-                    return Ok(Progress::Waiting);
-                }
-                vm.reset_stopped();
-                let load = Load::new(vm).map_err(|why| {
+                let begun = if vm.has_stopped() { vm.power_on() } else { None };
+                let Some(load) = begun else { return Ok(Progress::Waiting) };
+                let load = load.map_err(|why| {
                     host.set_state(vm, GuestState::Failed, ExitCode::BadConfig as u32);
                     Refusal::Create(CreateError::Load(why))
                 })?;

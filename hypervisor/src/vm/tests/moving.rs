@@ -202,7 +202,7 @@ pub(super) fn cut_all(board: &Board<MockArch>, seed: u64) {
     }));
 }
 
-fn board() -> &'static Board<MockArch> {
+pub(in crate::vm) fn board() -> &'static Board<MockArch> {
     let programs: &[&[Op]] = &[FIRST, SECOND];
     create_several(2, 64 << 20, &[(HERE, programs), (THERE, programs)]).unwrap_or_else(|why| panic!("{why}"))
 }

@@ -3,6 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
+use super::moving;
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::mock::processor::{MockArch, Op, create_several};
 use hostlink::guests::GuestState;
@@ -86,6 +87,27 @@ fn a_guest_that_is_paused_amid_a_reset_finishes_it_with_all_its_vcpus() {
         }
     }
     assert!(amid > 0, "no reset was paused");
+}
+
+#[test]
+fn u47_a_light_guest_that_resets_all_the_time_is_sent() {
+    let here = "name=here\nmemory=16777216\nweight=1";
+    let there = "name=there\nmemory=16777216\nstart=manual";
+    for (seed, way) in [(1, "live"), (2, "live"), (3, "still")] {
+        let board = several(1, &[(here, &[RESETS]), (there, &[RESETS]), (BUSY, &[WORKS])]);
+        // A reset takes 67 ms, if its guest has the CPU.
+        board.zero_takes(PAGE_TICKS);
+        moving::carry(board, moving::Cut::Never, 2);
+        let send = format!("guest-send here 0x7 {way}");
+        for (answer, took) in
+            board.answer_each(seed, &asked(&[(20 * MS, &send), (20 * MS, "guest-receive there")]))
+        {
+            assert_eq!(answer, "ok", "{way}");
+            assert!(took < 500 * MS, "{way}: {took}");
+        }
+        let states = [0, 1].map(|number| board.host().state_of(number));
+        assert_eq!(states, [GuestState::Empty, GuestState::Running], "{way}");
+    }
 }
 
 #[test]

@@ -99,17 +99,21 @@ impl<A: Arch> Receiving<A> {
             self.is_closed = true;
             self.told(Heard::Cut);
         }
+        if self.is_closed && matches!(self.stage, Stage::Closes) {
+            return self.end(answer);
+        }
         let mut progress = Ok(Progress::More);
         while matches!(progress, Ok(Progress::More)) && A::now() - start < A::ticks_of_us(STEP_US) {
-            progress = self.advance(answer);
+            progress = self.advance();
         }
-        match progress {
-            Err(why) if matches!(self.handover, Target::Arriving | Target::Ready) => {
+        // Nothing else ends the request: until the tool has left the channel, it is not freed, and
+        // neither is a guest that was dropped before it is destroyed.
+        Ok(progress.unwrap_or_else(|why| {
+            if matches!(self.handover, Target::Arriving | Target::Ready) {
                 self.fail(why);
-                Ok(Progress::More)
             }
-            progress => progress,
-        }
+            Progress::Waiting
+        }))
     }
 
     /// What came is no guest: tells the tool, and destroys it.
@@ -146,7 +150,7 @@ impl<A: Arch> Receiving<A> {
         }
     }
 
-    fn advance(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+    fn advance(&mut self) -> Result<Progress, Refusal> {
         let vm = self.vm;
         match &mut self.stage {
             Stage::Zero(sweep) => {
@@ -189,7 +193,6 @@ impl<A: Arch> Receiving<A> {
                 }
                 self.stage = Stage::Closes;
             }
-            Stage::Closes if self.is_closed => return self.end(answer),
             _ => return self.take(),
         }
         Ok(Progress::More)
@@ -330,5 +333,24 @@ fn pieces<A: Arch>(vm: &Vm<A>, gpa: u64, bytes: u64, mut act: impl FnMut(Range<u
 fn clean<A: Arch>(host: Range<u64>) {
     if A::must_clean_code() {
         A::clean(host);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::tests::moving;
+
+    #[test]
+    fn m8_a_slot_that_cannot_be_added_after_a_cut_leaves_nothing() {
+        let host = moving::board().host();
+        let free = || host.free.lock().total();
+        let (before, mut answer) = (free(), Answer::unheard());
+        let Ok((vm, _)) = host.create_guest(1, &host.bundle.guests[1]) else { panic!("there is room") };
+        let mut receiving = Receiving::new(vm, &mut answer).unwrap_or_else(|why| panic!("{why}"));
+        receiving.stage = Stage::Adding(Box::new(Work::Refused(Refusal::NoTables)));
+        let end = (0..1000).find_map(|_| receiving.step(&mut answer).err());
+        assert_eq!(end, Some(Refusal::Dropped));
+        assert_eq!((host.state_of(1), free()), (GuestState::Empty, before));
     }
 }

@@ -36,10 +36,10 @@ use super::stop::Stop;
 use super::throttle::Throttle;
 use super::{STEP_US, go_on};
 use crate::stopping;
-use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::host::Host;
 use crate::vm::space::{DirtyFetch, FlushScratch, MemoryJob};
+use crate::vm::{CreateError, Vm};
 
 pub(super) enum Stage<A: Arch> {
     /// The next slot's stores are to be logged.
@@ -55,8 +55,6 @@ pub(super) enum Stage<A: Arch> {
     Awaits,
     /// vCPUs stop for the last round.
     Stops,
-    /// They do so once more after a reset, which is not sent in the middle.
-    Resets,
     Clock,
     State(Section),
     /// All has been sent: the hand-over decides.
@@ -153,19 +151,28 @@ impl<A: Arch> Sending<A> {
             self.is_closed = true;
             self.cut();
         }
-        let mut progress = self.advance(answer);
+        match self.stage {
+            Stage::Closes if self.is_closed && !self.stop.is_now() => return self.end(answer),
+            Stage::Offered if self.is_closed => {
+                self.line.give_back(self.host);
+                return Err(Refusal::Given(self.vm.given.load(Ordering::Relaxed)));
+            }
+            _ => {}
+        }
+        let mut progress = self.advance();
         while matches!(progress, Ok(Progress::More)) && self.hurries(start) {
-            progress = self.advance(answer);
+            progress = self.advance();
         }
         self.stop.stepped(A::now() - start, stood_still);
-        match progress {
-            Ok(progress) => Ok(progress),
-            Err(why) if self.because.is_none() && self.handover.may_cancel() => {
-                self.fail(why);
-                Ok(Progress::More)
+        // Nothing else ends the request: until the tool has left the channel, it is not freed.
+        Ok(progress.unwrap_or_else(|why| {
+            match self.because {
+                None if self.handover.may_cancel() => self.fail(why),
+                None => self.because = Some(why),
+                Some(_) => {}
             }
-            Err(why) => Err(why),
-        }
+            Progress::Waiting
+        }))
     }
 
     /// Whether more is done in a step that began at `start`. A step of a change is one of its own
@@ -232,12 +239,12 @@ impl<A: Arch> Sending<A> {
         }
     }
 
-    fn advance(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+    fn advance(&mut self) -> Result<Progress, Refusal> {
         if let Some(progress) = self.hear()? {
             return Ok(progress);
         }
         if self.handover == Source::Away {
-            return self.leave(answer);
+            return self.leave();
         }
         if self.is_cancelled && self.stop.is_now() {
             self.go_on();
@@ -249,7 +256,7 @@ impl<A: Arch> Sending<A> {
         if !self.is_last && !self.is_cancelled {
             self.throttle.step(self.vm);
         }
-        let next = self.next(answer);
+        let next = self.next();
         // The guest's own change comes first, and begins no other one before this one's.
         let is_later = matches!(next, Err(Refusal::Slot(SlotError::Busy)));
         self.vm.want_turn(is_later);
@@ -313,7 +320,7 @@ impl<A: Arch> Sending<A> {
         Ok(())
     }
 
-    fn next(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
+    fn next(&mut self) -> Result<Progress, Refusal> {
         let vm = self.vm;
         match &mut self.stage {
             Stage::Log => match self.slots.get(self.logged) {
@@ -353,34 +360,24 @@ impl<A: Arch> Sending<A> {
                 }
                 self.stage = Stage::Undo;
             }
-            Stage::Closes if self.is_closed && !self.stop.is_now() => return self.end(answer),
-            Stage::Offered if self.is_closed => {
-                self.line.give_back(vm.host);
-                return Err(Refusal::Given(vm.given.load(Ordering::Relaxed)));
-            }
             Stage::Closes | Stage::Offered | Stage::Awaits => return Ok(Progress::Waiting),
             Stage::Stops if !vm.has_stopped() => return Ok(Progress::Waiting),
-            // It would not be over while the guest pauses.
-            Stage::Stops if vm.reset.lock().is_some() && !self.stop.is_now() => {
-                return Err(Refusal::Moves(Flaw::Unmovable("it pauses in the middle of a reset")));
-            }
-            Stage::Stops if vm.reset.lock().is_some() => {
-                self.go_on();
-                self.stage = Stage::Resets;
-            }
-            Stage::Resets if vm.reset.lock().is_some() => return Ok(Progress::Waiting),
-            Stage::Resets => self.stand_still(),
-            Stage::Stops if vm.step_change(None) != Progress::Done => return Ok(Progress::More),
+            Stage::Stops if vm.step_change(None) != Progress::Done => {}
+            // The middle of a reset is not sent. A vCPU that pauses, or gets little time, does not
+            // come to its end, or comes to the middle of the next one.
+            Stage::Stops => match vm.step_reset_stopped() {
+                Ok(Progress::Done) => return self.send(),
+                Ok(progress) => return Ok(progress),
+                Err(why) => return Err(Refusal::Create(CreateError::Load(why))),
+            },
             _ => return self.send(),
         }
         Ok(Progress::More)
     }
 
     /// The guest has gone: it is destroyed here.
-    fn leave(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
-        let Stage::Destroy(destroy) = &mut self.stage else {
-            return if self.is_closed { self.end(answer) } else { Ok(Progress::Waiting) };
-        };
+    fn leave(&mut self) -> Result<Progress, Refusal> {
+        let Stage::Destroy(destroy) = &mut self.stage else { return Ok(Progress::Waiting) };
         let progress = destroy.step(self.host)?;
         if progress != Progress::Done {
             return Ok(progress);
