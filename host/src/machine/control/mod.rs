@@ -15,7 +15,7 @@ pub(crate) use relay::Relay;
 use crate::machine::own_time::OwnTime;
 use crate::prelude::*;
 use hostlink::ctl::record::{Added, Deleted, Record};
-use hostlink::ctl::{Access, Answer, NEXT, Request};
+use hostlink::ctl::{Access, Answer, Request};
 use rustix::process::{Pid, getuid, test_kill_process};
 use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -270,8 +270,8 @@ impl Control {
         self.ask_one(&Request::Delete { slot })
     }
 
-    /// The hypervisor does not continue before `observe` has seen a record. If that fails, the
-    /// request continues, and its result is not reported.
+    /// Lets `observe` see each record when it comes. If that fails, the request continues, and its
+    /// result is not reported.
     pub(crate) fn ask_each(
         &mut self,
         request: &Request,
@@ -288,8 +288,6 @@ impl Control {
                 Some(Answer::Record(fields)) => {
                     observe(fields)?;
                     records.push(fields.to_owned());
-                    // If the machine has ended, the next read reports it.
-                    let _ = self.stream.get_mut().write_all(&[NEXT]);
                 }
                 Some(Answer::Ok) => return Ok(records),
                 Some(Answer::Error(message)) => return Err(Refused(message.to_owned()).into()),

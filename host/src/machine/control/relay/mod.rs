@@ -3,14 +3,16 @@
 //! QEMU serves one conversation with a serial port at a time, so whoever waits for an answer there
 //! keeps all others waiting. The relay has that conversation. It takes any number of others, gives
 //! their requests numbers of its own, and passes each line of an answer on to whoever has asked.
-//! To them it is a channel of their own: a record is followed by the next line when they have sent
-//! [`NEXT`] alone. Who goes away is told to the hypervisor.
+//!
+//! The hypervisor waits with each record until that is taken, and with other requests about the
+//! same guest until the answer is over. So the relay takes records at once, and keeps them for
+//! those who read slowly: an answer that nobody reads ends here when it becomes too long. Who goes
+//! away is told to the hypervisor.
 
 use crate::prelude::*;
 use hostlink::ctl::{NEXT, Reply, RequestError, parse_number};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -20,6 +22,9 @@ const TALKERS_MAX: usize = 64;
 const ASKED_MAX: usize = 32;
 /// Longest line that is passed on; the hypervisor takes shorter ones.
 const LINE_MAX: usize = 4096;
+/// Bytes that wait for one conversation. Whoever leaves more unread gets the rest of no answer, and
+/// is not listened to.
+const UNREAD_MAX: usize = 1 << 20;
 /// While this many bytes wait for the hypervisor, nobody is listened to.
 const WAITING_MAX: usize = 16 << 10;
 
@@ -121,8 +126,6 @@ fn is_passing(error: &io::Error) -> bool {
 struct Talker {
     id: u64,
     line: Line,
-    /// Records that have been passed on and not been followed by [`NEXT`]: the relay's numbers.
-    shown: VecDeque<u64>,
 }
 
 struct Asked {
@@ -178,9 +181,14 @@ impl Book {
         Some((talker, format!("{theirs} {rest}\n"), is_record.then_some(number)))
     }
 
-    fn forget(&mut self, talker: u64) -> Vec<u8> {
-        let gone = self.asked.extract_if(.., |asked| asked.talker == talker);
-        gone.flat_map(|asked| format!("{}\n", Reply::Gone(asked.number)).into_bytes()).collect()
+    /// Nobody waits any more for these answers: what is told to the hypervisor, and to the talker
+    /// if that is still there.
+    fn forget(&mut self, is_over: impl Fn(&Asked) -> bool) -> (String, String) {
+        let gone = self.asked.extract_if(.., |asked| is_over(asked));
+        let said = gone.map(|Asked { number, theirs, .. }| {
+            (format!("{}\n", Reply::Gone(number)), format!("{theirs} error its answer was not read\n"))
+        });
+        said.unzip()
     }
 }
 
@@ -217,8 +225,8 @@ impl Switchboard {
         talkers.retain_mut(|talker| {
             let goes_on = heard.next().is_none_or(|happened| happened.is_empty()) || self.listen_to(talker);
             if !goes_on {
-                let gone = self.book.forget(talker.id);
-                self.tell(&gone);
+                let (gone, _) = self.book.forget(|asked| asked.talker == talker.id);
+                self.tell(gone.as_bytes());
             }
             goes_on
         });
@@ -228,7 +236,7 @@ impl Switchboard {
             && let Ok(line) = Line::new(stream)
         {
             self.talked += 1;
-            self.talkers.push(Talker { id: self.talked, line, shown: VecDeque::new() });
+            self.talkers.push(Talker { id: self.talked, line });
         }
         // One that cannot be sent anything is found to have gone when it is listened to.
         for talker in &mut self.talkers {
@@ -249,7 +257,8 @@ impl Switchboard {
                 None => PollFd::new(&self.private, PollFlags::IN),
             },
         ];
-        let interest = |talker: &Talker| talker.line.interest(waiting < WAITING_MAX);
+        let listens = |line: &Line| waiting < WAITING_MAX && line.to.len() <= UNREAD_MAX;
+        let interest = |talker: &Talker| talker.line.interest(listens(&talker.line));
         places.extend(self.talkers.iter().map(|talker| PollFd::new(&talker.line.stream, interest(talker))));
         loop {
             match poll(&mut places, None) {
@@ -272,14 +281,23 @@ impl Switchboard {
             }
             return Some(());
         };
+        let mut told = Vec::new();
         for byte in line.receive()? {
             let Some(whole) = line.complete(byte) else { continue };
-            let Some((talker, text, record)) = self.book.answer(&whole) else { continue };
-            for talker in self.talkers.iter_mut().filter(|known| known.id == talker) {
+            let Some((id, text, record)) = self.book.answer(&whole) else { continue };
+            for talker in self.talkers.iter_mut().filter(|known| known.id == id) {
                 talker.line.to.extend(text.bytes());
-                talker.shown.extend(record);
+                let Some(number) = record else { continue };
+                if talker.line.to.len() > UNREAD_MAX {
+                    let (gone, end) = self.book.forget(|asked| asked.number == number);
+                    talker.line.to.extend(end.bytes());
+                    told.push(gone);
+                } else {
+                    told.push(format!("{}\n", Reply::Next(number)));
+                }
             }
         }
+        self.tell(told.concat().as_bytes());
         Some(())
     }
 
@@ -287,9 +305,8 @@ impl Switchboard {
     fn listen_to(&mut self, talker: &mut Talker) -> bool {
         let Some(bytes) = talker.line.receive() else { return false };
         for byte in bytes {
+            // A client may say that it has a record, which the relay has taken already.
             if byte == NEXT && talker.line.arriving.is_empty() {
-                let reply = talker.shown.pop_front().map(|number| format!("{}\n", Reply::Next(number)));
-                self.tell(reply.unwrap_or_default().as_bytes());
                 continue;
             }
             let Some(line) = talker.line.complete(byte).filter(|line| !line.trim_ascii().is_empty()) else {
