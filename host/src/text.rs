@@ -14,3 +14,15 @@ pub(crate) fn foreign_lines(text: &str) -> String {
 pub(crate) fn moves_text(char: char) -> bool {
     matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_moves_no_cursor_and_turns_no_line_round() {
+        assert_eq!(foreign("a\x1b]0;title\x07b\r\nc\u{202e}d\u{9b}2J"), "a ]0;title b  c d 2J");
+        assert_eq!(foreign_lines("one\x1b[2J\ntwo\tthree\n"), "one [2J\ntwo three\n");
+        assert_eq!(foreign("plain – ü"), "plain – ü");
+    }
+}

@@ -302,3 +302,27 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn m4_another_machines_clock_is_believed_within_the_time_of_the_move() {
+        const S: u64 = 1_000_000_000;
+        let within = 100 * S..103 * S;
+        for at in [100 * S, 102 * S, 103 * S] {
+            assert_eq!(stopped_at(at, within.clone()), (at, None));
+        }
+        let (at, told) = stopped_at(within.end + S / 2, within.clone());
+        assert_eq!((at, told), (within.end, None), "below a second");
+        for (said, at, way) in [(0, within.start, "behind"), (within.start - 2 * S, within.start, "behind")]
+            .into_iter()
+            .chain([(u64::MAX, within.end, "ahead of"), (within.end + 2 * S, within.end, "ahead of")])
+        {
+            let (bounded, told) = stopped_at(said, within.clone());
+            assert_eq!(bounded, at, "{said}");
+            assert!(told.expect("is told").contains(way), "{said}");
+        }
+    }
+}

@@ -213,8 +213,8 @@ impl<A: Arch> Host<A> {
 
     /// Whether a guest with another number runs, or may go on.
     fn lives_beside(&self, number: u32) -> bool {
-        use GuestState::{Arriving, Given, Paused, Running};
-        let lives = |other| matches!(self.state_of(other), Running | Paused | Arriving | Given);
+        use GuestState::{Arriving, Given, Offered, Paused, Running};
+        let lives = |other| matches!(self.state_of(other), Running | Paused | Arriving | Given | Offered);
         (0..MAX_GUESTS).any(|other| other != number && lives(other))
     }
 

@@ -74,6 +74,8 @@ states! {
     Arriving = 7 "arriving",
     /// It was given to another machine, and stands still here until it is known what came of it.
     Given = 8 "given",
+    /// All of it was sent, and it stands still until whoever gets it says that all is there.
+    Offered = 9 "offered",
 }
 
 impl core::fmt::Display for GuestState {

@@ -1,15 +1,19 @@
 //! Guests that move while whatever is between the two machines breaks, or lies.
 
+use super::super::outflow::Manner;
 use super::super::source::{InDoubt, Moved, migrate, target_is_gone};
 use super::super::wire::Secret;
 use super::machines::{LONG, address, until};
 use super::way::{At, BACK, Leads, THERE};
 use super::world::World;
 use crate::prelude::*;
-use hostlink::guests::GuestState::{Empty, Given, Running};
+use hostlink::ctl::SendWay;
+use hostlink::guests::GuestState::{Empty, Given, Offered, Running};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const PATIENCE: Duration = Duration::from_millis(300);
+/// Bytes of the block that says that a guest is accepted.
+const ACCEPTED: u64 = 4 + "\"accepted\"".len() as u64 + 32;
 
 fn said(result: &Result<Moved>) -> String {
     result.as_ref().map_or_else(|error| format!("{error:#}"), |moved| format!("{moved:?}"))
@@ -62,8 +66,11 @@ fn m2_a_refusal_another_machine_and_silence_prove_nothing() {
     for then in leads {
         for at in [At::Go, At::Runs] {
             let world = in_doubt(at, then);
-            world.mend(1);
-            let again = world.migrate(0);
+            // By another way, whose address nobody has named before.
+            let mut to = world.to(1);
+            to.address = address(&world.sides[1].path);
+            let patient = Manner { patience: LONG, ..world.manner(&Signals::default()) };
+            let again = migrate(&world.sides[0].origin, &to, &patient);
             let runs_at = usize::from(matches!(at, At::Runs));
             assert_eq!(world.check(0, &again, "asked again"), Some(runs_at), "{}", said(&again));
             assert_eq!(runs_at == 0, said(&again).contains("did not arrive"), "{}", said(&again));
@@ -125,6 +132,23 @@ fn guests_that_are_refused_or_cancelled_run_on_where_they_are() {
 #[test]
 fn m2_a_target_or_a_source_that_falls_silent_leaves_the_guest_where_it_is() {
     let world = World::new(PATIENCE);
+    // It has all of it, and its Ready does not pass: the guest is shown as offered meanwhile.
+    world.ways[1].breaks(At::Byte(BACK, 48 + ACCEPTED), Leads::Silence);
+    let (offered, silent) = thread::scope(|scope| {
+        let moving = scope.spawn(|| world.migrate(0));
+        let state = until("it is offered", || {
+            (world.sides[0].state() == Offered || moving.is_finished()).then(|| world.sides[0].state())
+        });
+        (state, moving.join().expect("ends"))
+    });
+    assert_eq!(offered, Offered, "{}", said(&silent));
+    assert!(
+        said(&silent).contains("is silent") && said(&silent).contains("runs on here"),
+        "{}",
+        said(&silent)
+    );
+    world.check(0, &silent, "without Ready");
+    world.mend(1);
     // Some bytes into the pages: nothing passes any more, and nobody ends the connection.
     world.ways[1].breaks(At::Byte(THERE, 9000), Leads::Silence);
     let silent = world.migrate(0);
@@ -134,6 +158,26 @@ fn m2_a_target_or_a_source_that_falls_silent_leaves_the_guest_where_it_is() {
         let told = world.sides[1].said.lock().expect("is read");
         told.iter().any(|what| what.contains("has said nothing")).then_some(())
     });
+}
+
+#[test]
+fn a_second_command_about_a_guest_hears_signals_while_it_waits() {
+    let world = World::new(LONG);
+    let first = world.sides[0].origin.begin(1, SendWay::Live, &Signals::default()).expect("begins");
+    let signals = Signals::default();
+    let second = thread::scope(|scope| {
+        let second = scope.spawn(|| world.migrate_as(0, &signals));
+        // However long it has waited.
+        thread::sleep(Duration::from_millis(300));
+        assert!(!second.is_finished(), "requests about a guest are served one after the other");
+        signals.catch(15);
+        second.join().expect("ends")
+    });
+    assert!(said(&second).contains("ended by a signal"), "{}", said(&second));
+    first.end().expect("was cut");
+    // What the second one had asked for has ended with it.
+    let third = world.migrate(0);
+    assert_eq!(world.check(0, &third, "a third one"), Some(1));
 }
 
 /// What happens to a command, drawn from a seed.
@@ -241,7 +285,7 @@ fn end_doubt(world: &World, from: usize, killed: Option<usize>, what: &str) {
         assert!(gone.as_ref().is_ok_and(|moved| !moved.away), "{what}: {}", said(&gone));
         return;
     }
-    let patient = super::super::outflow::Manner { patience: LONG, ..world.manner(&signals) };
+    let patient = Manner { patience: LONG, ..world.manner(&signals) };
     let again = migrate(&world.sides[from].origin, &world.to(1 - from), &patient);
     assert!(!again.as_ref().is_err_and(|error| error.is::<InDoubt>()), "{what}: {}", said(&again));
     world.check(from, &again, what);

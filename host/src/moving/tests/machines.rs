@@ -113,7 +113,7 @@ impl Side {
 
     /// What is not to last: the guest is neither here nor elsewhere.
     pub(super) fn is_settled(&self) -> bool {
-        !matches!(self.state(), GuestState::Arriving | GuestState::Leaving)
+        !matches!(self.state(), GuestState::Arriving | GuestState::Leaving | GuestState::Offered)
     }
 }
 

@@ -4,6 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use hostlink::ctl::record;
+use hostlink::guests::GuestState;
 use memslots::{Slot, SlotError, SlotId};
 use paging::Progress;
 use transfer::Described;
@@ -94,6 +95,7 @@ impl<A: Arch> Sending<A> {
                     None => {
                         self.line.put(Kind::End, self.line.frames, &[])?;
                         self.handover.offer();
+                        self.vm.host.set_state(self.vm, GuestState::Offered, 0);
                         Stage::Offered
                     }
                 };

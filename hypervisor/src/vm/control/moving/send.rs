@@ -232,6 +232,11 @@ impl<A: Arch> Sending<A> {
 
     /// Lets the guest go on if it stands still for this.
     fn go_on(&mut self) {
+        if self.vm.host.state_of(self.vm.number) == GuestState::Offered {
+            let pauses = self.vm.pauses.load(Ordering::Relaxed);
+            let state = if pauses { GuestState::Paused } else { GuestState::Running };
+            self.vm.host.set_state(self.vm, state, 0);
+        }
         // It goes on when the last vCPU has left its CPU.
         if self.stop.is_now() && self.vm.has_stopped() {
             self.stop.end(A::now());
