@@ -368,8 +368,8 @@ fn settle(of: &Origin, mut talk: Talk, out: &Outflow, heard: Heard) -> Result<Mo
     of.moved(&talk.end()?, out)
 }
 
-/// Ends the doubt about a guest by the operator's word: the machine or the file that it was given to
-/// is gone, so it runs on here. If an address is named whoever answers there is asked before.
+/// Ends the doubt about a guest by the operator's word: it runs on here, because the machine or the
+/// file that it was given to is gone. If an address is named whoever answers there is asked before.
 pub(crate) fn target_is_gone(of: &Origin, to: Option<&Destination>, manner: &Manner) -> Result<Moved> {
     target_is_gone_by(of, of.begin(0, SendWay::Live, &manner.signals)?, to, manner)
 }

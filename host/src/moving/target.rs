@@ -110,8 +110,8 @@ impl Arriving {
     }
 }
 
-/// When a guest stopped at its source, by this machine's clock: within this time. What is to be said
-/// if the other machine's clock makes it another one.
+/// When a guest stopped at its source, by this machine's clock: within this time. And what is to
+/// be said if the other machine's clock makes it another one.
 fn stopped_at(at: u64, within: Range<u64>) -> (u64, Option<String>) {
     let bounded = at.clamp(within.start, within.end.max(within.start));
     let is_off = bounded.abs_diff(at) > Duration::from_secs(1).as_nanos() as u64;

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use transfer::handover::Told;
 
-const MAGIC: &[u8; 16] = b"quell moving 1\n\n";
+const MAGIC: &[u8; 16] = b"quell moving 2\n\n";
 const NONCE: usize = 32;
 /// In this time a side has to have said what comes before frames.
 pub(super) const GREETING_MAX: Duration = Duration::from_secs(10);

@@ -69,8 +69,8 @@ impl World {
         migrate(&self.sides[from].origin, &self.to(1 - from), &self.manner(signals))
     }
 
-    /// What each side has, when nothing is on its way any more: the guest runs once at most, and the
-    /// third machine has none.
+    /// What each side has, when nothing is on its way any more. The guest runs once at most, and
+    /// not on the third machine.
     pub(super) fn states(&self, what: &str) -> [GuestState; 2] {
         let states = until(what, || {
             let is_settled = [&self.sides[0], &self.sides[1], &self.foreign].iter().all(|it| it.is_settled());

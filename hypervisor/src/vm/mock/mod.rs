@@ -9,6 +9,7 @@
 //! A test that handles one exit needs no run: [`MockBoard::create`] makes the calling thread CPU 0,
 //! and [`MockBoard::with_vcpu`] gives it a vCPU.
 
+mod asking;
 mod creation;
 pub mod live;
 pub(crate) mod offer;
@@ -239,57 +240,9 @@ impl<A: Arch> MockBoard<A> {
         turns.end.take().expect("threads end when the run does")
     }
 
-    /// Runs the machine until these requests have been answered; returns the lines of the answers.
-    /// Guests that were created meanwhile are not started by another run.
-    pub(crate) fn answer(&'static self, requests: &[&str]) -> Vec<String> {
-        let (before, now) = (self.answers().len(), self.time());
-        for (number, line) in (1..).zip(requests) {
-            // A request comes after the answer to the one before.
-            self.ask(now + number * 10_000_000, &alloc::format!("{number} {line}"));
-        }
-        {
-            let mut turns = self.lock();
-            turns.enough = Some(turns.answered() + requests.len());
-        }
-        assert_eq!(self.run(1), End::Quiet, "{requests:?}");
-        self.lock().enough = None;
-        self.answers().split_off(before)
-    }
-
     /// Zeroing a page of 4 KiB takes so many ticks from now on; none by default.
     pub(crate) fn zero_takes(&self, ticks: u64) {
         self.page_ticks.store(ticks, Ordering::Relaxed);
-    }
-
-    /// The run ends when so many requests have been answered.
-    pub(crate) fn enough(&self, answers: usize) {
-        self.lock().enough = Some(answers);
-    }
-
-    /// Runs the machine until these requests, each sent at its time or later, have been answered,
-    /// in whatever order. Returns of each the last line of its answer, without its number, and how
-    /// long that took.
-    pub(crate) fn answer_each(&'static self, seed: u64, requests: &[(u64, String)]) -> Vec<(String, u64)> {
-        let before = self.answers().len();
-        for (number, (when, line)) in (1..).zip(requests) {
-            self.ask(*when, &alloc::format!("{number} {line}"));
-        }
-        {
-            let mut turns = self.lock();
-            turns.enough = Some(turns.answered() + requests.len());
-        }
-        assert_eq!(self.run(seed), End::Quiet, "seed {seed}: {requests:?}, {:?}", self.answers());
-        let mut turns = self.lock();
-        turns.enough = None;
-        let lines: Vec<_> = turns.answers.iter().zip(&turns.answered_at).skip(before).collect();
-        let answer = |(number, (when, asked)): (usize, &(u64, String))| {
-            let last = |line: &str| line.strip_prefix(&alloc::format!("{number} ")).map(String::from);
-            let found = lines.iter().find_map(|&(line, at)| {
-                last(line).filter(|line| !line.starts_with(": ")).map(|line| (line, at - when))
-            });
-            found.unwrap_or_else(|| panic!("seed {seed}: '{asked}' is not answered"))
-        };
-        (1..).zip(requests).map(answer).collect()
     }
 
     /// Gives a vCPU of the first guest that does not run to CPU 0, which is the calling thread.
