@@ -99,14 +99,18 @@ fn escape(text: &str) -> String {
     })
 }
 
+/// Data for the page's script, in an element of its own. Neither the end of one begins in it, nor a
+/// comment, behind which a script would not end where it seems to: JSON has `<` in strings alone.
+fn embedded(data: &Value) -> String {
+    format!("<script type=\"application/json\">{}</script>", data.to_string().replace('<', "\\u003c"))
+}
+
 fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String> {
     let mut body = String::new();
     if let Some(results) = results {
         body += &results.section()?;
     }
     for (index, (name, shown)) in traces.iter().enumerate() {
-        // In a script element only "</" could end it early.
-        let data = shown.to_string().replace("</", "<\\/");
         writeln!(
             body,
             "<section class=\"trace\" id=\"trace-{index}\"><h2>Timeline: {}</h2>\
@@ -116,10 +120,11 @@ fn page(results: Option<&Results>, traces: &[(String, Value)]) -> Result<String>
              <button data-zoom=\"all\">all</button></div>\
              <canvas tabindex=\"0\" role=\"img\" aria-label=\"what each CPU did when, and its flushes\"></canvas>\
              <ul class=\"legend\">{}</ul>\
-             <dl class=\"details\"></dl><script type=\"application/json\">{data}</script></section>",
+             <dl class=\"details\"></dl>{}</section>",
             escape(name),
             timeline::summary(shown),
-            timeline::legend(shown)
+            timeline::legend(shown),
+            embedded(shown)
         )?;
     }
     Ok(PAGE
@@ -137,9 +142,14 @@ mod tests {
     #[test]
     fn text_from_files_cannot_become_markup() {
         assert_eq!(escape("<b a='\"&"), "&lt;b a=&#39;&quot;&amp;");
-        let shown = json!({"cpus": [], "flushes": [], "note": "</script><script>alert(1)"});
+        let shown = json!({"cpus": [], "flushes": [], "<!--": "</script><script>alert(1)<!--<script>"});
+        let element = embedded(&shown);
+        let data = element.strip_prefix("<script type=\"application/json\">").expect("begins it");
+        let data = data.strip_suffix("</script>").expect("ends it");
+        assert!(!data.contains('<'), "{data}");
+        assert_eq!(serde_json::from_str::<Value>(data).expect("is JSON"), shown);
         let page = page(None, &[("<i>".to_owned(), shown)]).expect("is made");
-        assert!(!page.contains("</script><script>alert") && !page.contains("<i>"));
+        assert!(page.contains(&element) && !page.contains("<i>"));
     }
 
     #[test]
