@@ -130,6 +130,14 @@ impl Platform {
         }
     }
 
+    /// What runs it.
+    pub(crate) const fn emulator(self) -> &'static str {
+        match self {
+            Self::Bochs(_) => "Bochs",
+            Self::X86_64 | Self::Aarch64(_) => "QEMU",
+        }
+    }
+
     /// The options by which it is chosen.
     pub(crate) fn arguments(self) -> PlatformArgs {
         let mut given = PlatformArgs { arch: Some(self.arch()), ..PlatformArgs::default() };

@@ -13,6 +13,7 @@ mod moving;
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
         let machines = vms()?;
+        let fields = |vm: &Option<Vm>| vm.as_ref().map_or_else(Fields::default, fields);
         let all: Vec<_> = machines.iter().map(|(name, vm)| fields(vm).with("machine", name)).collect();
         print(args, json!(all), || vms_table(&machines));
         return Ok(0);
@@ -88,23 +89,30 @@ fn fields(record: &impl Record) -> Fields {
     Fields::parse(&record.to_string()).unwrap_or_default()
 }
 
-/// The virtual machines of all machines that answer, each with its machine's name.
-fn vms() -> Result<Vec<(String, Vm)>> {
+/// The virtual machines of all machines that answer, each with its machine's name; none of a
+/// machine that has no guest now, such as one that awaits its first one.
+fn vms() -> Result<Vec<(String, Option<Vm>)>> {
     let mut all = Vec::new();
     for machine in control::running()? {
         // It may end at any time, or be in another conversation.
         let answer = Control::open(&machine).and_then(|mut control| control.ask_for(&Request::Vms));
         match answer {
-            Ok(vms) => all.extend(vms.into_iter().map(|vm| (machine.name.clone(), vm))),
+            Ok(vms) => all.extend(of_machine(&machine.name, vms)),
             Err(error) => eprintln!("quell: machine {}: {error:#}", machine.name),
         }
     }
     Ok(all)
 }
 
-fn vms_table(vms: &[(String, Vm)]) -> String {
-    let rows = vms.iter().map(|(name, vm)| {
-        [name.clone(), vm.vcpus.to_string(), size::display(vm.memory), vm.generation.to_string()]
+fn of_machine(name: &str, vms: Vec<Vm>) -> impl Iterator<Item = (String, Option<Vm>)> {
+    let nobody = if vms.is_empty() { Some(None) } else { None };
+    vms.into_iter().map(Some).chain(nobody).map(|vm| (name.to_owned(), vm))
+}
+
+fn vms_table(vms: &[(String, Option<Vm>)]) -> String {
+    let rows = vms.iter().map(|(name, vm)| match vm {
+        Some(vm) => [name.clone(), vm.vcpus.to_string(), size::display(vm.memory), vm.generation.to_string()],
+        None => [name, "no guest", "", ""].map(str::to_owned),
     });
     table(["machine", "vCPUs", "memory", "slot generation"], rows).to_string()
 }
@@ -238,6 +246,16 @@ mod tests {
         let runs = joined([(0, 2), (2, 1), (16, 3), (19, 1)].iter());
         assert_eq!(runs, [0..3, 16..20]);
         assert_eq!(dirty_text(7, &runs).lines().count(), 3);
+    }
+
+    #[test]
+    fn a_machine_without_a_guest_is_listed() {
+        let vm = Vm { vm: 0, vcpus: 2, memory: 512 << 20, generation: 2 };
+        let machines: Vec<_> = of_machine("7", vec![vm]).chain(of_machine("8-1", vec![])).collect();
+        assert_eq!(machines.len(), 2);
+        let table = vms_table(&machines);
+        let line = |name: &str| table.lines().find(|line| line.contains(name)).expect("is there");
+        assert!(line("7").contains("512 MiB") && line("8-1").contains("no guest"), "{table}");
     }
 
     #[test]

@@ -108,6 +108,7 @@ mod tests {
             wall: Duration::ZERO,
             console: console.to_owned(),
             log: String::new(),
+            emulator: "QEMU",
             qemu_messages: String::new(),
             unwritten: Vec::new(),
             reports: Vec::new(),

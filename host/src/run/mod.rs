@@ -226,7 +226,8 @@ fn conclude_machine(outcome: &Outcome, may_leave: bool) -> u8 {
             u8::try_from(128 + signal).unwrap_or(128)
         }
         End::Failed(status) => {
-            eprintln!("\nquell: QEMU failed ({}):\n{}", describe(status), outcome.qemu_messages.trim_end());
+            let Outcome { emulator, qemu_messages, .. } = outcome;
+            eprintln!("\nquell: {emulator} failed ({}):\n{}", describe(status), qemu_messages.trim_end());
             if !outcome.log.is_empty() {
                 eprintln!("the hypervisor's log ends with:\n{}", tail(&outcome.log));
             }

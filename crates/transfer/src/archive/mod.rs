@@ -26,6 +26,8 @@ pub enum Flaw {
     Value(&'static str),
     /// This differs between the two sides: what is here, and what was there.
     Differs(&'static str, u64, u64),
+    /// The same of rates in Hz.
+    Rates(&'static str, u64, u64),
     /// A guest in this state cannot be written: what it has, or does.
     Unmovable(&'static str),
 }
@@ -39,6 +41,24 @@ impl Flaw {
             other => other,
         }
     }
+
+    /// The same, if the numbers that differ are rates in Hz.
+    #[must_use]
+    pub fn of_rates(self) -> Self {
+        match self {
+            Self::Differs(what, here, there) => Self::Rates(what, here, there),
+            other => other,
+        }
+    }
+}
+
+/// A rate in Hz, as people read it.
+struct Mhz(u64);
+
+impl core::fmt::Display for Mhz {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}.{:06} MHz", self.0 / 1_000_000, self.0 % 1_000_000)
+    }
 }
 
 impl core::fmt::Display for Flaw {
@@ -47,8 +67,15 @@ impl core::fmt::Display for Flaw {
             Self::Short => f.write_str("it is too short"),
             Self::Long(bytes) => write!(f, "{bytes} bytes follow its end"),
             Self::Value(field) => write!(f, "{field} has a value that it cannot have"),
+            // A number that is counted, or the bits of a register.
+            Self::Differs(what, here, there) if here.max(there) < &10_000 => {
+                write!(f, "{what} is {here} here, and was {there} there")
+            }
             Self::Differs(what, here, there) => {
                 write!(f, "{what} is {here:#x} here, and was {there:#x} there")
+            }
+            Self::Rates(what, here, there) => {
+                write!(f, "{what} is {} here, and was {} there", Mhz(*here), Mhz(*there))
             }
             Self::Unmovable(what) => write!(f, "{what}"),
         }

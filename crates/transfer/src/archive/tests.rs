@@ -81,6 +81,11 @@ fn m6_short_long_and_wrong_states_are_flaws() {
     assert_eq!(with(2, 0x10), Err(Flaw::Value("counts")));
     assert_eq!(with(7, 2), Err(Flaw::Value("due")));
     assert_eq!(with(bytes.len() - 8, 9), Err(Flaw::Differs("hz", 7, 9)));
+    let said = |flaw: Flaw| std::string::ToString::to_string(&flaw);
+    assert_eq!(said(Flaw::Differs("it", 7, 12)), "it is 7 here, and was 12 there");
+    assert_eq!(said(Flaw::Differs("it", 7, 10_000)), "it is 0x7 here, and was 0x2710 there");
+    let rates = Flaw::Differs("it", 62_500_000, 2_994_375_001).of_rates();
+    assert_eq!(said(rates), "it is 62.500000 MHz here, and was 2994.375001 MHz there");
     let mut small = [0; 4];
     assert_eq!(Device::default().describe(&mut Archive::writer(&mut small)), Err(Flaw::Short));
 }

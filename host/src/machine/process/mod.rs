@@ -59,7 +59,7 @@ pub(crate) struct Machine {
     time: OwnTime,
     limit: Option<Duration>,
     signals: Signals,
-    arch: Arch,
+    platform: Platform,
     ram: Arc<Ram>,
     beacon: Option<u64>,
     reports: Arc<Reports>,
@@ -148,7 +148,7 @@ impl Machine {
             started,
             limit: spec.timeout,
             signals: signals.clone(),
-            arch,
+            platform: spec.platform,
             ram: Arc::new(ram),
             beacon,
             listens: Some(Reports::listen(&reports, listener)),
@@ -256,6 +256,7 @@ impl Machine {
             wall,
             console: self.shown(),
             log: log + &self.stuck.take().unwrap_or_default(),
+            emulator: self.platform.emulator(),
             qemu_messages: self.messages.whole()?,
             unwritten: self.unwritten(),
             reports,
@@ -304,8 +305,8 @@ impl Machine {
     }
 
     fn kill(&mut self, end: End) -> Result<End> {
-        self.child.kill().context("cannot end QEMU")?;
-        self.child.wait().context("cannot wait for QEMU")?;
+        self.child.kill().context("cannot end the emulator")?;
+        self.child.wait().context("cannot wait for the emulator")?;
         Ok(end)
     }
 
@@ -313,7 +314,7 @@ impl Machine {
         if let Some(signal) = self.signals.caught() {
             return Ok(End::Interrupted(signal));
         }
-        let code = match (self.arch, self.beacon) {
+        let code = match (self.platform.arch(), self.beacon) {
             (Arch::X86_64, _) => status.code().and_then(ExitCode::from_qemu_status),
             (Arch::Aarch64, Some(beacon)) if status.success() => exit_code(&self.ram, beacon)?,
             (Arch::Aarch64, _) => None,
@@ -344,6 +345,7 @@ pub(crate) struct Outcome {
     /// The end of the guest's console, unless it was the terminal.
     pub(crate) console: String,
     pub(crate) log: String,
+    pub(crate) emulator: &'static str,
     pub(crate) qemu_messages: String,
     /// What could not be written of what was to be shown and logged, and why.
     pub(crate) unwritten: Vec<String>,

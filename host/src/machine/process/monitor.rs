@@ -1,6 +1,7 @@
 //! What the CPUs of a machine that hangs are at, as QEMU's monitor shows it.
 
 use super::Machine;
+use crate::arch::Platform;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Deserializer, Value, json};
 use std::io::Write;
@@ -21,10 +22,16 @@ pub(super) const SOCKET: &str = "monitor";
 impl Machine {
     /// Where its CPUs are, several times, and some of their registers; or why that is not known.
     pub(crate) fn processors(&self) -> String {
-        let looks = ask(&self.files.path().join(SOCKET));
-        let looks = looks.unwrap_or_else(|error| format!("not known: {error:#}"));
-        format!("the machine's CPUs, by QEMU's monitor:\n{looks}\n")
+        looks(self.platform, &self.files.path().join(SOCKET))
     }
+}
+
+fn looks(platform: Platform, socket: &Path) -> String {
+    if let Platform::Bochs(_) = platform {
+        return "what the machine's CPUs are at is not known: Bochs has no monitor\n".to_owned();
+    }
+    let looks = ask(socket).unwrap_or_else(|error| format!("not known: {error:#}"));
+    format!("the machine's CPUs, by QEMU's monitor:\n{looks}\n")
 }
 
 fn ask(socket: &Path) -> Result<String> {
@@ -68,6 +75,14 @@ mod tests {
         let text =
             "\r\nCPU#0\r\nRAX=1 RBX=2\r\nRSI=3\r\nRIP=4 RFL=5 HLT=1\r\nES =0\r\n\r\nCPU#1\r\n PC=6 X00=7\r\n";
         assert_eq!(shown(text), "CPU 0: RAX=1 RBX=2 RIP=4 RFL=5 HLT=1\nCPU 1: PC=6 X00=7");
+    }
+
+    #[test]
+    fn bochs_is_not_asked() {
+        let platform = Platform::Bochs(crate::machine::bochs::Bochs::RYZEN);
+        let text = looks(platform, Path::new("/nowhere"));
+        assert!(text.contains("Bochs has no monitor") && !text.contains("QEMU"), "{text}");
+        assert!(looks(Platform::X86_64, Path::new("/nowhere")).contains("cannot connect to QEMU's monitor"));
     }
 
     #[test]

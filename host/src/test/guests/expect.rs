@@ -38,7 +38,8 @@ pub(super) fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
     match outcome.end {
         End::Hypervisor(code) if code == expected => Ok(()),
         End::Failed(status) => {
-            bail!("QEMU failed ({}): {}", describe(status), outcome.qemu_messages.trim())
+            let Outcome { emulator, qemu_messages, .. } = outcome;
+            bail!("{emulator} failed ({}): {}", describe(status), qemu_messages.trim())
         }
         end => bail!("ended by {end:?} instead of {expected:?}"),
     }

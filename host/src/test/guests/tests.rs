@@ -11,6 +11,7 @@ fn outcome(end: End, reports: &[Value]) -> Outcome {
         wall: Duration::ZERO,
         console: String::new(),
         log: String::new(),
+        emulator: "QEMU",
         qemu_messages: String::new(),
         unwritten: Vec::new(),
         reports: reports.to_vec(),

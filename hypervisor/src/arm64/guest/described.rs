@@ -15,7 +15,7 @@ use crate::vm::Vm;
 /// What is wrong with it.
 pub fn describe<A: Arm64>(vm: &Vm<A>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     identity::compare::<A>(archive)?;
-    archive.same("CNTFRQ_EL0", A::hz())?;
+    archive.same("CNTFRQ_EL0", A::hz()).map_err(Flaw::of_rates)?;
     archive.same("width of physical addresses", A::physical_address_bits().into())?;
     vm.guest.describe(archive)
 }

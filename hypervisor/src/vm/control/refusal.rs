@@ -71,7 +71,7 @@ impl fmt::Display for Refusal {
             Self::Slot(SlotError::NoLog) => f.write_str("stores to the slot are not logged"),
             Self::Slot(error) => write!(f, "{error}"),
             Self::Overlap { slot, gpa, size } => {
-                write!(f, "it overlaps slot {slot}, which is at {gpa:#x} and has {size:#x} bytes")
+                write!(f, "it overlaps slot {slot}, which is at {gpa:#x} and has {} KiB", size >> 10)
             }
             Self::Device { name, start, end } => {
                 write!(f, "it overlaps {name}, {start:#x} to {end:#x}")
@@ -79,7 +79,9 @@ impl fmt::Display for Refusal {
             Self::NoMemory { size, largest } => {
                 write!(
                     f,
-                    "there are no {size:#x} bytes of free memory in one piece; the largest has {largest:#x}"
+                    "there are no {} KiB of free memory in one piece; the largest has {} KiB",
+                    size >> 10,
+                    largest >> 10
                 )
             }
             Self::NoTables => f.write_str("there is no free memory for the tables that would map it"),

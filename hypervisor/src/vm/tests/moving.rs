@@ -345,7 +345,7 @@ fn the_tool_learns_that_the_last_guest_has_gone() {
 #[test]
 fn m6_a_guest_that_a_reset_could_not_load_does_not_arrive() {
     let bad = "name=there\nmemory=4194304\nstart=manual\ncmdline=plans=0";
-    for (there, memory, why) in [(bad, 64, "kernel: big-endian"), (THERE, 15, "no 0x411000 bytes of free")] {
+    for (there, memory, why) in [(bad, 64, "kernel: big-endian"), (THERE, 15, "no 4164 KiB of free memory")] {
         let sleeps: &[&[Op]] = &[&[Sleep(60_000_000), Done]];
         let guests: [(_, &[&[Op]]); 2] = [("name=here\nmemory=2097152", sleeps), (there, &[])];
         let board = create_several(1, memory << 20, &guests).unwrap_or_else(|why| panic!("{why}"));

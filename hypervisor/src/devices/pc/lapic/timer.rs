@@ -66,7 +66,7 @@ described!(TimerClock: tsc_hz (told_rate); same apic_hz);
 ///
 /// # Errors
 ///
-/// [`Flaw::Differs`], or that it cannot be read.
+/// [`Flaw::Rates`], or that it cannot be read.
 pub fn told_rate(hz: &mut u64, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     let (here, mut there) = (*hz, *hz);
     there.describe(archive)?;
@@ -74,7 +74,7 @@ pub fn told_rate(hz: &mut u64, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         return Ok(());
     }
     if here.abs_diff(there) > here / 1000 {
-        return Err(Flaw::Differs("the rate of the TSC", here, there));
+        return Err(Flaw::Rates("the rate of the TSC", here, there));
     }
     *hz = there;
     Ok(())

@@ -289,7 +289,7 @@ impl<A: Arch> Receiving<A> {
         let Clock { ticks, wall_ns, at, hz } = self.clock;
         let tolerance = A::hz() / 1000;
         if hz.abs_diff(A::hz()) > tolerance {
-            return Err(Flaw::Differs("the rate of the clock in Hz", A::hz(), hz));
+            return Err(Flaw::Rates("the rate of the clock", A::hz(), hz));
         }
         // Never later than now: time would go back.
         let at = at.min(A::now());

@@ -326,7 +326,7 @@ fn m7_a_tsc_of_another_rate_is_a_flaw_and_a_close_one_is_as_told() {
     for (tsc_hz, is_close) in [(2_001_000_000, true), (1_999_000_000, true), (2_100_000_000, false)] {
         let mut here = Lapic::new(3, false, TimerClock { tsc_hz, ..CLOCK });
         let read = described::read(&mut here, &bytes);
-        let differs = Flaw::Differs("the rate of the TSC", tsc_hz, CLOCK.tsc_hz);
+        let differs = Flaw::Rates("the rate of the TSC", tsc_hz, CLOCK.tsc_hz);
         assert_eq!(read, if is_close { Ok(()) } else { Err(differs) });
         assert_eq!(is_close, here.timer.clock() == CLOCK);
     }
