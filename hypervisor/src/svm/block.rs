@@ -11,6 +11,7 @@ use super::step::{self, Step};
 use super::vmcb::{EFER_SVME, Vmcb, clean, vintr};
 use crate::vm::arch::Cpus;
 use crate::vm::files::Defects;
+use crate::x86::CR0_PE;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;
@@ -312,7 +313,8 @@ impl ControlBlock for Vmcb {
 
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         archive.fixed(&mut self.cpl, |cpl| cpl & 3)?;
-        archive.fixed(&mut self.event_injection, event::kept)?;
+        let is_protected = self.read(Field::Cr0) & CR0_PE != 0;
+        archive.fixed(&mut self.event_injection, |event| event::kept(event, is_protected))?;
         archive.within(&mut self.interrupt_shadow, 1)?;
         self.mark_dirty(clean::ALL);
         Ok(())

@@ -16,7 +16,7 @@ use crate::vm::files::Defects;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;
-use crate::x86::{DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA};
+use crate::x86::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA};
 
 /// Of the debug exceptions that pend: one of them is enabled (25.4.2).
 const PENDING_ENABLED: u64 = 1 << 12;
@@ -265,7 +265,8 @@ impl ControlBlock for Vmcs {
         archive.within(&mut state.0, SHADOWS | BLOCKING_BY_NMI)?;
         archive.within(&mut state.1, 0)?;
         archive.within(&mut state.2, DR6_BREAKPOINTS | PENDING_ENABLED | DR6_SINGLE_STEP)?;
-        archive.fixed(&mut self.event, event::kept)?;
+        let is_protected = self.read(Field::Cr0) & CR0_PE != 0;
+        archive.fixed(&mut self.event, |event| event::kept(event, is_protected))?;
         self.pointers.describe(archive)?;
         if archive.is_reading() {
             self.set_interruptibility(state.0);

@@ -63,7 +63,7 @@ pub(super) fn on_control<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -
     let value = if context.state.block.is_64bit() { value } else { value & 0xffff_ffff };
     let accepted = match info >> 4 & 3 {
         0 if number == 0 => write_cr0(context, value),
-        0 => write(context, number, value) && load_pointers(context),
+        0 => write_other(context, number, value),
         CLTS => write_cr0(context, cr0 & !TASK_SWITCHED),
         // It does not clear PE.
         LMSW => write_cr0(context, cr0 & !0xe | info >> 16 & 0xf),
@@ -83,14 +83,14 @@ pub(super) fn on_control<A: Intel64>(context: &mut Context<'_, A>, exit: Exit) -
 fn write_cr0<A: Intel64>(context: &mut Context<'_, A>, value: u64) -> bool {
     let block = &*context.state.block;
     let (old, cr4, efer) = (block.read(Cr0), block.read(Cr4), block.read(Efer));
-    let code = block.attributes(SegmentName::Cs);
+    let [code, task] = [SegmentName::Cs, SegmentName::Tr].map(|name| block.attributes(name));
     let is_on = value & CR0_PG != 0;
     let is_switched = (value ^ old) & CR0_PG != 0;
     let to_long = is_switched && is_on && efer & EFER_LME != 0;
     if value >> 32 != 0
         || is_on && value & CR0_PE == 0
         || value & CR0_NOT_WRITE_THROUGH != 0 && value & CR0_CACHE_DISABLE == 0
-        || to_long && (cr4 & CR4_PAE == 0 || code & Segment::LONG != 0)
+        || to_long && (cr4 & CR4_PAE == 0 || code & Segment::LONG != 0 || task & 0xf != BUSY_TASK)
         || is_switched && !is_on && (block.is_64bit() || cr4 & CR4_PCIDE != 0)
     {
         return false;
@@ -100,7 +100,7 @@ fn write_cr0<A: Intel64>(context: &mut Context<'_, A>, value: u64) -> bool {
     if is_switched {
         block.write(Efer, if to_long { efer | EFER_LMA } else { efer & !EFER_LMA });
     }
-    if !load_pointers(context) {
+    if (value ^ old) & CR0_LOADS != 0 && !load_pointers(context) {
         context.state.block.write(Cr0, old);
         context.state.block.write(Efer, efer);
         return false;
@@ -113,6 +113,24 @@ fn write_cr0<A: Intel64>(context: &mut Context<'_, A>, value: u64) -> bool {
 
 /// CR0.ET, which is always set.
 const CR0_EXTENSION_TYPE: u64 = 1 << 4;
+/// The type of a TSS in use that is none of 16 bits: long mode has no other.
+const BUSY_TASK: u16 = 0xb;
+/// Bits whose change loads the entries of PAE paging: CD, NW, PG; PSE, PAE, PGE, SMEP.
+const CR0_LOADS: u64 = CR0_NOT_WRITE_THROUGH | CR0_CACHE_DISABLE | CR0_PG;
+const CR4_LOADS: u64 = 1 << 4 | CR4_PAE | 1 << 7 | 1 << 20;
+
+/// Whether CR4 or CR8 accepts the value, which it has then.
+fn write_other<A: Intel64>(context: &mut Context<'_, A>, number: u32, value: u64) -> bool {
+    let old = context.state.block.read(Cr4);
+    if !write(context, number, value) {
+        return false;
+    }
+    if number != 4 || (value ^ old) & CR4_LOADS == 0 || load_pointers(context) {
+        return true;
+    }
+    context.state.block.write(Cr4, old);
+    false
+}
 
 /// Loads what a processor keeps of the tables of legacy PAE paging, if the guest has them: the four
 /// entries of the highest level (SDM volume 3, section 4.4.1). False if one of them has a reserved
@@ -125,13 +143,18 @@ fn load_pointers<A: Intel64>(context: &mut Context<'_, A>) -> bool {
     }
     let at = block.read(Cr3) & 0xffff_ffe0;
     let memory = context.vm.space.slots().memory();
-    let reserved = !0 << cpuid::physical_address_bits::<A>() | 0x1e6;
+    let reserved = reserved_in_pointers::<A>();
     let pointers = [0, 8, 16, 24].map(|offset| memory.read_u64(Gpa(at + offset)).ok());
     if pointers.iter().any(|entry| entry.is_none_or(|entry| entry & 1 != 0 && entry & reserved != 0)) {
         return false;
     }
     context.state.block.set_pointers(pointers.map(|entry| entry.unwrap_or(0)));
     true
+}
+
+/// The reserved bits of these entries.
+pub(super) fn reserved_in_pointers<A: Intel64>() -> u64 {
+    !0 << cpuid::physical_address_bits::<A>() | 0x1e6
 }
 
 /// #DB: DR6 gets its causes, which the exit has kept out of it (28.2.1). INT1 has been executed,

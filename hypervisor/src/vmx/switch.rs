@@ -160,9 +160,6 @@ impl Vmcs {
         if event & event::ERROR_VALID != 0 {
             vmwrite(f::ENTRY_ERROR_CODE.writable(), event >> 32);
         }
-        if event & event::TYPE_SOFTWARE != 0 {
-            vmwrite(f::ENTRY_LENGTH.writable(), self.entry_length.into());
-        }
     }
 
     #[inline(never)]

@@ -66,8 +66,6 @@ pub struct Vmcs {
     pub(super) host: super::switch::HostState,
     /// VM-entry interruption information, with the error code in the upper half.
     pub(super) event: u64,
-    /// What the entry delivers if it is a software interrupt or exception: its length.
-    pub entry_length: u32,
     /// The interrupt that the entry delivers if there is no event; [`TAKEN`] behind the entry.
     pub(super) offered: u64,
     /// See [`set_threshold`](Self::set_threshold).
@@ -134,7 +132,6 @@ impl Vmcs {
             #[cfg(any(test, feature = "audit"))]
             host: super::switch::HostState::default(),
             event: 0,
-            entry_length: 0,
             offered: 0,
             threshold: 0,
             nested_debt: Cell::new(false),

@@ -1,12 +1,13 @@
 //! Control registers of a guest whose CR0 and CR4 are partly the hypervisor's.
 
 use super::processor::{DATA, Guest, HOLE, TABLES, Tested, with_guest, written};
+use super::refusal::wrong_field;
 use super::rows::{GP, MSR};
 use crate::vm::Next;
 use crate::vmx::copies::Copied;
 use crate::vmx::fields;
-use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Efer};
-use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Efer, Pat};
+use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::{CR0_PE, CR0_PG, CR4_PAE, CR4_PCIDE, EFER_LMA, EFER_LME};
@@ -15,6 +16,8 @@ const CD: u64 = 1 << 30;
 const NW: u64 = 1 << 29;
 const ET: u64 = 1 << 4;
 const NE: u64 = 1 << 5;
+const MCE: u64 = 1 << 6;
+const PGE: u64 = 1 << 7;
 
 /// A move of RBX to CR0; what it raises.
 fn set_cr0(guest: &mut Guest<'_, '_>, value: u64) -> Option<u64> {
@@ -59,19 +62,11 @@ fn long_mode_comes_and_goes_with_paging() {
     with_guest(&[], |guest| {
         guest.legacy_mode(Segment::DEFAULT_32);
         guest.set_field(Efer, EFER_LME);
-        assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), GP, "without PAE");
         guest.set_field(Cr4, CR4_PAE);
         assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), None);
         assert_eq!(guest.field(Efer), EFER_LME | EFER_LMA);
-        guest.set_field(Cr4, CR4_PAE | CR4_PCIDE);
-        assert_eq!(set_cr0(guest, CR0_PE), GP, "with PCIDs");
-        guest.set_field(Cr4, CR4_PAE);
         assert_eq!(set_cr0(guest, CR0_PE), None);
         assert_eq!(guest.field(Efer), EFER_LME, "as the entry's control");
-        guest.legacy_mode(Segment::LONG);
-        guest.set_field(Efer, EFER_LME);
-        guest.set_field(Cr4, CR4_PAE);
-        assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), GP, "into code of 64 bits");
     });
 }
 
@@ -111,14 +106,114 @@ fn the_entries_of_pae_paging_are_loaded_and_checked() {
             assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), fault, "{entry:#x}");
             assert_eq!(guest.field(Cr0) & CR0_PG != 0, fault.is_none());
         }
-        // A move to CR4 loads them, too.
+        // A move to CR4 loads them, too, if it changes a bit that says so; and stays away if not.
         guest.set_field(Cr3, at);
         guest.set_field(Cr0, CR0_PG | CR0_PE);
-        guest.write(at, &[0; 8]);
-        guest.0.state.exception = None;
-        guest.set(RBX, CR4_PAE | 1 << 6);
-        guest.leave(28, 3, 4 | (RBX as u64) << 8);
-        assert_eq!((guest.raised(), guest.vmcs().pointers[0]), (None, 0));
+        let first = guest.vmcs().pointers[0];
+        for (cr4, entry, expected) in [
+            (CR4_PAE | MCE, 0, (None, first)),
+            (CR4_PAE | MCE | PGE, 3, (GP, first)),
+            (CR4_PAE | MCE | PGE, 0, (None, 0)),
+        ] {
+            guest.write(at, &u64::to_le_bytes(entry));
+            let before = guest.field(Cr4);
+            guest.0.state.exception = None;
+            guest.set(RBX, cr4);
+            guest.leave(28, 3, 4 | (RBX as u64) << 8);
+            assert_eq!((guest.raised(), guest.vmcs().pointers[0]), expected, "{cr4:#x}");
+            assert_eq!(guest.field(Cr4), if expected.0.is_none() { cr4 } else { before });
+        }
+    });
+}
+
+/// A mode, and a value that a move to a control register, or WRMSR, refuses there. Checks of
+/// entries that are not here concern what the hypervisor alone writes (DEBUGCTL, activity), what it
+/// leaves to the processor (CR3, DR7, descriptor tables, segments; SYSENTER's MSRs), or features
+/// that no guest is shown (BNDCFGS, PERF_GLOBAL_CTRL, CET, PKRS).
+type Refused = (&'static str, fn(&mut Guest<'_, '_>), u32, u64);
+
+const LONG: fn(&mut Guest<'_, '_>) = |_| {};
+/// Paging is off, and long mode waits for it.
+const SOON_LONG: fn(&mut Guest<'_, '_>) = |guest| {
+    guest.legacy_mode(Segment::DEFAULT_32);
+    guest.set_field(Efer, EFER_LME);
+    guest.set_field(Cr4, CR4_PAE);
+};
+
+const REFUSED: [Refused; 29] = [
+    ("PG without PE", LONG, 0, CR0_PG),
+    ("the upper half of CR0", LONG, 0, CR0_PG | CR0_PE | 1 << 32),
+    ("NW without CD", LONG, 0, CR0_PG | CR0_PE | NW),
+    ("no paging in code of 64 bits", LONG, 0, CR0_PE),
+    ("no paging with PCIDs", |guest| guest.set_field(Cr4, CR4_PAE | CR4_PCIDE), 0, CR0_PE),
+    (
+        "long mode without PAE",
+        |guest| {
+            SOON_LONG(guest);
+            guest.set_field(Cr4, 0);
+        },
+        0,
+        CR0_PG | CR0_PE,
+    ),
+    (
+        "long mode into code of 64 bits",
+        |guest| {
+            guest.legacy_mode(Segment::LONG);
+            guest.set_field(Efer, EFER_LME);
+            guest.set_field(Cr4, CR4_PAE);
+        },
+        0,
+        CR0_PG | CR0_PE,
+    ),
+    ("long mode with a task of 16 bits", |guest| soon_long_with(guest, 0x83), 0, CR0_PG | CR0_PE),
+    ("long mode without a task", |guest| soon_long_with(guest, 0), 0, CR0_PG | CR0_PE),
+    ("long mode without PAE, by CR4", LONG, 4, 0),
+    ("PCIDs without long mode", SOON_LONG, 4, CR4_PAE | CR4_PCIDE),
+    ("PCIDs with a PCID", |guest| guest.set_field(Cr3, TABLES | 1), 4, CR4_PAE | CR4_PCIDE),
+    ("VMXE", LONG, 4, CR4_PAE | 1 << 13),
+    ("FRED, and what comes", LONG, 4, CR4_PAE | 1 << 32),
+    ("CET", LONG, 4, CR4_PAE | 1 << 23),
+    ("a reserved bit of CR4", LONG, 4, CR4_PAE | 1 << 15),
+    ("a reserved bit of EFER", LONG, 0xc000_0080, EFER_LME | 1 << 1),
+    ("SVME", LONG, 0xc000_0080, EFER_LME | 1 << 12),
+    ("no LME with paging", LONG, 0xc000_0080, 0),
+    ("no type of memory", LONG, 0x277, 2),
+    ("another one, in the last place", LONG, 0x277, 8 << 56),
+    ("FS beyond", LONG, 0xc000_0100, 1 << 47),
+    ("GS beyond", LONG, 0xc000_0101, 1 << 63),
+    ("GS of the kernel beyond", LONG, 0xc000_0102, 1 << 47),
+    ("SYSCALL beyond", LONG, 0xc000_0082, 1 << 47),
+    ("BNDCFGS", LONG, 0xd90, 0),
+    ("PERF_GLOBAL_CTRL", LONG, 0x38f, 0),
+    ("CET of the kernel", LONG, 0x6a2, 0),
+    ("PKRS", LONG, 0x6e1, 0),
+];
+
+fn soon_long_with(guest: &mut Guest<'_, '_>, attributes: u16) {
+    SOON_LONG(guest);
+    let task = Segment { selector: 0x20, attributes, limit: 0x67, base: 0 };
+    guest.vmcs().set_segment(SegmentName::Tr, task);
+}
+
+#[test]
+fn i16_what_an_entry_refuses_is_refused_where_the_guest_sets_it() {
+    for (about, begin, register, value) in REFUSED {
+        with_guest(&[0x0f, 0x30], |guest| {
+            begin(guest);
+            let state = |guest: &Guest<'_, '_>| [Cr0, Cr3, Cr4, Efer, Pat].map(|field| guest.field(field));
+            let before = state(guest);
+            if register > 8 {
+                guest.write_msr(register, value);
+            } else {
+                guest.set(RBX, value);
+                guest.leave(28, 3, u64::from(register) | (RBX as u64) << 8);
+            }
+            assert_eq!((guest.raised(), state(guest)), (GP, before), "{about}");
+        });
+    }
+    with_guest(&[], |guest| {
+        SOON_LONG(guest);
+        assert_eq!((set_cr0(guest, CR0_PG | CR0_PE), wrong_field(guest.vmcs())), (None, None));
     });
 }
 

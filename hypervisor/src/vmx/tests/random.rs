@@ -4,15 +4,15 @@
 use baremetal::random::Random;
 
 use super::processor::{Guest, with_guest};
+use super::refusal::wrong_field;
 use crate::svm::tests::random::{CODES, each_seed, goes_on, number};
 use crate::vm::Next;
-use crate::vmx::refusal::wrong_field;
 use crate::vmx::table::{ENTRY_FAILURE, EXCEPTION};
 use crate::vmx::vmcs::BLOCKING_BY_NMI;
 use crate::x86::vcpu::block::Field::{Cr0, Cr4, Efer, Rflags, Rip, Rsp};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::event;
-use crate::x86::{DR6_SINGLE_STEP, RFLAGS_IF, RFLAGS_TF};
+use crate::x86::{CR4_PAE, DR6_SINGLE_STEP, EFER_LME, RFLAGS_IF, RFLAGS_TF};
 
 fn begin(random: &mut Random, guest: &mut Guest<'_, '_>) {
     let code: Vec<u8> = match random.below(3) {
@@ -36,6 +36,14 @@ fn begin(random: &mut Random, guest: &mut Guest<'_, '_>) {
         }
         _ => {}
     }
+    if guest.field(Efer) == 0 {
+        guest.set_field(Efer, random.one_of([0, EFER_LME]));
+        guest.set_field(Cr4, random.one_of([0, CR4_PAE]));
+        let task = Segment { selector: 0x20, attributes: 0x83, limit: 0x67, base: 0 };
+        if random.one_in(2) {
+            guest.0.state.block.set_segment(SegmentName::Tr, task);
+        }
+    }
     if random.one_in(3) {
         guest.set_cpl(3);
     }
@@ -47,7 +55,9 @@ fn begin(random: &mut Random, guest: &mut Guest<'_, '_>) {
     }
     let shadow = random.one_of([0, 0, 2, BLOCKING_BY_NMI.into(), if flags & RFLAGS_IF != 0 { 1 } else { 0 }]);
     guest.vmcs().set_interruptibility(shadow as u32);
-    guest.vmcs().set_pending_debug(if flags & RFLAGS_TF != 0 { DR6_SINGLE_STEP } else { 0 });
+    let breakpoint = random.one_of([0, 0, 1 << 12 | 1]);
+    let step = if flags & RFLAGS_TF != 0 { DR6_SINGLE_STEP } else { 0 };
+    guest.vmcs().set_pending_debug(step | breakpoint);
 }
 
 fn exit(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {

@@ -1,13 +1,19 @@
 //! The field that an entry is refused for.
 
-use super::processor::with_guest;
+use super::processor::{MockVmx, with_guest};
 use crate::devices::pc::message::Trigger;
-use crate::vmx::fields as f;
-use crate::vmx::refusal::wrong_field;
+use crate::vmx::fields::{self as f, Named};
+use crate::vmx::refusal::{self, wrong_event};
 use crate::vmx::vmcs::{BLOCKING_BY_NMI, Vmcs};
-use crate::x86::RFLAGS_IF;
-use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Dr7, Efer, Pat, Rflags, Rip};
-use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
+use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Dr7, Efer, Pat, Rflags, Rip, SysenterEip, SysenterEsp};
+use crate::x86::vcpu::block::SegmentName::{self, Cs, Ds, Es, Fs, Gdtr, Gs, Idtr, Ldtr, Ss, Tr};
+use crate::x86::vcpu::block::{ControlBlock, Field, Segment};
+use crate::x86::vcpu::event::{ERROR_VALID, TYPE_NMI, VALID, exception};
+use crate::x86::{CR0_PE, CR0_PG, CR4_PAE, CR4_PCIDE, RFLAGS_IF, RFLAGS_VM};
+
+pub(super) fn wrong_field(vmcs: &Vmcs) -> Option<(Named, u64)> {
+    refusal::wrong_field::<MockVmx>(vmcs)
+}
 
 fn set(vmcs: &mut Vmcs, name: SegmentName, change: impl FnOnce(&mut Segment)) {
     let mut segment = vmcs.segment(name);
@@ -15,36 +21,91 @@ fn set(vmcs: &mut Vmcs, name: SegmentName, change: impl FnOnce(&mut Segment)) {
     vmcs.set_segment(name, segment);
 }
 
+fn write(vmcs: &mut Vmcs, values: &[(Field, u64)]) {
+    values.iter().for_each(|&(field, value)| vmcs.write(field, value));
+}
+
 type Change = fn(&mut Vmcs);
 
-/// Each change breaks one rule of entries; the field that has to be named.
-const WRONG: [(u32, Change); 22] = [
+/// Each change to a guest of 64 bits breaks one rule of entries (27.3.1); the field that has to be
+/// named.
+const WRONG: [(u32, Change); 54] = [
     (f::GUEST_CR0.raw(), |vmcs| vmcs.write(Cr0, 1 << 31)),
+    (f::GUEST_CR0.raw(), |vmcs| vmcs.write(Cr0, CR0_PG | CR0_PE | 1 << 32)),
     (f::GUEST_CR4.raw(), |vmcs| vmcs.write(Cr4, 0)),
+    (f::GUEST_CR4.raw(), |vmcs| write(vmcs, &[(Efer, 0), (Cr0, CR0_PE), (Cr4, CR4_PCIDE)])),
     (f::GUEST_CR3.raw(), |vmcs| vmcs.write(Cr3, 1 << 52)),
     (f::GUEST_DR7.raw(), |vmcs| vmcs.write(Dr7, 1 << 32)),
+    (f::GUEST_SYSENTER_ESP.raw(), |vmcs| vmcs.write(SysenterEsp, 1 << 47)),
+    (f::GUEST_SYSENTER_EIP.raw(), |vmcs| vmcs.write(SysenterEip, 1 << 63)),
     (f::GUEST_PAT.raw(), |vmcs| vmcs.write(Pat, 2)),
     (f::GUEST_EFER.raw(), |vmcs| vmcs.write(Efer, 1 << 10)),
     (f::GUEST_RIP.raw(), |vmcs| vmcs.write(Rip, 1 << 50)),
     (f::GUEST_RFLAGS.raw(), |vmcs| vmcs.write(Rflags, 0)),
-    (f::GUEST_RFLAGS.raw(), |vmcs| vmcs.write(Rflags, 2 | 1 << 17)),
-    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Cs, |cs| cs.attributes = 0x292)),
-    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Cs, |cs| cs.attributes &= !0x80)),
-    (f::GUEST_SS_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Ss, |ss| ss.attributes = 0x9b)),
-    (f::GUEST_DS_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Ds, |ds| ds.attributes = 0x92)),
-    (f::GUEST_ES_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Es, |es| es.base = 1 << 32)),
-    (f::GUEST_FS_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Fs, |fs| fs.base = 1 << 47)),
-    (f::GUEST_GS_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Gs, |gs| gs.limit = 1 << 20)),
-    (f::GUEST_TR_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Tr, |tr| tr.attributes = 0x89)),
-    (f::GUEST_LDTR_RIGHTS.raw(), |vmcs| set(vmcs, SegmentName::Ldtr, |ldtr| ldtr.attributes = 0x83)),
-    (f::GUEST_GDTR_LIMIT.raw(), |vmcs| set(vmcs, SegmentName::Gdtr, |gdt| gdt.limit = 1 << 16)),
+    (f::GUEST_RFLAGS.raw(), |vmcs| vmcs.write(Rflags, 2 | 1 << 15)),
+    (f::GUEST_RFLAGS.raw(), |vmcs| vmcs.write(Rflags, 2 | RFLAGS_VM)),
+    (f::GUEST_RFLAGS.raw(), |vmcs| write(vmcs, &[(Efer, 0), (Cr0, 0), (Rflags, 2 | RFLAGS_VM)])),
+    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, Cs, |cs| cs.attributes = 0x292)),
+    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, Cs, |cs| cs.attributes &= !0x80)),
+    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, Cs, |cs| cs.attributes |= Segment::DEFAULT_32)),
+    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, Cs, |cs| cs.attributes |= 3 << 5)),
+    (f::GUEST_CS_RIGHTS.raw(), |vmcs| set(vmcs, Cs, |cs| cs.attributes |= 4 | 1 << 5)),
+    (f::GUEST_CS_BASE.raw(), |vmcs| set(vmcs, Cs, |cs| cs.base = 1 << 32)),
+    (f::GUEST_CS_LIMIT.raw(), |vmcs| set(vmcs, Cs, |cs| cs.limit = 0x1_0000)),
+    (f::GUEST_SS_RIGHTS.raw(), |vmcs| set(vmcs, Ss, |ss| ss.attributes = 0x9b)),
+    (f::GUEST_SS_RIGHTS.raw(), |vmcs| {
+        write(vmcs, &[(Efer, 0), (Cr0, 0)]);
+        set(vmcs, Cs, |cs| cs.attributes |= 4);
+        set(vmcs, Ss, |ss| ss.attributes |= 3 << 5);
+    }),
+    (f::GUEST_SS_BASE.raw(), |vmcs| set(vmcs, Ss, |ss| ss.base = 1 << 32)),
+    (f::GUEST_DS_RIGHTS.raw(), |vmcs| set(vmcs, Ds, |ds| ds.attributes = 0x92)),
+    (f::GUEST_DS_RIGHTS.raw(), |vmcs| set(vmcs, Ds, |ds| ds.attributes = 0x99)),
+    (f::GUEST_ES_RIGHTS.raw(), |vmcs| set(vmcs, Es, |es| es.attributes = 0x83)),
+    (f::GUEST_ES_BASE.raw(), |vmcs| set(vmcs, Es, |es| es.base = 1 << 32)),
+    (f::GUEST_FS_BASE.raw(), |vmcs| set(vmcs, Fs, |fs| fs.base = 1 << 47)),
+    (f::GUEST_FS_BASE.raw(), |vmcs| set(vmcs, Fs, |fs| (fs.base, fs.attributes) = (1 << 47, 0))),
+    (f::GUEST_GS_LIMIT.raw(), |vmcs| set(vmcs, Gs, |gs| gs.limit = 1 << 20)),
+    (f::GUEST_TR.raw(), |vmcs| set(vmcs, Tr, |tr| tr.selector = 4)),
+    (f::GUEST_TR_RIGHTS.raw(), |vmcs| set(vmcs, Tr, |tr| tr.attributes = 0x89)),
+    (f::GUEST_TR_RIGHTS.raw(), |vmcs| set(vmcs, Tr, |tr| tr.attributes = 0x83)),
+    (f::GUEST_TR_RIGHTS.raw(), |vmcs| set(vmcs, Tr, |tr| tr.attributes = 0)),
+    (f::GUEST_TR_LIMIT.raw(), |vmcs| set(vmcs, Tr, |tr| tr.limit = 1 << 20)),
+    (f::GUEST_TR_BASE.raw(), |vmcs| set(vmcs, Tr, |tr| tr.base = 1 << 47)),
+    (f::GUEST_LDTR.raw(), |vmcs| set(vmcs, Ldtr, |ldtr| ldtr.selector = 4)),
+    (f::GUEST_LDTR_RIGHTS.raw(), |vmcs| set(vmcs, Ldtr, |ldtr| ldtr.attributes = 0x83)),
+    (f::GUEST_LDTR_BASE.raw(), |vmcs| set(vmcs, Ldtr, |ldtr| ldtr.base = 1 << 47)),
+    (f::GUEST_ES_RIGHTS.raw(), |vmcs| virtual_8086(vmcs, |es| es.attributes = 0x93)),
+    (f::GUEST_ES_LIMIT.raw(), |vmcs| virtual_8086(vmcs, |es| es.limit = 0xfffff)),
+    (f::GUEST_ES_BASE.raw(), |vmcs| virtual_8086(vmcs, |es| es.base = 0x10)),
+    (f::GUEST_GDTR_LIMIT.raw(), |vmcs| set(vmcs, Gdtr, |gdt| gdt.limit = 1 << 16)),
+    (f::GUEST_GDTR_BASE.raw(), |vmcs| set(vmcs, Gdtr, |gdt| gdt.base = 1 << 47)),
+    (f::GUEST_IDTR_LIMIT.raw(), |vmcs| set(vmcs, Idtr, |idt| idt.limit = 1 << 16)),
+    (f::GUEST_IDTR_BASE.raw(), |vmcs| set(vmcs, Idtr, |idt| idt.base = 1 << 47)),
     (f::ACTIVITY.raw(), |vmcs| vmcs.set_activity(1)),
     (f::INTERRUPTIBILITY.raw(), |vmcs| vmcs.set_interruptibility(1)),
+    (f::INTERRUPTIBILITY.raw(), |vmcs| vmcs.set_interruptibility(4)),
     (f::PENDING_DEBUG.raw(), |vmcs| {
         vmcs.set_interruptibility(2);
         vmcs.set_pending_debug(1 << 14);
     }),
+    (f::PENDING_DEBUG.raw(), |vmcs| vmcs.set_pending_debug(1 << 13)),
+    (f::GUEST_PDPTE2.raw(), |vmcs| {
+        write(vmcs, &[(Efer, 0), (Cr4, CR4_PAE)]);
+        vmcs.set_pointers([0x1001, 2, 3, 0]);
+    }),
 ];
+
+/// Legacy mode with the registers of virtual-8086 mode, and a change of ES.
+fn virtual_8086(vmcs: &mut Vmcs, change: impl FnOnce(&mut Segment)) {
+    write(vmcs, &[(Efer, 0), (Rflags, 2 | RFLAGS_VM)]);
+    for name in [Cs, Ss, Ds, Es, Fs, Gs] {
+        let real = Segment { selector: 0x1234, attributes: 0xf3, limit: 0xffff, base: 0x1_2340 };
+        vmcs.set_segment(name, real);
+    }
+    assert_eq!(wrong_field(vmcs), None);
+    set(vmcs, Es, change);
+}
 
 #[test]
 fn an_entry_that_is_refused_names_its_field() {
@@ -89,6 +150,29 @@ fn what_is_delivered_is_not_held_off() {
             guest.vmcs().set_interruptibility(state);
             let expected = refused.then_some(f::INTERRUPTIBILITY.raw());
             assert_eq!(wrong_field(guest.vmcs()).map(|(field, _)| field.0), expected);
+        });
+    }
+}
+
+/// An error code that the exception does not have is a control that is wrong (27.2.1.3).
+#[test]
+fn an_event_that_is_none_is_named() {
+    let page_fault = exception(14) | ERROR_VALID | 5 << 32;
+    for (event, cr0, is_right) in [
+        (0, CR0_PE, true),
+        (page_fault, CR0_PE, true),
+        (page_fault, 0, false),
+        (exception(13), CR0_PE, false),
+        (exception(13), 0, true),
+        (exception(1) | ERROR_VALID, CR0_PE, false),
+        (VALID | TYPE_NMI | 2, 0, true),
+        (VALID | TYPE_NMI | 3, 0, false),
+    ] {
+        with_guest(&[], |guest| {
+            guest.set_field(Cr0, cr0);
+            guest.vmcs().set_event(event);
+            let expected = (!is_right).then_some((Named(f::ENTRY_EVENT.raw()), event));
+            assert_eq!(wrong_event(guest.vmcs()), expected, "{event:#x}");
         });
     }
 }

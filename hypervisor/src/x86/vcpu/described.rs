@@ -17,7 +17,7 @@ use super::state::{Activity, VcpuState};
 use crate::devices::pc::inbox::Inbox;
 use crate::x86::cpuid::guest_efer_mask;
 use crate::x86::processor::X86;
-use crate::x86::{CR0_DEFINED, EFER_LMA};
+use crate::x86::{CR0_DEFINED, CR0_PE, EFER_LMA};
 
 /// The registers in the stream's order: all but the TSC's offset, which follows from the clock.
 const REGISTERS: [(Field, &str); 19] = [
@@ -130,7 +130,9 @@ impl<B: ControlBlock> VcpuState<B> {
         activity.describe(archive).map_err(|flaw| flaw.named("the activity"))?;
         nmi.describe(archive).map_err(|flaw| flaw.named("NMIs"))?;
         let mut event = exception.unwrap_or(0);
-        archive.fixed(&mut event, event::kept).map_err(|flaw| flaw.named("an exception"))?;
+        let is_protected = block.read(Field::Cr0) & CR0_PE != 0;
+        let kept = |event| event::kept(event, is_protected);
+        archive.fixed(&mut event, kept).map_err(|flaw| flaw.named("an exception"))?;
         *exception = (event != 0).then_some(event);
         tsc_adjust.describe(archive)?;
         // Whoever has an alarm looks at the clock at once.

@@ -62,13 +62,17 @@ pub const fn double_fault(protected_mode: bool) -> u64 {
 }
 
 /// The event itself if it is one that waits for delivery between two stays: none, an NMI, or an
-/// exception. Otherwise the closest that is.
-pub const fn kept(event: u64) -> u64 {
-    let error = if event & ERROR_VALID != 0 { ERROR_VALID | event >> 32 << 32 } else { 0 };
+/// exception. Otherwise the closest that is. An entry refuses an error code where there is none.
+pub const fn kept(event: u64, protected_mode: bool) -> u64 {
     match event & TYPE_MASK {
         _ if event & VALID == 0 => 0,
         TYPE_NMI => VALID | TYPE_NMI | 2,
-        _ => exception(event & 0x1f) | error,
+        _ => match event & 0x1f {
+            vector @ (8 | 10..=14 | 17) if protected_mode => {
+                exception(vector) | ERROR_VALID | event >> 32 << 32
+            }
+            vector => exception(vector),
+        },
     }
 }
 
