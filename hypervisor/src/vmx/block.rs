@@ -143,6 +143,11 @@ impl ControlBlock for Vmcs {
     }
 
     #[inline(always)]
+    fn has_debug_pending(&self) -> bool {
+        self.pending_debug() & (PENDING_ENABLED | DR6_SINGLE_STEP) != 0
+    }
+
+    #[inline(always)]
     fn end_shadow(&mut self) {
         if self.has_shadow() {
             self.set_interruptibility(self.interruptibility() & !SHADOWS);

@@ -138,6 +138,7 @@ pub(super) const fn is_read_at_once(place: usize) -> bool {
 }
 
 /// The copies that the exit of a vCPU that halts needs, because it leaves its CPU.
-pub(super) const READ_AT_HALTS: [usize; 2] = [Copied::Cr3 as usize, Copied::Cr4 as usize];
+pub(super) const READ_AT_HALTS: [usize; 3] =
+    [Copied::Cr3 as usize, Copied::Cr4 as usize, Copied::PendingDebug as usize];
 
 const _: () = assert!(REGISTERS.len() + 4 * SEGMENTS.len() <= COPIES);

@@ -1,13 +1,13 @@
 //! What an entry delivers, what was cut short, and what holds events off.
 
-use super::processor::{Guest, with_guest, written};
+use super::processor::{DATA, Guest, with_guest, written};
 use crate::devices::pc::message::Trigger;
 use crate::vm::Next;
 use crate::vm::arch::State;
 use crate::vmx::controls::{NMI_WINDOW as NMI_WINDOW_EXITING, Word};
 use crate::vmx::fields;
 use crate::vmx::vmcs::BLOCKING_BY_NMI;
-use crate::x86::vcpu::block::Field::{Dr6, Rflags};
+use crate::x86::vcpu::block::Field::{Dr6, Dr7, Rflags};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::Activity;
@@ -19,6 +19,11 @@ const NMI: u64 = event::VALID | event::TYPE_NMI | 2;
 /// INT1 and INT3, in IDT-vectoring information.
 const INT1: u64 = event::VALID | 5 << 8 | 1;
 const INT3: u64 = event::VALID | 6 << 8 | 3;
+/// Debug exceptions that pend: the first breakpoint, which is enabled.
+const WATCHED: u64 = ENABLED | 1;
+const ENABLED: u64 = 1 << 12;
+/// DR7: accesses to debug registers raise #DB.
+const GENERAL_DETECT: u64 = 1 << 13;
 /// Exits.
 const MACHINE: u64 = 1;
 const WINDOW: u64 = 7;
@@ -217,4 +222,80 @@ fn events_of_real_mode_have_no_error_codes() {
         guest.leave(15, 2, 0);
         assert_eq!(guest.delivered(), event::exception(13));
     });
+}
+
+/// MOV SS from a watched word, and then CPUID, an end of interrupt, a lower priority: an event that
+/// the next entry delivers would take the place of the #DB (27.7.3), which comes first (7.9).
+#[test]
+fn i13_no_event_takes_the_place_of_debug_exceptions_that_pend() {
+    const CPUID: u64 = 10;
+    for (exit, shadow, pending) in [
+        (CPUID, 2, WATCHED),
+        (CPUID, 1, WATCHED),
+        (43, 0, DR6_SINGLE_STEP),
+        (45, 0, WATCHED),
+        (56, 0, WATCHED),
+    ] {
+        with_guest(&[], |guest| {
+            guest.set_field(Rflags, RFLAGS_IF | 2);
+            guest.set_field(Dr6, 0);
+            guest.vmcs().set_interruptibility(shadow);
+            guest.vmcs().set_pending_debug(pending);
+            guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+            guest.0.state.nmi.post();
+            guest.leave(exit, 2, 0);
+            assert_eq!(guest.delivered() & event::VALID, 0, "after {exit}");
+            assert_eq!(written(fields::PENDING_DEBUG.raw()), pending);
+            assert_eq!(guest.windows(), [true; 2]);
+            // The processor takes them to the exit.
+            guest.vmcs().set_pending_debug(0);
+            guest.leave(0x101, 0, pending & !ENABLED);
+            assert_eq!((guest.delivered(), guest.field(Dr6)), (event::exception(1), pending & !ENABLED));
+            assert_eq!(guest.delivered(), NMI);
+        });
+    }
+}
+
+/// What is executed again in the shadow of MOV SS finds the shadow, and what pends.
+#[test]
+fn i13_what_pends_in_a_shadow_stays_for_what_is_executed_again() {
+    const MOV_DR: u64 = 29;
+    const INT_N: u64 = event::VALID | event::TYPE_SOFTWARE | 0x80;
+    for (exit, vectoring) in [(MOV_DR, 0), (EPT_VIOLATION, INT_N), (EPT_VIOLATION, INT3)] {
+        with_guest(&[], |guest| {
+            guest.set_field(Rflags, RFLAGS_IF | 2);
+            guest.set_field(Dr6, 0);
+            guest.set_field(Dr7, GENERAL_DETECT | 1);
+            guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+            guest.vmcs().guest_physical = DATA;
+            guest.vmcs().vectoring = vectoring;
+            guest.vmcs().set_interruptibility(2);
+            guest.vmcs().set_pending_debug(WATCHED);
+            guest.0.state.recover_event();
+            assert_eq!(guest.leave(exit, 3, 1 << 1), Next::Resume);
+            assert_eq!(guest.delivered() & event::VALID, 0);
+            let of_shadow = [fields::PENDING_DEBUG.raw(), fields::INTERRUPTIBILITY.raw()].map(written);
+            assert_eq!((of_shadow, guest.advanced()), ([WATCHED, 2], 0), "{exit}");
+            if exit == MOV_DR {
+                // The access is detected before it happens: both causes.
+                guest.vmcs().set_pending_debug(0);
+                guest.leave(0x101, 0, 1 << 13 | 1);
+                assert_eq!(guest.delivered(), event::exception(1));
+                assert_eq!((guest.field(Dr6), guest.field(Dr7)), (1 << 13 | 1, 1));
+            }
+        });
+    }
+}
+
+#[test]
+fn i13_a_debug_exception_ends_a_halt() {
+    for (flags, pending) in [(RFLAGS_TF, DR6_SINGLE_STEP), (0, WATCHED), (0, 0)] {
+        with_guest(&[], |guest| {
+            guest.set_field(Rflags, flags | 2);
+            guest.vmcs().set_interruptibility(2);
+            guest.vmcs().set_pending_debug(pending);
+            assert_eq!(guest.leave(12, 1, 0), Next::Halt);
+            assert_eq!(guest.0.state.wakes_from_halt(), pending != 0);
+        });
+    }
 }

@@ -147,6 +147,13 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn cut_short(&self) -> u64;
     /// Whether the last instruction holds interrupts off: STI, or a load of SS.
     fn has_shadow(&self) -> bool;
+    /// Whether debug exceptions pend, which the guest takes before any other event. An event that
+    /// an entry delivers would take their place.
+    #[inline(always)]
+    fn has_debug_pending(&self) -> bool {
+        false
+    }
+
     /// An instruction has been completed: what holds interrupts off is over.
     fn end_shadow(&mut self);
     /// Whether no interrupt is offered and no exit requested, and the guest has this priority.

@@ -177,7 +177,7 @@ impl<B: ControlBlock> VcpuState<B> {
     /// Selects the event that the guest can take next: an NMI, which is injected by EVENTINJ, or an
     /// interrupt, whose vector is returned.
     fn inject_next(&mut self) -> Option<u8> {
-        let shadow = self.block.has_shadow();
+        let shadow = self.block.has_shadow() || self.block.has_debug_pending();
         if self.nmi.is_deliverable() && !shadow {
             self.nmi.take();
             B::begin_nmi(self);
