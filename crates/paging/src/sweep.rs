@@ -81,24 +81,39 @@ impl<F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'_, F, M, S, R> 
 
 /// Replaces each leaf of a group by the result of `new`, and returns which have changed. `may` is
 /// quick, and tells of which entries that may be expected: most leaves are clean when a log is
-/// fetched.
-///
-/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it, since it is
-/// dirty already. At most, a fault may have added a right to it since it was read; that right is
-/// lost again, its user faults once more, and processors' copies of it are flushed with the rest.
-/// Every other leaf is exchanged.
+/// fetched. When it begins most are dirty: if the first entry is, no other is asked.
 #[inline(always)]
 fn sweep<F: Format>(
     group: &[AtomicU64],
     new: impl Fn(u64) -> u64 + Copy,
     may: impl Fn(u64) -> bool + Copy,
 ) -> u64 {
+    let may = |cell: &AtomicU64| may(cell.load(Relaxed));
+    if group.first().is_some_and(may) {
+        sweep_those::<F>(group, new, |_| true)
+    } else {
+        sweep_those::<F>(group, new, |chunk| chunk.iter().fold(false, |any, cell| any | may(cell)))
+    }
+}
+
+/// Only chunks that `may` names are looked at.
+///
+/// A leaf that is [settled](Format::SETTLED) is overwritten. No processor changes it, since it is
+/// dirty already. At most, a fault may have added a right to it since it was read; that right is
+/// lost again, its user faults once more, and processors' copies of it are flushed with the rest.
+/// Every other leaf is exchanged.
+#[inline(always)]
+fn sweep_those<F: Format>(
+    group: &[AtomicU64],
+    new: impl Fn(u64) -> u64 + Copy,
+    may: impl Fn(&[AtomicU64; CHUNK]) -> bool,
+) -> u64 {
     let (mut changed, mut done) = (0, 0);
     let (chunks, rest) = group.as_chunks::<CHUNK>();
     // A bit for each entry of the chunk.
     let mut bits = u64::MAX >> (GROUP - CHUNK);
     for chunk in chunks {
-        if !chunk.iter().fold(false, |any, cell| any | may(cell.load(Relaxed))) {
+        if !may(chunk) {
             bits <<= CHUNK;
             done += CHUNK;
             continue;
