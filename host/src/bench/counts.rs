@@ -34,6 +34,16 @@ const CASES: [Case; 6] = [
     case("ipi-round-trip", "IPI round trip, 2 vCPUs on 1 CPU", 4000.0, "41,957"),
 ];
 
+/// The same on VMX, in Bochs: some twentieth more than was measured. KVM has its APICv off there.
+const VMX_CASES: [Case; 6] = [
+    case("cpuid", "CPUID", 415.0, "1,165"),
+    case("hypercall", "hypercall that only returns", 465.0, "2,037"),
+    case("port-out", "port write", 470.0, "5,259"),
+    case("self-ipi", "x2APIC self-IPI with EOI", 20.0, "4,350"),
+    case("tsc-deadline", "TSC deadline, set and delivered", 1120.0, "5,679"),
+    case("ipi-round-trip", "IPI round trip, 2 vCPUs on 1 CPU", 4600.0, "20,356"),
+];
+
 /// The cases in the order of their phases in the guest, which begin with 1. The guest's own
 /// instructions count, those of its interrupt handler included.
 const ARM_CASES: [Case; 7] = [
@@ -47,17 +57,22 @@ const ARM_CASES: [Case; 7] = [
 ];
 const REPETITIONS: u32 = 1000;
 
-const FLUSH_CASES: [Case; 5] = [
-    space("space-idle-1", "flush all of 1 vCPU that does not run", 1),
-    space("space-idle-8", "… of 8", 8),
-    space("space-idle-64", "… of 64", 64),
-    space("space-idle-128", "… of 128", 128),
-    space("space-idle-254", "… of 254", 254),
-];
+const FLUSH_CASES: [Case; 5] = flush_cases(700);
+/// An exit and an entry are some instructions more.
+const VMX_FLUSH_CASES: [Case; 5] = flush_cases(750);
 
-/// A flush of everything on `targets` targets.
-const fn space(name: &'static str, label: &'static str, targets: u32) -> Case {
-    case(name, label, (700 + 12 * targets) as f64, "")
+const fn flush_cases(base: u32) -> [Case; 5] {
+    /// A flush of everything on `targets` targets.
+    const fn space(name: &'static str, label: &'static str, base: u32, targets: u32) -> Case {
+        case(name, label, (base + 12 * targets) as f64, "")
+    }
+    [
+        space("space-idle-1", "flush all of 1 vCPU that does not run", base, 1),
+        space("space-idle-8", "… of 8", base, 8),
+        space("space-idle-64", "… of 64", base, 64),
+        space("space-idle-128", "… of 128", base, 128),
+        space("space-idle-254", "… of 254", base, 254),
+    ]
 }
 
 /// Counts the operations on Arm.
@@ -86,6 +101,9 @@ pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limi
         "exits" => &CASES[..],
         "flush" => &FLUSH_CASES[..3],
         "flush-254" => &FLUSH_CASES[..],
+        "exits@skylake" => &VMX_CASES[..],
+        "flush@skylake" => &VMX_FLUSH_CASES[..3],
+        "flush-254@skylake" => &VMX_FLUSH_CASES[..],
         "flush-running" => return running::limits(&worst),
         "shootdown-native" => return shootdown::limits(measured, shootdown::cores()),
         name if name.contains("boot") => return boot::limits(case, measured).into_iter().collect(),
@@ -113,7 +131,10 @@ mod tests {
 
     #[test]
     fn a_case_that_is_missing_or_over_its_budget_fails() {
-        let exits = cases::CASES.iter().find(|case| case.name == "exits").expect("is a case");
+        let find = |name| cases::CASES.iter().find(move |case| case.name == name).expect("is a case");
+        let exits = find("exits");
+        let count = |name| budgets_of(find(name), &|_, _| None).len();
+        assert_eq!(["exits@skylake", "flush@skylake", "flush-254@skylake"].map(count), [6, 3, 5]);
         let is_within = |cpuid: f64, others: f64| {
             let of = |metric: &str| if metric == "cpuid" { cpuid } else { others };
             all_met(&budgets_of(exits, &|_, metric| Spread::of(&[of(metric)])))

@@ -25,7 +25,7 @@ mod paging;
 pub(crate) mod phases;
 mod running;
 mod shootdown;
-mod unmap;
+pub(crate) mod unmap;
 
 use crate::check::On;
 use crate::cli::{AllArgs, BenchCommand as Bench, DeviceOptions, Short, SizeArgs};

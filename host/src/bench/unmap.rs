@@ -83,13 +83,31 @@ pub(super) fn removed(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
 }
 
 pub(super) fn logged(setup: &Setup<'_>, signals: &Signals) -> Result<Phases> {
-    counted(setup, signals, |load| {
-        // By dirty bits where the processor sets them; elsewhere by write protection.
-        let (slot, way) = (load.slot, LogWay::DirtyBits);
-        load.control()?.ask(&Request::LogStart { slot, way })?;
-        load.touch_in_phase()?;
-        all_dirty(&mut load.control()?, slot, load.size)
-    })
+    counted(setup, signals, log)
+}
+
+fn log(load: &mut Load) -> Result<()> {
+    // By dirty bits where the processor sets them; elsewhere by write protection.
+    let (slot, way) = (load.slot, LogWay::DirtyBits);
+    load.control()?.ask(&Request::LogStart { slot, way })?;
+    load.touch_in_phase()?;
+    all_dirty(&mut load.control()?, slot, load.size)
+}
+
+/// What has limits, on one machine: its memory is logged, and then removed.
+pub(crate) fn budgets(signals: &Signals) -> Result<Vec<Limit>> {
+    let (lab, platform) = (Lab::new(Duration::MAX, signals)?, Platform::Aarch64(ArmCpu::Max));
+    let setup = setup(&lab, platform, Stage2Unmap::Range, Clock::Instructions)?;
+    let phases = counted(&setup, signals, |load| {
+        log(load)?;
+        load.control()?.delete(load.slot).map(drop)
+    })?;
+    let numbers = [removal(&phases)?, logging(&phases)?, vec![fault_in(&phases)?]].concat();
+    let worst = |metric: &str| {
+        let number = numbers.iter().find(|number| number.metric == metric);
+        number.map_or(f64::NAN, |number| number.value)
+    };
+    Ok(counts(&worst, platform))
 }
 
 fn count(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> {
@@ -97,24 +115,32 @@ fn count(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> 
     let ranged = removed(&setup(Stage2Unmap::Range)?, lab.signals)?;
     let paged = removed(&setup(Stage2Unmap::Page)?, lab.signals)?;
     let logged = logged(&setup(Stage2Unmap::Range)?, lab.signals)?;
-    let blocking = ranged.of(Phase::Blocking)?;
-    let all = [
-        (BLOCKING, blocking),
-        (TOTAL, &blocking.and(ranged.of(Phase::Reclaim)?)),
-        (PER_PAGE, paged.of(Phase::PerPage)?),
-        (ENABLE, logged.of(Phase::DirtyEnable)?),
-        (FETCH, logged.of(Phase::DirtyFetch)?),
-    ];
-    let of_case = |(case, counts): (&str, &Counts)| {
-        let instructions = [(INSTRUCTIONS, INSTRUCTIONS, counts.instructions)];
-        let others = [(TLBI, counts.tlbi()), (DSB, counts.dsb()), (DC, counts.dc)];
-        let all = instructions.into_iter().chain(others.map(|(metric, count)| (metric, "count", count)));
-        all.map(|(metric, unit, count)| Number::of(case, metric, unit, float(count))).collect::<Vec<_>>()
-    };
-    // The guest's first touch of all pages: a fault for each, and the few of its own loop.
-    let each = float(ranged.of(Phase::FaultIn)?.instructions) / float(PAGES);
-    let fault = Number::of(FAULT_IN, INSTRUCTIONS, INSTRUCTIONS, each);
-    Ok(all.into_iter().flat_map(of_case).chain([fault]).collect())
+    let paged = of_case(PER_PAGE, paged.of(Phase::PerPage)?);
+    Ok([removal(&ranged)?, paged, logging(&logged)?, vec![fault_in(&ranged)?]].concat())
+}
+
+fn of_case(case: &str, counts: &Counts) -> Vec<Number> {
+    let instructions = [(INSTRUCTIONS, INSTRUCTIONS, counts.instructions)];
+    let others = [(TLBI, counts.tlbi()), (DSB, counts.dsb()), (DC, counts.dc)];
+    let all = instructions.into_iter().chain(others.map(|(metric, count)| (metric, "count", count)));
+    all.map(|(metric, unit, count)| Number::of(case, metric, unit, float(count))).collect()
+}
+
+fn removal(phases: &Phases) -> Result<Vec<Number>> {
+    let blocking = phases.of(Phase::Blocking)?;
+    let total = blocking.and(phases.of(Phase::Reclaim)?);
+    Ok([of_case(BLOCKING, blocking), of_case(TOTAL, &total)].concat())
+}
+
+fn logging(phases: &Phases) -> Result<Vec<Number>> {
+    let (enable, fetch) = (phases.of(Phase::DirtyEnable)?, phases.of(Phase::DirtyFetch)?);
+    Ok([of_case(ENABLE, enable), of_case(FETCH, fetch)].concat())
+}
+
+/// The guest's first touch of all pages: a fault for each, and the few of its own loop.
+fn fault_in(phases: &Phases) -> Result<Number> {
+    let each = float(phases.of(Phase::FaultIn)?.instructions) / float(PAGES);
+    Ok(Number::of(FAULT_IN, INSTRUCTIONS, INSTRUCTIONS, each))
 }
 
 /// How long the deletion takes, each way in turn. `WALL` is how long the hypervisor worked on it,

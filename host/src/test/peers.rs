@@ -1,6 +1,8 @@
 //! `bench all` with KVM as the peer, in its smallest form.
 
+use super::budgets::met;
 use super::room;
+use crate::bench::all;
 use crate::test::prelude::*;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Child;
@@ -127,6 +129,7 @@ fn on_intel(room: &Room<'_>) -> Result<()> {
         let exits = ratio["ratio"]["median"].as_f64();
         ensure!(exits.is_some_and(|exits| exits > 0.0 && exits < 1.0), "{ratio}");
     }
+    met(all::budgets_in(&file, &["exits@skylake"])?)?;
     let kvm = &document["setups"][1];
     ensure!(text(&kvm["machine"]).contains("skylake"), "{kvm}");
     ensure!(text(&kvm["peer_cmdline"]).contains("tsc_early_khz"), "{kvm}");

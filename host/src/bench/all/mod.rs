@@ -70,6 +70,12 @@ pub(crate) fn budgets(names: &[&str], signals: &Signals) -> Result<Vec<Limit>> {
     Ok(record.limits(&cases))
 }
 
+/// The limits of these cases, which were measured for `file`.
+pub(crate) fn budgets_in(file: &Path, names: &[&str]) -> Result<Vec<Limit>> {
+    let cases = CASES.iter().filter(|case| names.contains(&case.name)).collect::<Vec<_>>();
+    Ok(Record::read(file)?.limits(&cases))
+}
+
 fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
     if let Some(unknown) = args.only.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
