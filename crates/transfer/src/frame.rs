@@ -205,6 +205,13 @@ impl Clock {
 
 described!(Clock: ticks, wall_ns, at, hz);
 
+/// Whether a guest may go on with a counter of another rate, as it was told its own: by NTP it
+/// corrects 500 ppm, of which its own clock needs a part.
+pub const fn is_same_rate(here: u64, there: u64) -> bool {
+    const PPM: u64 = 200;
+    here.abs_diff(there) <= here / (1_000_000 / PPM)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,5 +1,6 @@
 //! The local APIC's timer, computed from the TSC: it stores its deadline and never counts.
 
+use transfer::frame::is_same_rate;
 use transfer::{Archive, Described, Flaw, described};
 
 /// The rates that the timer is computed with, in Hz. The guest is told the same.
@@ -61,8 +62,7 @@ pub(super) struct Timer {
 // A guest that has come from elsewhere goes on with the rate of the TSC that it was told.
 described!(TimerClock: tsc_hz (told_rate); same apic_hz);
 
-/// The rate of the TSC, which may differ from that of the machine by less than what one cannot rely
-/// on anyway: 0.1 %.
+/// The rate of the TSC, which [may differ](is_same_rate) a little from that of the machine.
 ///
 /// # Errors
 ///
@@ -73,7 +73,7 @@ pub fn told_rate(hz: &mut u64, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     if archive.is_random() {
         return Ok(());
     }
-    if here.abs_diff(there) > here / 1000 {
+    if !is_same_rate(here, there) {
         return Err(Flaw::Rates("the rate of the TSC", here, there));
     }
     *hz = there;

@@ -11,7 +11,7 @@ use hostlink::guests::GuestState;
 use memslots::{Gpa, SlotId, Sweep};
 use paging::Progress;
 use transfer::channel::Sizes;
-use transfer::frame::{Clock, Header, Kind, MemorySlot, PAGE, Section};
+use transfer::frame::{Clock, Header, Kind, MemorySlot, PAGE, Section, is_same_rate};
 use transfer::handover::{Act, Heard, Target};
 use transfer::{Described, Flaw};
 
@@ -287,8 +287,7 @@ impl<A: Arch> Receiving<A> {
     /// The guest's clocks go on from where they were at a time of this machine's.
     fn set_clock(&self) -> Result<(), Flaw> {
         let Clock { ticks, wall_ns, at, hz } = self.clock;
-        let tolerance = A::hz() / 1000;
-        if hz.abs_diff(A::hz()) > tolerance {
+        if !is_same_rate(A::hz(), hz) {
             return Err(Flaw::Rates("the rate of the clock", A::hz(), hz));
         }
         // Never later than now: time would go back.

@@ -323,7 +323,9 @@ fn m5_random_states_of_a_local_apic_arrive_and_are_used() {
 #[test]
 fn m7_a_tsc_of_another_rate_is_a_flaw_and_a_close_one_is_as_told() {
     let bytes = described::written(&mut lapic());
-    for (tsc_hz, is_close) in [(2_001_000_000, true), (1_999_000_000, true), (2_100_000_000, false)] {
+    for (tsc_hz, is_close) in
+        [(2_000_400_000, true), (1_999_700_000, true), (2_000_500_000, false), (1_999_000_000, false)]
+    {
         let mut here = Lapic::new(3, false, TimerClock { tsc_hz, ..CLOCK });
         let read = described::read(&mut here, &bytes);
         let differs = Flaw::Rates("the rate of the TSC", tsc_hz, CLOCK.tsc_hz);
