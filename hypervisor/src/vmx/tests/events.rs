@@ -1,6 +1,7 @@
 //! What an entry delivers, what was cut short, and what holds events off.
 
-use super::processor::{DATA, Guest, with_guest, written};
+use super::processor::{DATA, Guest, TOLD, with_guest, with_guest_of, written};
+use crate::devices::pc::lapic::msr::{APIC_BASE, SVR};
 use crate::devices::pc::message::Trigger;
 use crate::vm::Next;
 use crate::vm::arch::State;
@@ -10,6 +11,7 @@ use crate::vmx::vmcs::BLOCKING_BY_NMI;
 use crate::x86::vcpu::block::Field::{Dr6, Dr7, Rflags};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::signals;
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{DR6_SINGLE_STEP, RFLAGS_IF, RFLAGS_TF};
 
@@ -298,4 +300,29 @@ fn i13_a_debug_exception_ends_a_halt() {
             assert_eq!(guest.0.state.wakes_from_halt(), pending != 0);
         });
     }
+}
+
+/// Its end would exit to the I/O APIC for ever.
+#[test]
+fn u54_an_edge_triggered_interrupt_is_not_posted_while_its_vector_is_level_triggered() {
+    with_guest_of("memory=16777216", |guest| {
+        guest.write_msr(APIC_BASE, 0xfee0_0d00);
+        guest.write_msr(SVR, 0x1ff);
+        let vm = guest.0.vm;
+        let (id, inbox) = (guest.0.state.lapic.apic_id(), &vm.vcpus[0].inbox);
+        inbox.post_fixed(VECTOR, Trigger::Level);
+        signals::take_signals(guest.0);
+        for is_level in [true, false] {
+            assert!(guest.enter(move |vmcs, _| {
+                assert_eq!(vmcs.apic.exits.contains(VECTOR), is_level);
+                assert_eq!((vm.post_fixed(id, VECTOR), TOLD.take().is_empty()), (1, is_level));
+                assert_eq!(inbox.posted().has(VECTOR), !is_level, "what the processor may take");
+            }));
+            assert!(guest.0.owner.take_events());
+            signals::take_signals(guest.0);
+            assert_eq!(guest.0.state.lapic.highest_irr(), Some(VECTOR));
+        }
+        // An illegal one is the model's.
+        assert_eq!((vm.post_fixed(id, 8), inbox.posted().has(8)), (1, false));
+    });
 }

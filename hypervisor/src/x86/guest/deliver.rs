@@ -57,16 +57,19 @@ impl<A: X86> Vm<A> {
     #[inline]
     pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
         trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
-        if A::takes_posted() && vector >= 16 {
+        if A::takes_posted() {
             return self.post_to_processor(vcpu, vector);
         }
         vcpu.inbox.post_fixed(vector, Trigger::Edge);
         self.notify(vcpu);
     }
 
-    /// The same where a processor in guest mode takes it by itself. Illegal vectors are for the
-    /// model.
+    /// The same where a processor in guest mode takes it by itself, if it is one for that.
     fn post_to_processor(&self, vcpu: &Vcpu<A>, vector: u8) {
+        if !vcpu.inbox.is_for_processor(vector) {
+            vcpu.inbox.post_to_owner(vector);
+            return self.notify(vcpu);
+        }
         if !vcpu.inbox.post_to_processor(vector) {
             return;
         }

@@ -163,6 +163,7 @@ impl<B: ControlBlock> VcpuState<B> {
         self.block.set_priority(self.lapic.tpr() >> 4);
         self.hyperv.set_ahead(ahead);
         inbox.set_address(&self.lapic);
+        inbox.set_levels(&self.lapic);
         if self.nmi.contains(Nmi::BLOCKED) && !self.nmi.contains(Nmi::AT_IRET) {
             B::begin_nmi(self);
         }

@@ -258,6 +258,7 @@ impl<B: ControlBlock> State for VcpuState<B> {
         B::reset(&mut self.own);
         self.lapic.reset();
         inbox.set_address(&self.lapic);
+        inbox.set_levels(&self.lapic);
         self.hyperv.reset();
         self.fpu.reset();
         self.debug = DebugRegisters::default();

@@ -29,6 +29,12 @@
 //! later, B has made the next entry check: C, c and D. Whoever takes it then as an interrupt of the
 //! machine does nothing.
 //!
+//! The trigger modes (TMR) are the owner's to change. So an edge-triggered vector whose last
+//! interrupt was level-triggered is not for the processor: its end would exit to the I/O APIC for
+//! ever. The owner takes it from `edge` (A, then the signal `EDGE` as another A, then B). Which
+//! vectors these are (`levels`) is a hint: whoever reads it before the owner has set it sends an
+//! interrupt that may as well have come before the level-triggered one.
+//!
 //! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
 //! vector is in both sets when they are drained, it is level-triggered: an EOI too many for the I/O
 //! APIC is harmless, a missing one blocks a line for good. `post_init` is after the vectors of the
@@ -43,6 +49,8 @@ const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
 const STARTUP: u32 = 1 << 2;
 const SECOND_NMI: u32 = 1 << 3;
+/// There are vectors that the owner alone takes.
+const EDGE: u32 = 1 << 16;
 const PAGE_SHIFT: u32 = 8;
 
 /// Posted items other than vectors, in the order in which they apply: INIT, start-up, NMI.
@@ -65,6 +73,10 @@ pub struct Inbox {
     posted: Posted,
     /// Level-triggered vectors.
     level: [AtomicU64; 4],
+    /// Edge-triggered ones that the owner alone takes.
+    edge: [AtomicU64; 4],
+    /// Vectors whose last interrupt was level-triggered, by the owner. Orders nothing.
+    levels: [AtomicU64; 4],
     signals: AtomicU32,
     /// How its local APIC interprets logical destinations, as set by the owner. Orders nothing:
     /// while it changes, a sender may see either value, as on a bus.
@@ -78,6 +90,13 @@ pub struct Posted {
     edge: [AtomicU64; 4],
     /// [`TOLD`].
     told: AtomicU64,
+}
+
+#[cfg(test)]
+impl Posted {
+    pub(crate) fn has(&self, vector: u8) -> bool {
+        self.edge[usize::from(vector >> 6)].load(Ordering::Relaxed) >> (vector & 63) & 1 != 0
+    }
 }
 
 /// The owner or its processor has been told, or is about to be, since the vectors were taken.
@@ -95,6 +114,30 @@ impl Inbox {
         self.post_fixed(vector, Trigger::Edge);
         // Pairs with `expect_telling`, and with what the processor does.
         self.posted.told.fetch_or(TOLD, Ordering::AcqRel) & TOLD == 0
+    }
+
+    /// Whether a processor may take an edge-triggered interrupt by this vector: not an illegal one,
+    /// which is for the model, and none that changes the vector's trigger mode.
+    pub fn is_for_processor(&self, vector: u8) -> bool {
+        // No order: see the field.
+        let levels = self.levels[usize::from(vector >> 6)].load(Ordering::Relaxed);
+        vector >= 16 && levels >> (vector & 63) & 1 == 0
+    }
+
+    /// Posts an edge-triggered vector that the owner alone takes.
+    pub fn post_to_owner(&self, vector: u8) {
+        // Both pair with `take_signals`: whoever finds the signal finds the vector.
+        self.edge[usize::from(vector >> 6)].fetch_or(1 << (vector & 63), Ordering::Release);
+        self.signals.fetch_or(EDGE, Ordering::Release);
+    }
+
+    /// Has senders know which vectors of `lapic` are level-triggered. The owner calls it when there
+    /// may be more, and when there are less it may.
+    pub fn set_levels(&self, lapic: &Lapic) {
+        for (word, levels) in self.levels.iter().enumerate() {
+            // No order: see the field.
+            levels.store(lapic.levels().word(word), Ordering::Relaxed);
+        }
     }
 
     /// c: what is posted from here on is told anew. The owner takes the vectors after this.
@@ -172,18 +215,26 @@ impl Inbox {
         self.signals.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the posted items other than vectors. INIT discards the vectors that were posted, and
-    /// resets `lapic`. The owner calls it after it has taken the notify word, and
-    /// [`drain_vectors`](Self::drain_vectors) next.
+    /// Takes the posted items other than vectors, and vectors that are the owner's. INIT discards
+    /// the vectors that were posted, and resets `lapic`. The owner calls it after it has taken the
+    /// notify word, and [`drain_vectors`](Self::drain_vectors) next.
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
-        // Pairs with `post_init`, `post_nmi` and `post_startup`.
+        // Pairs with `post_init`, `post_nmi`, `post_startup` and `post_to_owner`.
         let signals = self.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
             // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
             self.expect_telling();
-            self.posted.edge.iter().chain(&self.level).for_each(|word| _ = take_word(word));
+            let all = self.posted.edge.iter().chain(&self.level).chain(&self.edge);
+            all.for_each(|word| _ = take_word(word));
             lapic.init();
             self.set_address(lapic);
+            self.set_levels(lapic);
+        }
+        if signals & EDGE != 0 {
+            for (word, edge) in self.edge.iter().enumerate() {
+                lapic.accept_word(word, take_word(edge), 0);
+            }
+            self.set_levels(lapic);
         }
         Signals {
             init: signals & INIT != 0,
@@ -201,6 +252,9 @@ impl Inbox {
             if edge.load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed) != 0 {
                 let (edge, level) = (take_word(edge), take_word(&self.level[word]));
                 lapic.accept_word(word, edge | level, level);
+                if level != 0 {
+                    self.set_levels(lapic);
+                }
             }
         }
     }
@@ -208,14 +262,15 @@ impl Inbox {
     /// The vectors that are waiting here, for a register dump.
     pub fn pending(&self) -> VectorSet {
         VectorSet::from_words(core::array::from_fn(|word| {
-            self.posted.edge[word].load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed)
+            let sets = [&self.posted.edge, &self.level, &self.edge];
+            sets.into_iter().fold(0, |all, set| all | set[word].load(Ordering::Relaxed))
         }))
     }
 }
 
 #[inline]
 fn take_word(word: &AtomicU64) -> u64 {
-    // The load avoids the locked instruction. The swap pairs with `post_fixed`.
+    // The load avoids the locked instruction. The swap pairs with `post_fixed` and `post_to_owner`.
     if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
 }
 
@@ -241,150 +296,4 @@ fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
 mod model;
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-    use crate::devices::pc::lapic::{Effect, msr};
-    use std::sync::atomic::AtomicBool;
-
-    fn is_empty(inbox: &Inbox) -> bool {
-        !inbox.has_signals() && inbox.pending() == VectorSet::EMPTY
-    }
-
-    #[test]
-    fn an_empty_inbox_changes_nothing() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        assert!(is_empty(&inbox));
-        assert_eq!(take(&inbox, &mut lapic), Signals::default());
-        assert_eq!(lapic.highest_irr(), None);
-    }
-
-    #[test]
-    fn every_vector_arrives_once_with_its_trigger() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        for vector in 16..=255 {
-            let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
-            inbox.post_fixed(vector, trigger);
-        }
-        assert!(!is_empty(&inbox));
-        assert_eq!(inbox.pending().iter().count(), 240);
-        assert_eq!(take(&inbox, &mut lapic), Signals::default());
-        for vector in (16..=255).rev() {
-            assert_eq!(lapic.pending(), Some(vector));
-            lapic.begin_service(vector);
-            let level = vector % 3 == 0;
-            assert_eq!(lapic.eoi(), Effect::Eoi { vector, level });
-        }
-        assert_eq!(take(&inbox, &mut lapic), Signals::default());
-        assert_eq!(lapic.highest_irr(), None);
-    }
-
-    fn serve(inbox: &Inbox, lapic: &mut Lapic) -> Effect {
-        let _ = take(inbox, lapic);
-        lapic.begin_service(lapic.pending().expect("posted"));
-        lapic.eoi()
-    }
-
-    #[test]
-    fn u54_a_vectors_trigger_is_that_of_its_last_interrupt() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        for vector in 16..=255 {
-            for trigger in [Trigger::Level, Trigger::Edge, Trigger::Edge, Trigger::Level, Trigger::Edge] {
-                inbox.post_fixed(vector, trigger);
-                let level = trigger == Trigger::Level;
-                assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level });
-            }
-            // The I/O APIC waits for one of two.
-            inbox.post_fixed(vector, Trigger::Level);
-            inbox.post_fixed(vector, Trigger::Edge);
-            assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level: true });
-        }
-    }
-
-    /// Nothing that was posted before INIT reaches an interrupt after it.
-    #[test]
-    fn u54_init_discards_triggers() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        inbox.post_fixed(0x40, Trigger::Level);
-        inbox.post_init();
-        let _ = take(&inbox, &mut lapic);
-        let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
-        inbox.post_fixed(0x40, Trigger::Edge);
-        assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector: 0x40, level: false });
-    }
-
-    #[test]
-    fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        inbox.post(MessageKind::Startup(1), Trigger::Edge);
-        inbox.post(MessageKind::Nmi, Trigger::Edge);
-        inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
-        inbox.post(MessageKind::Init, Trigger::Edge);
-        inbox.post(MessageKind::Startup(2), Trigger::Edge);
-        inbox.post(MessageKind::Startup(3), Trigger::Edge);
-        let expected = Signals { init: true, startup: Some(2), nmis: 0 };
-        assert_eq!(take(&inbox, &mut lapic), expected, "the first start-up after INIT");
-        assert!(!lapic.is_enabled());
-        assert_eq!(lapic.highest_irr(), None);
-        assert!(is_empty(&inbox));
-    }
-
-    #[test]
-    fn an_nmi_after_init_stays() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        inbox.post_init();
-        inbox.post_nmi();
-        inbox.post_nmi();
-        assert_eq!(take(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
-        inbox.post_startup(0);
-        assert_eq!(take(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
-    }
-
-    #[test]
-    fn a_lowest_priority_vector_is_a_vector() {
-        let (inbox, mut lapic) = (Inbox::default(), lapic());
-        inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
-        let _ = take(&inbox, &mut lapic);
-        assert_eq!(lapic.pending(), Some(0x99));
-    }
-
-    /// Posters on other threads, each waiting for its vector to be served before it posts again: a
-    /// lost post would leave its poster waiting until the bound.
-    #[test]
-    fn g6_no_post_is_lost_between_threads() {
-        const ROUNDS: usize = 2000;
-        let inbox = Inbox::default();
-        let served: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
-        let stuck = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for (poster, done) in served.iter().enumerate() {
-                let (inbox, stuck) = (&inbox, &stuck);
-                scope.spawn(move || {
-                    for round in 0..ROUNDS {
-                        inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
-                        let mut spins = 0_u32;
-                        while done.load(Ordering::Acquire) <= round as u32 {
-                            spins += 1;
-                            if spins > 1_000_000 {
-                                return stuck.store(true, Ordering::Relaxed);
-                            }
-                            std::thread::yield_now();
-                        }
-                    }
-                });
-            }
-            let mut lapic = lapic();
-            let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
-            while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
-                let _ = take(&inbox, &mut lapic);
-                while let Some(vector) = lapic.pending() {
-                    lapic.begin_service(vector);
-                    let _ = lapic.eoi();
-                    served[usize::from(vector - 0x40)].fetch_add(1, Ordering::Release);
-                }
-                std::thread::yield_now();
-            }
-        });
-        assert!(!stuck.load(Ordering::Relaxed), "a post was never served");
-        assert!(is_empty(&inbox));
-    }
-}
+mod tests;

@@ -82,6 +82,32 @@ fn g6_a_signal_is_found_or_its_owner_is_told() {
     }
 }
 
+/// An edge-triggered vector that the owner alone takes.
+fn owners_vector_is_found(way: OwnerAction, post: Post) {
+    let mut lapic = lapic();
+    announced(Inbox::default(), way, take_events, post, move |inbox| {
+        let _none = take(inbox, &mut lapic);
+        serve(&mut lapic).is_some()
+    });
+}
+
+explored! {
+    fn i11_a_vector_of_the_owners_is_found_or_it_is_kicked(None): || {
+        owners_vector_is_found(OwnerAction::Enter, |inbox, announce| {
+            inbox.post_to_owner(VECTOR);
+            announce();
+        });
+    };
+    /// The signal is there before the vector.
+    fn i11_a_vector_of_the_owners_behind_its_signal(None) fails "announced and not found": || {
+        owners_vector_is_found(OwnerAction::Enter, |inbox, announce| {
+            inbox.signals.fetch_or(EDGE, Ordering::Release);
+            announce();
+            inbox.edge[1].fetch_or(1, Ordering::Release);
+        });
+    };
+}
+
 explored! {
     /// B precedes A.
     fn g6_posted_after_the_announcement(None) fails "announced and not found": || {

@@ -228,6 +228,11 @@ impl Lapic {
         !self.irr.is_empty()
     }
 
+    /// The vectors whose last interrupt came from a level-triggered pin.
+    pub const fn levels(&self) -> &VectorSet {
+        &self.tmr
+    }
+
     /// Requests, what is in service, and which vectors came from level-triggered pins: for a
     /// processor that is a local APIC itself. It leaves the last as they are.
     pub const fn sets(&mut self) -> (&mut VectorSet, &mut VectorSet, &VectorSet) {

@@ -1,0 +1,147 @@
+//! What is posted arrives.
+
+use super::*;
+use crate::devices::pc::lapic::{Effect, msr};
+use std::sync::atomic::AtomicBool;
+
+fn is_empty(inbox: &Inbox) -> bool {
+    !inbox.has_signals() && inbox.pending() == VectorSet::EMPTY
+}
+
+#[test]
+fn an_empty_inbox_changes_nothing() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    assert!(is_empty(&inbox));
+    assert_eq!(take(&inbox, &mut lapic), Signals::default());
+    assert_eq!(lapic.highest_irr(), None);
+}
+
+#[test]
+fn every_vector_arrives_once_with_its_trigger() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    for vector in 16..=255 {
+        let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
+        inbox.post_fixed(vector, trigger);
+    }
+    assert!(!is_empty(&inbox));
+    assert_eq!(inbox.pending().iter().count(), 240);
+    assert_eq!(take(&inbox, &mut lapic), Signals::default());
+    for vector in (16..=255).rev() {
+        assert_eq!(lapic.pending(), Some(vector));
+        lapic.begin_service(vector);
+        let level = vector % 3 == 0;
+        assert_eq!(lapic.eoi(), Effect::Eoi { vector, level });
+    }
+    assert_eq!(take(&inbox, &mut lapic), Signals::default());
+    assert_eq!(lapic.highest_irr(), None);
+}
+
+fn serve(inbox: &Inbox, lapic: &mut Lapic) -> Effect {
+    let _ = take(inbox, lapic);
+    lapic.begin_service(lapic.pending().expect("posted"));
+    lapic.eoi()
+}
+
+#[test]
+fn u54_a_vectors_trigger_is_that_of_its_last_interrupt() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    for vector in 16..=255 {
+        for trigger in [Trigger::Level, Trigger::Edge, Trigger::Edge, Trigger::Level, Trigger::Edge] {
+            inbox.post_fixed(vector, trigger);
+            let level = trigger == Trigger::Level;
+            assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level });
+        }
+        // The I/O APIC waits for one of two.
+        inbox.post_fixed(vector, Trigger::Level);
+        inbox.post_fixed(vector, Trigger::Edge);
+        assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level: true });
+    }
+}
+
+/// Nothing that was posted before INIT reaches an interrupt after it.
+#[test]
+fn u54_init_discards_triggers() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    inbox.post_fixed(0x40, Trigger::Level);
+    inbox.post_init();
+    let _ = take(&inbox, &mut lapic);
+    let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
+    inbox.post_fixed(0x40, Trigger::Edge);
+    assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector: 0x40, level: false });
+}
+
+#[test]
+fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    inbox.post(MessageKind::Startup(1), Trigger::Edge);
+    inbox.post(MessageKind::Nmi, Trigger::Edge);
+    inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
+    inbox.post(MessageKind::Init, Trigger::Edge);
+    inbox.post(MessageKind::Startup(2), Trigger::Edge);
+    inbox.post(MessageKind::Startup(3), Trigger::Edge);
+    let expected = Signals { init: true, startup: Some(2), nmis: 0 };
+    assert_eq!(take(&inbox, &mut lapic), expected, "the first start-up after INIT");
+    assert!(!lapic.is_enabled());
+    assert_eq!(lapic.highest_irr(), None);
+    assert!(is_empty(&inbox));
+}
+
+#[test]
+fn an_nmi_after_init_stays() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    inbox.post_init();
+    inbox.post_nmi();
+    inbox.post_nmi();
+    assert_eq!(take(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
+    inbox.post_startup(0);
+    assert_eq!(take(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
+}
+
+#[test]
+fn a_lowest_priority_vector_is_a_vector() {
+    let (inbox, mut lapic) = (Inbox::default(), lapic());
+    inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
+    let _ = take(&inbox, &mut lapic);
+    assert_eq!(lapic.pending(), Some(0x99));
+}
+
+/// Posters on other threads, each waiting for its vector to be served before it posts again: a
+/// lost post would leave its poster waiting until the bound.
+#[test]
+fn g6_no_post_is_lost_between_threads() {
+    const ROUNDS: usize = 2000;
+    let inbox = Inbox::default();
+    let served: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
+    let stuck = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (poster, done) in served.iter().enumerate() {
+            let (inbox, stuck) = (&inbox, &stuck);
+            scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
+                    let mut spins = 0_u32;
+                    while done.load(Ordering::Acquire) <= round as u32 {
+                        spins += 1;
+                        if spins > 1_000_000 {
+                            return stuck.store(true, Ordering::Relaxed);
+                        }
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        let mut lapic = lapic();
+        let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
+        while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
+            let _ = take(&inbox, &mut lapic);
+            while let Some(vector) = lapic.pending() {
+                lapic.begin_service(vector);
+                let _ = lapic.eoi();
+                served[usize::from(vector - 0x40)].fetch_add(1, Ordering::Release);
+            }
+            std::thread::yield_now();
+        }
+    });
+    assert!(!stuck.load(Ordering::Relaxed), "a post was never served");
+    assert!(is_empty(&inbox));
+}
