@@ -35,15 +35,17 @@ const INITRDS: [(&str, &str); 3] =
 /// there for it.
 type Way<F> = fn(&F, usize) -> Option<Result<Choice, String>>;
 
-/// Finds the kernel to start. If there is none, says what was looked for.
+/// Finds the kernel to start: in all ways on the first disk, then on the next. Entries come after
+/// GRUB, which reads those that its configuration wants. If there is none, says what was looked
+/// for.
 ///
 /// # Errors
 ///
 /// There is none: a line about each thing that was tried.
 pub fn find<F: Files>(files: &F) -> Result<Choice, Vec<String>> {
     let ways: [(Way<F>, String); 3] = [
-        (by_entries, entries::PLACES.map(|(place, _)| format!("{place}/*.conf")).join(", ")),
         (by_grub, grub::PLACES.join(", ")),
+        (by_entries, entries::PLACES.map(|(place, _)| format!("{place}/entries/*.conf")).join(", ")),
         (by_name, format!("{}, {KERNEL}*", LINKS.map(|(link, _)| link).join(", "))),
     ];
     let mut tried = Vec::new();
@@ -51,13 +53,16 @@ pub fn find<F: Files>(files: &F) -> Result<Choice, Vec<String>> {
         let all = ways.each_ref().map(|(_, looks_for)| looks_for.as_str());
         tried.push(format!("looked for on an ext4: {}", all.join(", ")));
     }
-    for (way, looks_for) in &ways {
-        for (volume, about) in files.volumes().iter().enumerate() {
-            let choice = way(files, volume).unwrap_or_else(|| Err(format!("no {looks_for}")));
-            match choice.and_then(|choice| complete(files, choice)) {
-                Ok(choice) => return Ok(choice),
-                Err(why) => tried.push(format!("{}: {why}", about.name)),
-            }
+    let volumes = files.volumes().iter().enumerate();
+    let mut order: Vec<_> =
+        volumes.flat_map(|(volume, about)| [0, 1, 2].map(|way| (about.place.0, way, volume))).collect();
+    order.sort_unstable();
+    for (_, way, volume) in order {
+        let (way, looks_for) = &ways[way];
+        let choice = way(files, volume).unwrap_or_else(|| Err(format!("no {looks_for}")));
+        match choice.and_then(|choice| complete(files, choice)) {
+            Ok(choice) => return Ok(choice),
+            Err(why) => tried.push(format!("{}: {why}", files.volumes()[volume].name)),
         }
     }
     Err(tried)

@@ -1,18 +1,21 @@
 //! GRUB's configuration, as `grub-mkconfig` writes it: enough of the language to follow conditions
 //! and variables to the default entry. Source: GNU GRUB Manual 2.06, chapters 6.1 and 17.
 //!
-//! Commands that are not known do nothing, conditions that are not known do not hold, and loops are
+//! Commands that are not known do nothing, and do not hold as conditions. Loops and functions are
 //! left out. Nothing is written back, so an entry that is chosen for one boot only (`grub-reboot`)
-//! is not taken: it would be taken for ever.
+//! is not taken: it would be taken for ever. `blscfg` is that of Fedora and RHEL.
 
 use alloc::collections::BTreeMap;
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
-use core::str::Chars;
+use core::mem;
 
+use crate::condition::{self, Kind};
+use crate::entries;
 use crate::find::{Choice, Place};
 use crate::volume::Files;
+use crate::words::{VALUE_MAX, expand, option, quoted, statement};
 
 /// Where the configuration is.
 pub const PLACES: [&str; 4] =
@@ -22,8 +25,6 @@ pub const PLACES: [&str; 4] =
 const DEPTH_MAX: usize = 24;
 /// Statements that are read at most: files may include themselves.
 const STEPS_MAX: u32 = 100_000;
-/// The longest value of a variable: it could be made longer and longer.
-const VALUE_MAX: usize = 4096;
 /// What scripts know from the beginning, besides where they are.
 const KNOWN: [(&str, &str); 6] = [
     ("grub_platform", "pc"),
@@ -41,24 +42,28 @@ const KNOWN: [(&str, &str); 6] = [
 /// There is none that starts a Linux kernel.
 pub fn default(files: &impl Files, volume: usize, path: &str) -> Result<Choice, String> {
     let prefix = path.rsplit_once('/').map_or("", |(prefix, _)| prefix);
-    let known = KNOWN.into_iter().chain([("prefix", prefix), ("config_directory", prefix)]);
+    let root = format!("volume{volume}");
+    let prefix = format!("({root}){prefix}");
+    let places = [("root", root.as_str()), ("prefix", &prefix), ("config_directory", &prefix)];
+    let known = KNOWN.into_iter().chain(places);
     let mut script = Script {
         files,
         variables: known.map(|(name, value)| (name.to_string(), value.to_string())).collect(),
         root: volume,
         entries: Vec::new(),
         choice: Choice::default(),
+        has_read_entries: false,
         depth: 0,
         steps: 0,
     };
     script.include(volume, path);
-    let default = script.variable("default").to_string();
-    let body = script.entry(&default).ok_or("it has no entry")?.body.clone();
+    let Entry { names, body } = script.entry(script.variable("default")).ok_or("it has no entry")?.clone();
     script.run(&body);
+    let title = names.last().map_or("", |name| &name.title);
     if script.choice.kernel.1.is_empty() {
-        return Err("its default entry starts no Linux kernel".to_string());
+        return Err(format!("its default entry '{title}' starts no Linux kernel"));
     }
-    Ok(Choice { said_by: format!("{path}, entry '{default}'"), ..script.choice })
+    Ok(Choice { said_by: format!("{path}, entry '{title}'"), ..script.choice })
 }
 
 struct Script<'f, F> {
@@ -68,11 +73,14 @@ struct Script<'f, F> {
     root: usize,
     entries: Vec<Entry>,
     choice: Choice,
+    /// `blscfg` adds its entries once.
+    has_read_entries: bool,
     depth: usize,
     steps: u32,
 }
 
 /// An entry of the menu, or a menu in it.
+#[derive(Clone)]
 struct Entry {
     /// The menus around it, and its own.
     names: Vec<Name>,
@@ -90,7 +98,8 @@ struct Name {
 
 impl Name {
     fn is(&self, wanted: &str) -> bool {
-        wanted == self.title || wanted == self.id || wanted.parse() == Ok(self.number)
+        let is_named = wanted == self.title || wanted == self.id || wanted.parse() == Ok(self.number);
+        is_named && !wanted.is_empty()
     }
 }
 
@@ -135,7 +144,7 @@ impl<F: Files> Script<'_, F> {
     fn run(&mut self, text: &str) {
         let mut rest = text.chars();
         let mut around: Vec<Block<'_>> = Vec::new();
-        while let Some(words) = self.statement(&mut rest) {
+        while let Some(words) = statement(&mut rest, |name| self.variable(name)) {
             self.steps += 1;
             if self.steps > STEPS_MAX || around.len() > DEPTH_MAX {
                 return;
@@ -144,12 +153,13 @@ impl<F: Files> Script<'_, F> {
             let is_live = around.iter().all(|block| block.is_live);
             match command.as_str() {
                 "if" => {
-                    let holds = is_live && self.is_true(words);
+                    let holds = is_live && self.run_words(words);
                     around.push(Block { is_live: holds, was_live: holds, ..Block::default() });
                 }
                 "elif" | "else" => {
-                    if let Some(block) = around.last_mut() {
-                        block.is_live = !block.was_live && (command == "else" || self.is_true(words));
+                    if let Some((block, outer)) = around.split_last_mut() {
+                        let may_be = !block.was_live && outer.iter().all(|block| block.is_live);
+                        block.is_live = may_be && (command == "else" || self.run_words(words));
                         block.was_live |= block.is_live;
                     }
                 }
@@ -168,7 +178,7 @@ impl<F: Files> Script<'_, F> {
                         self.entries[index].body = body[..body.len() - rest.as_str().len()].to_string();
                     }
                 }
-                _ if is_live => self.command(command, words),
+                _ if is_live => _ = self.command(command, words),
                 _ => {}
             }
         }
@@ -176,110 +186,104 @@ impl<F: Files> Script<'_, F> {
 
     /// Adds an entry or a menu with these words to the innermost of the menus.
     fn add_entry(&mut self, menus: Vec<Name>, words: &[String]) -> Name {
+        let id = option(words, "--id", "--id").unwrap_or_default().to_string();
+        self.add(menus, words.first().cloned().unwrap_or_default(), id, String::new())
+    }
+
+    fn add(&mut self, menus: Vec<Name>, title: String, id: String, body: String) -> Name {
         let is_beside = |entry: &&Entry| entry.names.split_last().is_some_and(|(_, around)| around == menus);
         let number = self.entries.iter().filter(is_beside).count();
-        let behind = words.iter().skip_while(|word| *word != "--id").nth(1);
-        let id = words.iter().find_map(|word| word.strip_prefix("--id=")).or(behind.map(String::as_str));
-        let title = words.first().cloned().unwrap_or_default();
-        let name = Name { title, id: id.unwrap_or_default().to_string(), number };
+        let name = Name { title, id, number };
         let names = menus.into_iter().chain([name.clone()]).collect();
-        self.entries.push(Entry { names, body: String::new() });
+        self.entries.push(Entry { names, body });
         name
     }
 
-    /// The next statement, with the values of variables: up to a line's end, a semicolon, a brace,
-    /// or a word behind which another one begins. `None` at the end.
-    fn statement(&self, rest: &mut Chars<'_>) -> Option<Vec<String>> {
-        let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
-        if rest.as_str().is_empty() {
-            return None;
+    /// `blscfg`: adds the entries of the filesystem that the variable `boot` names, or `root`.
+    fn add_entries(&mut self) {
+        if mem::replace(&mut self.has_read_entries, true) {
+            return;
         }
-        loop {
-            let next = rest.next();
-            match (quote, next) {
-                (None, None | Some('\n' | ';' | ' ' | '\t' | '\r')) => {
-                    words.extend(word.take());
-                    let last = words.last().map_or("", String::as_str);
-                    let is_over = words.len() == 1 && ["then", "else", "do", "}"].contains(&last);
-                    if is_over || last == "{" || matches!(next, None | Some('\n' | ';')) {
-                        return Some(words);
-                    }
-                }
-                (None, Some('#')) if word.is_none() => {
-                    let text = rest.as_str();
-                    *rest = text[text.find('\n').unwrap_or(text.len())..].chars();
-                }
-                (None, Some('\'' | '"')) => {
-                    quote = next;
-                    word.get_or_insert_default();
-                }
-                (Some(_), None) => quote = None,
-                (Some(quotes), Some(c)) if quotes == c => quote = None,
-                (None | Some('"'), Some('$')) => {
-                    let value = self.variable(variable_name(rest));
-                    // An empty word is one in quotes only.
-                    if !value.is_empty() {
-                        word.get_or_insert_default().push_str(value);
-                    }
-                }
-                (None | Some('"'), Some('\\')) => match rest.next() {
-                    None | Some('\n') => {}
-                    Some(c) if quote.is_none() || "$\"\\".contains(c) => word.get_or_insert_default().push(c),
-                    Some(c) => word.get_or_insert_default().extend(['\\', c]),
-                },
-                (_, Some(c)) => word.get_or_insert_default().push(c),
+        let volume = self.device(self.variable("boot")).unwrap_or(self.root);
+        let mut entries = entries::all(self.files, volume).map_or_else(Vec::new, |(_, entries)| entries);
+        entries.sort_by(entries::Entry::name_order);
+        for entry in entries {
+            let options = if entry.options.is_empty() { "$default_kernelopts" } else { &entry.options };
+            // Quotes in variables count as if they were the entry's.
+            let options = expand(options, |name| self.variable(name));
+            let mut body = format!("linux (volume{volume}){} {options}\ninitrd", entry.linux);
+            for path in &entry.initrds {
+                let device = if path.starts_with('$') { String::new() } else { format!("(volume{volume})") };
+                body += &format!(" {device}{path}");
             }
+            let title = if entry.title.is_empty() { entry.linux } else { entry.title };
+            self.add(Vec::new(), title, entry.name, body);
         }
     }
 
-    fn command(&mut self, command: &str, words: &[String]) {
+    fn run_words(&mut self, words: &[String]) -> bool {
+        words.split_first().is_some_and(|(command, words)| self.command(command, words))
+    }
+
+    /// Runs a command. Says if it succeeds, as a condition does that holds.
+    fn command(&mut self, command: &str, words: &[String]) -> bool {
         match command {
-            "set" => words.iter().for_each(|word| self.assign(word)),
+            // Once: the next one is a command that is not known.
+            "!" => return words.first().is_some_and(|word| word != "!") && !self.run_words(words),
+            "[" | "test" => return self.holds(words),
+            "true" => {}
+            "set" => words.iter().for_each(|word| _ = self.assign(word)),
             "unset" => words.iter().for_each(|name| drop(self.variables.remove(name))),
-            "load_env" => self.load_environment(),
-            "search" => self.search(words),
+            "load_env" => self.load_environment(option(words, "-f", "--file")),
+            "search" => return self.search(words),
+            "blscfg" => self.add_entries(),
             "source" | "." | "configfile" => {
-                if let Some((volume, path)) = words.first().and_then(|path| self.place(path)) {
-                    self.include(volume, &path);
-                }
+                let Some((volume, path)) = words.first().and_then(|path| self.place(path)) else {
+                    return false;
+                };
+                self.include(volume, &path);
             }
             "linux" | "linux16" | "linuxefi" => {
-                if let Some(kernel) = words.first().and_then(|path| self.place(path)) {
-                    self.choice.kernel = kernel;
-                    self.choice.words = words[1..].join(" ");
-                }
+                let Some(kernel) = words.first().and_then(|path| self.place(path)) else { return false };
+                self.choice.kernel = kernel;
+                self.choice.initrds.clear();
+                self.choice.words = words[1..].iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ");
             }
             "initrd" | "initrd16" | "initrdefi" => {
                 self.choice.initrds = words.iter().filter_map(|path| self.place(path)).collect();
             }
-            _ => self.assign(command),
+            _ => return self.assign(command),
         }
+        true
     }
 
     /// `name=value`, or something else.
-    fn assign(&mut self, word: &str) {
+    fn assign(&mut self, word: &str) -> bool {
         let Some((name, value)) = word.split_once('=').filter(|(_, value)| value.len() <= VALUE_MAX) else {
-            return;
+            return false;
         };
         if name == "root" {
             self.root = self.device(value.trim_matches(['(', ')'])).unwrap_or(self.root);
         }
         self.variables.insert(name.to_string(), value.to_string());
+        true
     }
 
     /// The variables that GRUB keeps, but for those of one boot only.
-    fn load_environment(&mut self) {
-        let place = self.place(&format!("{}/grubenv", self.variable("prefix")));
-        let text = place.and_then(|(volume, path)| self.files.text(volume, &path)).unwrap_or_default();
+    fn load_environment(&mut self, path: Option<&str>) {
+        let path = path.map_or_else(|| format!("{}/grubenv", self.variable("prefix")), ToString::to_string);
+        let text = self.place(&path).and_then(|(volume, path)| self.files.text(volume, &path));
         let is_of_one_boot =
             |line: &&str| line.starts_with("next_entry=") || line.starts_with("prev_saved_entry=");
-        text.lines().filter(|line| !is_of_one_boot(line)).for_each(|line| self.assign(line));
+        for line in text.unwrap_or_default().lines().filter(|line| !is_of_one_boot(line)) {
+            self.assign(line);
+        }
     }
 
     /// `search [--fs-uuid | --label | --file] [--set[=NAME]] WHAT`: sets `root`, or another
     /// variable.
-    fn search(&mut self, words: &[String]) {
-        let Some((what, options)) = words.split_last() else { return };
+    fn search(&mut self, words: &[String]) -> bool {
+        let Some((what, options)) = words.split_last() else { return false };
         let has = |names: [&str; 2]| options.iter().any(|word| names.contains(&word.as_str()));
         let mut volumes = self.files.volumes().iter().enumerate();
         let found = if has(["--fs-uuid", "-u"]) {
@@ -290,35 +294,20 @@ impl<F: Files> Script<'_, F> {
             volumes.find(|(volume, _)| self.files.size(*volume, what).is_some())
         };
         let variable = options.iter().find_map(|word| word.strip_prefix("--set=")).unwrap_or("root");
-        if let Some((volume, _)) = found {
-            self.assign(&format!("{variable}=volume{volume}"));
-        }
+        found.is_some_and(|(volume, _)| self.assign(&format!("{variable}=volume{volume}")))
     }
 
-    /// A command as a condition: `[ … ]`, `test …`, `true`.
-    fn is_true(&self, words: &[String]) -> bool {
+    fn holds(&self, words: &[String]) -> bool {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let words = match &words[..] {
-            ["[", words @ .., "]"] | ["test", words @ ..] => words,
-            words => return words == ["true"],
-        };
-        words
-            .split(|word| *word == "-o")
-            .any(|all| all.split(|word| *word == "-a").all(|one| self.holds(one)))
-    }
-
-    fn holds(&self, words: &[&str]) -> bool {
-        let size = |path: &str| self.place(path).and_then(|(volume, path)| self.files.size(volume, &path));
-        match words {
-            ["!", words @ ..] => !self.holds(words),
-            ["-n", what] | [what] => !what.is_empty(),
-            ["-z", what] => what.is_empty(),
-            ["-s", path] => size(path).is_some_and(|size| size > 0),
-            ["-f" | "-e", path] => size(path).is_some(),
-            [a, "=" | "==", b] => a == b,
-            [a, "!=", b] => a != b,
-            _ => false,
-        }
+        let words = words.strip_suffix(&["]"]).unwrap_or(&words);
+        condition::holds(words, |path| {
+            let Some((volume, path)) = self.place(path) else { return Kind::Nothing };
+            match self.files.size(volume, &path) {
+                Some(size) => Kind::File(size),
+                None if self.files.names(volume, &path).is_empty() => Kind::Nothing,
+                None => Kind::Directory,
+            }
+        })
     }
 
     /// The file that a path names: `(hd0,gpt1)/x`, `($root)/x`, or `/x`.
@@ -340,17 +329,4 @@ impl<F: Files> Script<'_, F> {
         let place = (disk.strip_prefix("hd")?.parse().ok()?, partition);
         volumes.iter().position(|volume| volume.place == place)
     }
-}
-
-/// A variable's name behind `$`: in braces, or as many characters as may be in one.
-fn variable_name<'t>(rest: &mut Chars<'t>) -> &'t str {
-    let text = rest.as_str();
-    let (name, after) = match text.strip_prefix('{') {
-        Some(braced) => braced.split_once('}').unwrap_or((braced, "")),
-        None => {
-            text.split_at(text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len()))
-        }
-    };
-    *rest = after.chars();
-    name
 }

@@ -64,17 +64,24 @@ fn prepare(info: &BootInfo) {
 
 /// Returns only with what was looked for in vain.
 fn start(info: &BootInfo) -> Vec<String> {
-    let disks: Vec<Rc<RefCell<Nvme>>> =
-        nvme::all().filter_map(Result::ok).map(|disk| Rc::new(RefCell::new(disk))).collect();
+    let (mut disks, mut volumes) = (Vec::<Rc<RefCell<Nvme>>>::new(), Volumes::default());
+    for (index, disk) in nvme::all().enumerate() {
+        match disk {
+            Ok(disk) => {
+                let disk = Rc::new(RefCell::new(disk));
+                let shared: Shared = disk.clone();
+                volumes.add(index, &shared);
+                disks.push(disk);
+            }
+            Err(why) => say(format_args!("disk {} does not start: {why:?}", index + 1)),
+        }
+    }
     if disks.is_empty() {
         return vec!["there is no NVMe disk that answers".to_string()];
     }
-    let mut volumes = Volumes::default();
-    for (index, disk) in disks.iter().enumerate() {
-        let shared: Shared = disk.clone();
-        volumes.add(index, &shared);
-    }
-    let loaded = match find(&volumes) {
+    let found = find(&volumes);
+    volumes.unreadable.borrow().iter().for_each(|line| say(format_args!("{line}")));
+    let loaded = match found {
         Ok(choice) => {
             say(format_args!("{}, by {}", choice.kernel.1, choice.said_by));
             linux::load(info, &volumes, &choice)

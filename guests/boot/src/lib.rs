@@ -8,6 +8,7 @@
 //! | [`version`] | the order of kernels' versions |
 //! | [`entries`] | Boot Loader Specification entries |
 //! | [`grub`] | GRUB's configuration |
+//! | `condition`, `words` | its conditions, and its words |
 //! | [`find`] | which kernel is started, or what was looked for |
 //! | [`place`] | where it goes in memory |
 #![no_std]
@@ -17,6 +18,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+mod condition;
 pub mod disk;
 pub mod entries;
 pub mod find;
@@ -27,3 +29,4 @@ pub mod table;
 mod tests;
 pub mod version;
 pub mod volume;
+mod words;

@@ -69,8 +69,8 @@ pub(super) fn with_gpt(contents: &[u8]) -> Vec<u8> {
     disk
 }
 
-/// An ext4 with these files; nothing where its tools are not installed.
-pub(super) fn ext4(files: &[(&str, &str)]) -> Option<Vec<u8>> {
+/// An ext4 with inodes of so many bytes and these files; nothing where its tools are not installed.
+pub(super) fn ext4(inode: &str, files: &[(&str, &str)]) -> Option<Vec<u8>> {
     let directory = tempfile::tempdir().expect("makes");
     let (root, image) = (directory.path().join("root"), directory.path().join("image"));
     for (path, text) in files {
@@ -80,7 +80,8 @@ pub(super) fn ext4(files: &[(&str, &str)]) -> Option<Vec<u8>> {
     }
     let mut command = Command::new("/sbin/mkfs.ext4");
     command.args(["-q", "-F", "-U", "00000000-0000-0000-0000-000000000001", "-L", "system", "-d"]);
-    let made = command.arg(&root).arg(&image).arg("2M").status();
+    command.arg(&root).args(["-O", "metadata_csum", "-I", inode]);
+    let made = command.arg(&image).arg("4M").status();
     made.ok().filter(|status| status.success())?;
     std::fs::read(&image).ok()
 }
@@ -122,15 +123,49 @@ fn a_part_is_not_read_beyond_its_end() {
 fn a_kernel_on_a_partition_is_found_by_the_filesystems_identifier_and_label() {
     let script = "search --fs-uuid --set=root 00000000-0000-0000-0000-000000000001\n\
         menuentry a {\nsearch --label --set=x system\nlinux ($x)/vmlinuz root=LABEL=system\n}\n";
-    let Some(image) = ext4(&[("boot/grub/grub.cfg", script), ("vmlinuz", "kernel")]) else { return };
-    let mut volumes = Volumes::default();
-    volumes.add(0, &shared(vec![0; 1 << 16]));
-    volumes.add(1, &shared(with_gpt(&image)));
-    assert_eq!(volumes.seen.len(), 2);
-    let choice = find(&volumes).expect("there is one");
-    assert_eq!((choice.kernel, choice.words.as_str()), ((0, "/vmlinuz".to_string()), "root=LABEL=system"));
-    assert_eq!(volumes.names(0, "/boot/grub").len(), 3, "with itself and its parent");
-    assert!(volumes.text(0, "/boot").is_none() && volumes.text(0, "nothing").is_none());
+    // Debian 10 and 11 make small filesystems with inodes of 128 bytes.
+    for inode in ["128", "256"] {
+        let files = [("boot/grub/grub.cfg", script), ("vmlinuz", "kernel")];
+        let Some(image) = ext4(inode, &files) else { return };
+        let mut volumes = Volumes::default();
+        volumes.add(0, &shared(vec![0; 1 << 16]));
+        volumes.add(1, &shared(with_gpt(&image)));
+        assert_eq!(volumes.seen.len(), 2);
+        let choice = find(&volumes).expect("there is one");
+        assert_eq!(
+            (choice.kernel, choice.words.as_str()),
+            ((0, "/vmlinuz".to_string()), "root=LABEL=system")
+        );
+        assert_eq!(volumes.names(0, "/boot/grub").len(), 3, "with itself and its parent");
+        assert!(volumes.text(0, "/boot").is_none() && volumes.text(0, "nothing").is_none());
+        assert_eq!(volumes.text(0, "/vmlinuz").as_deref(), Some("kernel"));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_named_with_the_reason() {
+    let files = [("boot/grub/grub.cfg", ""), ("boot/vmlinuz-1", "kernel")];
+    let Some(image) = ext4("256", &files) else { return };
+    let is_said = |image: &[u8], begins: &str, reason: &str| {
+        let mut volumes = Volumes::default();
+        volumes.add(0, &shared(with_gpt(image)));
+        assert!(find(&volumes).is_err());
+        let lines = volumes.unreadable.borrow().join("\n");
+        let is_it = |line: &str| line.starts_with(begins) && line.contains(reason);
+        assert!(lines.lines().any(is_it), "{lines}");
+    };
+    let with = |at: usize, byte: u8| {
+        let mut image = image.clone();
+        image[at] = byte;
+        image
+    };
+    let name = image.windows(9).position(|text| text == b"vmlinuz-1").expect("is in its directory");
+    is_said(&with(name, b'V'), "disk 1, partition 1: /boot cannot be read: ", "checksum");
+    // A feature that is not known.
+    is_said(&with(1024 + 0x60, 0xff), "disk 1, partition 1: its ext4 cannot be read: ", "feature");
+    let long = " ".repeat((1 << 20) + 1);
+    let image = ext4("256", &[("boot/grub/grub.cfg", &long)]).expect("as above");
+    is_said(&image, "disk 1, partition 1: /boot/grub/grub.cfg cannot be read: ", "too long");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Disks and filesystems that are made up.
 
 mod disks;
+mod distributions;
 mod garbage;
 mod scripts;
 
@@ -11,7 +12,7 @@ use alloc::vec::Vec;
 
 use crate::volume::{Files, Volume};
 
-/// Filesystems with these files.
+/// Filesystems with these files, four on each disk.
 #[derive(Default)]
 struct Tree {
     volumes: Vec<Volume>,
@@ -23,7 +24,7 @@ impl Tree {
         self.files.insert((volume, path.to_string()), text.to_string());
         for number in self.volumes.len()..=volume {
             self.volumes.push(Volume {
-                place: (0, number as u32),
+                place: (number / 4, number as u32 % 4),
                 uuid: format!("uuid-{number}"),
                 label: format!("label-{number}"),
                 name: format!("volume {number}"),

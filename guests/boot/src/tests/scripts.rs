@@ -3,11 +3,11 @@
 use core::cmp::Ordering;
 
 use super::*;
-use crate::find::{Choice, find};
+use crate::find::find;
 use crate::version::compare;
 
 /// What `grub-mkconfig` of Debian 12 writes, without the parts that only draw.
-const DEBIAN: &str = r#"
+pub(super) const DEBIAN: &str = r#"
 if [ -s $prefix/grubenv ]; then
   set have_grubenv=true
   load_env
@@ -90,18 +90,6 @@ fn kernel(tree: &Tree) -> String {
 }
 
 #[test]
-fn debians_configuration_starts_its_first_entry() {
-    let place = |path: &str| (1, path.to_string());
-    let expected = Choice {
-        kernel: place("/boot/vmlinuz-18"),
-        initrds: ["/boot/ucode.img", "/boot/initrd.img-18"].map(place).to_vec(),
-        words: "root=UUID=1 ro quiet a b".to_string(),
-        said_by: "/boot/grub/grub.cfg, entry '0'".to_string(),
-    };
-    assert_eq!(find(&debian()), Ok(expected));
-}
-
-#[test]
 fn an_entry_is_found_by_numbers_titles_and_identifiers() {
     for default in
         ["1>1", "1>17-advanced", "Advanced options>Linux 17", "advanced>17-advanced", "17-advanced"]
@@ -156,7 +144,7 @@ fn what_is_not_there_is_named_and_the_next_way_is_taken() {
         .with(0, "/boot/grub/grub.cfg", "menuentry a {\nlinux /boot/gone root=x\n}")
         .with(0, "/text", "");
     let tried = find(&tree).expect_err("there is none").join("\n");
-    let gone = "volume 0: /boot/grub/grub.cfg, entry '' names /boot/gone, which is not there";
+    let gone = "volume 0: /boot/grub/grub.cfg, entry 'a' names /boot/gone, which is not there";
     assert!(tried.contains(gone), "{tried}");
     assert!(tried.contains("/loader/entries/*.conf") && tried.contains("/boot/vmlinuz-*"), "{tried}");
     let tree = tree.with(0, "/boot/vmlinuz-6.1.0-9", "k").with(0, "/boot/vmlinuz-6.1.0-10", "k");
@@ -172,23 +160,40 @@ fn what_is_not_there_is_named_and_the_next_way_is_taken() {
 }
 
 #[test]
-fn the_first_of_the_entries_is_taken_and_its_paths_are_where_the_filesystem_is_mounted() {
-    let entry = |version: &str| {
-        format!(
-            "# a comment\ntitle Fedora\nversion {version}\nlinux /vmlinuz-{version}\ninitrd /initrd-{version}\n\
-             options root=UUID=1 ro $tuned_params\noptions quiet\nsort-key fedora\n"
-        )
-    };
-    let tree = ["6.9", "6.10", "6.10~rc1"].iter().fold(debian(), |tree, version| {
-        tree.with(2, &format!("/boot/loader/entries/{version}+3-0.conf"), &entry(version))
-            .with(2, &format!("/boot/vmlinuz-{version}"), "k")
-            .with(2, &format!("/boot/initrd-{version}"), "i")
-    });
-    let choice = find(&tree).expect("there is one");
-    assert_eq!(choice.kernel, (2, "/boot/vmlinuz-6.10".to_string()));
-    assert_eq!(choice.initrds, [(2, "/boot/initrd-6.10".to_string())]);
-    assert_eq!(choice.words, "root=UUID=1 ro quiet");
-    assert_eq!(choice.said_by, "/boot/loader/entries/6.10.conf");
+fn tests_hold_as_those_of_grub_do() {
+    for (condition, holds) in [
+        ("[ -d /boot/grub ]", true),
+        ("[ -d /boot/grub/grub.cfg ]", false),
+        ("[ -e /boot/grub -a -e /boot/grub/grub.cfg ]", true),
+        ("[ -f /boot/grub ]", false),
+        ("[ -s /boot/empty ]", false),
+        ("[ ! -f /boot/gone ]", true),
+        ("! [ -f /boot/empty ]", false),
+        ("! false", true),
+        ("[ 9 -lt 10 -a 10 -le 10 -a 10 -ge 10 -a -1 -lt 0 ]", true),
+        ("[ 9 -gt 10 ]", false),
+        ("[ 7x -eq 07 -a x -eq 0 -a 1 -ne 2 ]", true),
+        ("[ a < b -a b >= b ]", true),
+        ("[ vmlinuz-2 -plt vmlinuz-11 ]", true),
+        ("[ ! a = b -a c = d ]", false),
+        ("[ a = b -a c = d -o e = e ]", true),
+        ("[ ! = ! ]", true),
+        ("[ -n \"\" -o -z \"\" ]", true),
+        ("[ \"\" ]", false),
+        ("[ $nothing ]", true),
+        ("test -f /boot/empty", true),
+        ("search --set=x --file /boot/empty", true),
+        ("search --set=x --file /boot/gone", false),
+        ("cpuid -l", false),
+    ] {
+        let script = format!(
+            "if false; then\nelif {condition}; then set default=1\nelse set default=0\nfi\n\
+             menuentry no {{\nlinux /no\n}}\nmenuentry yes {{\nlinux /yes\n}}\n"
+        );
+        let tree = Tree::default().with(0, "/boot/grub/grub.cfg", &script).with(0, "/boot/empty", "");
+        let chosen = kernel(&tree.with(0, "/yes", "k").with(0, "/no", "k"));
+        assert_eq!(chosen, if holds { "/yes" } else { "/no" }, "{condition}");
+    }
 }
 
 #[test]
