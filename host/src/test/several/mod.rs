@@ -80,7 +80,15 @@ pub(super) const ROWS: &[Case] = &[
         .about("a guest that stores is moved to another machine in vain, then there, and back")
         .on_both(),
     act("m1_a_guest_moves_often", moving::moves_often)
-        .about("a guest that looks for what is stale moves there and back many times, and finds nothing")
+        .about("a guest that looks for errors moves often, also without a processor, asleep and in a restart")
+        .on_both(),
+    act("m1_a_large_guest_moves", moving::a_large_one_moves)
+        .about("and so does one of 64 vCPUs and 4 GiB, which stores")
+        .only_long()
+        .on_both(),
+    act("m10_a_guest_is_saved_often", moving::is_saved_often)
+        .about("a guest that looks for errors in memory, clocks and sums is saved and restored ten times")
+        .only_long()
         .on_both(),
     act("several_come_and_go_on_arm", cycles::come_and_go)
         .about("guests are created, boot and are destroyed over and over, and no memory is lost")
