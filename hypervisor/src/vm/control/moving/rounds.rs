@@ -94,9 +94,7 @@ impl<A: Arch> Sending<A> {
                     Some(next) => Stage::State(next),
                     None => {
                         self.line.put(Kind::End, self.line.frames, &[])?;
-                        self.handover.offer();
-                        self.vm.host.set_state(self.vm, GuestState::Offered, 0);
-                        Stage::Offered
+                        self.offer()
                     }
                 };
             }
@@ -146,6 +144,13 @@ impl<A: Arch> Sending<A> {
         }
         self.rounds += 1;
         Ok(())
+    }
+
+    /// All has been sent.
+    fn offer(&mut self) -> Stage<A> {
+        self.handover.offer();
+        self.vm.host.set_state(self.vm, GuestState::Offered, 0);
+        Stage::Offered
     }
 
     /// A slot whose log is still on.
