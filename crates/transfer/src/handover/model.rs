@@ -212,19 +212,7 @@ impl World {
             }
         }
         self.after_a_cut(mistake, &mut add);
-        if self.unheard {
-            add("the target's tool hears Runs".into(), &Self::tool_hears);
-        }
-        if self.target.is_some() && !self.asks && self.cuts < 3 && self.known == Known::Pending {
-            // What its hypervisor had said may be lost with it.
-            add("the target's tool loses its hypervisor".into(), &|world| {
-                world.cut(0);
-                (world.target_knows, world.unheard) = (true, false);
-                std::mem::take(&mut world.left_over).into_iter().for_each(|what| world.target_hears(what));
-                world.target_hears(Heard::Cut);
-                world.known.end(Ended::Broken);
-            });
-        }
+        self.in_the_tool(&mut add);
         for lost in 0..=self.to_target.len() {
             if self.source.is_some() && self.target.is_some() && self.cuts < 3 {
                 add("the source is killed".into(), &|world| {
@@ -240,6 +228,23 @@ impl World {
             }
         }
         all
+    }
+
+    /// What happens between the target's hypervisor and its tool.
+    fn in_the_tool(&self, add: &mut Add<'_>) {
+        if self.unheard {
+            add("the target's tool hears Runs".into(), &Self::tool_hears);
+        }
+        if self.target.is_some() && !self.asks && self.cuts < 3 && self.known == Known::Pending {
+            // What its hypervisor had said may be lost with it.
+            add("the target's tool loses its hypervisor".into(), &|world| {
+                world.cut(0);
+                (world.target_knows, world.unheard) = (true, false);
+                std::mem::take(&mut world.left_over).into_iter().for_each(|what| world.target_hears(what));
+                world.target_hears(Heard::Cut);
+                world.known.end(Ended::Broken);
+            });
+        }
     }
 
     fn after_a_cut(&self, mistake: Mistake, add: &mut Add<'_>) {
