@@ -69,7 +69,7 @@ fn is_of_tests(attributes: &[Attribute]) -> bool {
         Meta::Path(path) => path.is_ident("test"),
         Meta::List(list) if list.path.is_ident("cfg") => {
             let condition = list.tokens.to_string().replace(' ', "");
-            ["test", "loom", "any(test,loom)"].contains(&&*condition)
+            ["test", "loom", "any(test,loom)", "any(test,feature=\"mock\")"].contains(&&*condition)
                 || condition.starts_with("all(test,")
                 || condition.starts_with("all(loom,")
         }
