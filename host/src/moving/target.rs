@@ -4,6 +4,7 @@ use super::described::Description;
 use super::greeting::{Greeting, Greetings};
 use super::place::Listener;
 use super::port::{Ended, Frame, PAUSE, Talk};
+use super::seal::random;
 use super::snapshot::{Snapshot, is_of_a_guest};
 use super::time::{Relation, now_ns, with_clock};
 use super::wire::{Answer, GREETING_MAX, Link, Opening, Secret, Side};
@@ -17,10 +18,11 @@ use transfer::channel::Sizes;
 use transfer::frame::{Clock, Kind};
 use transfer::handover::{Ended as How, Known, Told};
 
-/// Begins to receive a guest.
+/// Begins to receive a guest. It gets a generation id that nobody can guess.
 pub(super) fn receive(machine: &Found, ram: &Arc<Ram>, guest: Name) -> Result<Talk> {
     let control = Control::open(machine)?;
-    Talk::begin(control, Arc::clone(ram), Request::Receive { guest }, Sizes::TARGET, &Signals::default())
+    let request = Request::Receive { guest, generation: u128::from_le_bytes(random()?) };
+    Talk::begin(control, Arc::clone(ram), request, Sizes::TARGET, &Signals::default())
 }
 
 /// A guest that is arriving.

@@ -112,15 +112,17 @@ fn devices(control: &mut Control, arch: Arch) -> Result<()> {
         let requests = [
             (add(0, GIB), "it overlaps the GIC's distributor"),
             // The memory of a device is a slot, which no request removes.
+            (add(0x0909_f000, PAGE), "it overlaps the generation id"),
             (add(0x090a_0000, PAGE), "it overlaps the stolen times"),
             (Request::Delete { slot: DEVICE_SLOT }, "was not added by a request"),
             (Request::LogStart { slot: DEVICE_SLOT, way: LogWay::DirtyBits }, "cannot store to slot"),
         ];
         all_refused(control, &requests)?;
         let all: Vec<Slot> = control.ask_for(&Request::Slots)?;
-        let is_shown = |slot: &Slot| (slot.slot, slot.gpa, slot.size) == (DEVICE_SLOT, 0x090a_0000, PAGE);
+        let shown = (DEVICE_SLOT, 0x0909_f000, 2 * PAGE);
+        let is_shown = |slot: &Slot| (slot.slot, slot.gpa, slot.size) == shown;
         ensure!(all.iter().filter(|slot| slot.access == Access::ReadOnly).all(is_shown), "{all:?}");
-        ensure!(all.iter().any(is_shown), "the stolen times are in no slot: {all:?}");
+        ensure!(all.iter().any(is_shown), "generation id and stolen times are in no slot: {all:?}");
     }
     // Next to them there is room.
     let free = match arch {

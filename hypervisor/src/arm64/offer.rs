@@ -170,6 +170,10 @@ where
         stolen_time::reset(vm);
     }
 
+    fn show_generation(vm: &Vm<Self>, is_new: bool) {
+        devices::show_generation(vm, is_new);
+    }
+
     fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         guest::described::describe(vm, archive)
     }

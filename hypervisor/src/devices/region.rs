@@ -68,7 +68,15 @@ mod tests {
             let regions = map::regions(vcpu_count);
             let redistributors = map::redistributors(vcpu_count);
             let last = redistributors.end - 0x1000;
-            for gpa in [map::GICD, map::UART, map::RTC, map::STOLEN_TIME, redistributors.start, last] {
+            for gpa in [
+                map::GICD,
+                map::UART,
+                map::RTC,
+                map::GENERATION,
+                map::STOLEN_TIME,
+                redistributors.start,
+                last,
+            ] {
                 assert!(found(&regions, gpa, 0x1000).is_some(), "{vcpu_count} vCPUs, {gpa:#x}");
             }
             assert_eq!(found(&regions, map::RAM, 1 << 40), None);

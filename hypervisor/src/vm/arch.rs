@@ -175,6 +175,10 @@ pub unsafe trait Arch: Board {
 
     /// Resets all devices to their state after power-on. No vCPU runs.
     fn reset_devices(vm: &Vm<Self>);
+    /// Lets the guest find its generation id in memory. If it `is_new` to a guest that has run
+    /// before, its kernel is interrupted. No vCPU runs.
+    fn show_generation(vm: &Vm<Self>, is_new: bool);
+
     /// Describes what the guest's vCPUs share: devices, and registers of all. No vCPU runs.
     ///
     /// # Errors

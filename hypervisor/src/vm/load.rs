@@ -116,6 +116,7 @@ impl<A: Arch> Load<A> {
 
     /// Lets the boot vCPU, whose private state this is, begin at the kernel's entry.
     pub fn finish(self, vm: &Vm<A>, boot: &mut A::State) {
+        A::show_generation(vm, false);
         A::begin(&vm.guest, self.plan.entry, (&vm.vcpus[0].inbox, boot));
     }
 }

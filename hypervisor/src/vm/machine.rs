@@ -17,6 +17,7 @@ use super::clock::GuestClock;
 use super::console::Rings;
 use super::files::{Bundle, CreateError, Files};
 use super::freed::Exists;
+use super::generation;
 use super::host::Host;
 use super::load::Load;
 use super::memory::{FreeMemory, NestedTables};
@@ -55,6 +56,8 @@ pub struct Vm<A: Arch> {
     pub files: Files,
     /// Its clock.
     pub clock: GuestClock,
+    /// Its [generation id](super::generation).
+    pub generation: Mutex<u128>,
     /// The session in which it was given to another machine: meaningful while its state says so.
     pub(super) given: AtomicU64,
     /// Whether it has paused since it ran last: meaningful while it is sent.
@@ -187,6 +190,7 @@ fn assemble<A: Arch>(
         guest: shared,
         files,
         clock: GuestClock::default(),
+        generation: Mutex::new(generation::of_start(host, identity)),
         given: AtomicU64::new(0),
         pauses: AtomicBool::new(false),
         change: OwnChange::none(),

@@ -16,6 +16,7 @@ pub mod dma;
 pub mod end;
 pub mod files;
 mod freed;
+mod generation;
 mod gone;
 mod guests;
 pub mod host;

@@ -11,7 +11,7 @@ use pci::Function;
 use transfer::{Archive, Flaw};
 
 use crate::devices::pc::inbox::Inbox;
-use crate::devices::pc::platform;
+use crate::devices::pc::{platform, power};
 use crate::devices::region::Region;
 use crate::iommu::messages::AmdVi;
 use crate::iommu::routes::Receiver;
@@ -159,6 +159,10 @@ where
         vm.reset_devices();
     }
 
+    fn show_generation(vm: &Vm<Self>, is_new: bool) {
+        vm.show_generation(is_new);
+    }
+
     fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         vm.describe_shared(archive)
     }
@@ -181,7 +185,7 @@ where
     }
 
     fn wake(vm: &Vm<Self>) {
-        vm.press();
+        vm.happens(power::BUTTON);
     }
 
     #[inline(always)]

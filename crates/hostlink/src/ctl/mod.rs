@@ -82,6 +82,13 @@ macro_rules! numbers {
 }
 numbers!(u8, u16, u32, u64);
 
+impl Word for u128 {
+    /// All of its bits matter: it is always hexadecimal.
+    fn read(text: &str) -> Option<Self> {
+        Self::from_str_radix(text.strip_prefix("0x")?, 16).ok()
+    }
+}
+
 words! {
     /// How the hypervisor detects which pages are written.
     LogWay {

@@ -171,10 +171,15 @@ requests! {
         /// Whether the guest runs meanwhile.
         way: SendWay = "{}" SendWay::EXPECTED,
     }
-    /// `guest-receive GUEST`: creates a guest, and receives it through a
+    /// `guest-receive GUEST GENERATION`: creates a guest, and receives it through a
     /// [channel](super::record::Channel), which is the first record; the last one is a
     /// [`record::Received`](super::record::Received).
-    "guest-receive" Receive of guest
+    "guest-receive" Receive {
+        /// The guest.
+        guest: Name = "{}" Name::EXPECTED,
+        /// Its generation id here: 128 bits that nobody can guess.
+        generation: u128 = "{:#x}" "128 bits as 0x and digits",
+    }
     /// `memory`: how much is free, as a [`record::Memory`](super::record::Memory).
     "memory" Memory
     /// `stats`: the counters, summed over the vCPUs, each as `NAME=VALUE`.
@@ -223,7 +228,7 @@ mod tests {
         Request::Input { guest: Name::GUEST, port: 0, bytes }
     }
 
-    const REQUESTS: [Request; 21] = [
+    const REQUESTS: [Request; 22] = [
         Request::Vms,
         Request::Slots,
         Request::Add { gpa: 1 << 40, size: 2 << 20, access: Access::ReadOnly },
@@ -244,7 +249,8 @@ mod tests {
         Request::Destroy { guest: Name::GUEST },
         Request::Send { guest: Name::GUEST, session: u64::MAX, way: SendWay::Live },
         Request::Send { guest: Name::GUEST, session: 0, way: SendWay::Still },
-        Request::Receive { guest: Name::GUEST },
+        Request::Receive { guest: Name::GUEST, generation: u128::MAX },
+        Request::Receive { guest: Name::GUEST, generation: 0 },
     ];
 
     #[test]
@@ -296,6 +302,8 @@ mod tests {
             ("4 guest-send a 1", Some(4), Missing("live or still")),
             ("4 guest-send a 1 3", Some(4), Bad("live or still")),
             ("4 guest-send a 1 live 4", Some(4), TooMany),
+            ("4 guest-receive a", Some(4), Missing("128 bits as 0x and digits")),
+            ("4 guest-receive a 17", Some(4), Bad("128 bits as 0x and digits")),
             ("5 input Web 0 61", Some(5), Bad(Name::EXPECTED)),
             ("5 input web x 61", Some(5), Bad("the number of a serial port")),
             ("5 input web 0", Some(5), Missing(Input::EXPECTED)),

@@ -103,8 +103,30 @@ pub fn type_in<A: Arm64>(vm: &Vm<A>, bytes: &[u8]) -> usize {
 /// be woken, becomes pending once, whatever its line says. A handler finds no alarm then, and does
 /// nothing.
 pub fn wake<A: Arm64>(vm: &Vm<A>) {
+    pend(vm, map::RTC_INTID);
+}
+
+/// Lets the guest find its generation id, and interrupts it if that is new. Kernels read it without
+/// caches, as a device's.
+pub fn show_generation<A: Arm64>(vm: &Vm<A>, is_new: bool) {
+    let Some(shown) = &vm.shown else { return };
+    let id = *vm.generation.lock();
+    for (word, half) in shown.words().iter().zip([id as u64, (id >> 64) as u64]) {
+        // Relaxed: no vCPU runs.
+        word.store(half, Ordering::Relaxed);
+    }
+    let at = shown.words().as_ptr().addr() as u64;
+    if A::must_clean() {
+        A::clean(at..at + map::GENERATION_BYTES);
+    }
+    if is_new {
+        pend(vm, map::GENERATION_INTID);
+    }
+}
+
+fn pend<A: Arm64>(vm: &Vm<A>, intid: u8) {
     let mut distributor = vm.guest.distributor.lock();
-    let effect = distributor.pend(map::RTC_INTID);
+    let effect = distributor.pend(intid);
     perform(vm, effect, &distributor);
 }
 

@@ -21,11 +21,14 @@ use crate::vm::{Context, Vm, VpIndex};
 
 const WORDS: usize = (map::STOLEN_TIME_BYTES / 8) as usize;
 const TIME: usize = 1;
+/// Words before the first structure.
+const FIRST: usize = ((map::STOLEN_TIME - map::GENERATION) / 8) as usize;
 const NS: u64 = 1_000_000_000;
 
-/// The structures of so many vCPUs, whose times are zero.
+/// The page of the generation id, and behind it the structures of so many vCPUs, whose times are
+/// zero.
 pub fn memory(vcpus: u32) -> ShownMemory {
-    ShownMemory::new(Gpa(map::STOLEN_TIME), u64::from(vcpus) * map::STOLEN_TIME_BYTES)
+    ShownMemory::new(Gpa(map::GENERATION), FIRST as u64 * 8 + u64::from(vcpus) * map::STOLEN_TIME_BYTES)
 }
 
 /// Converts ticks of the clock to nanoseconds.
@@ -68,7 +71,7 @@ pub fn reset<A: Arm64>(vm: &Vm<A>) {
 
 #[inline]
 fn store<A: Arm64>(vm: &Vm<A>, vcpu: usize, ns: u64) {
-    if let Some(word) = vm.shown.as_ref().and_then(|shown| shown.words().get(vcpu * WORDS + TIME)) {
+    if let Some(word) = vm.shown.as_ref().and_then(|shown| shown.words().get(FIRST + vcpu * WORDS + TIME)) {
         // Relaxed: it is one word, which a guest reads at once, and nothing goes with it.
         word.store(ns, Ordering::Relaxed);
     }

@@ -3,8 +3,8 @@
 //! The fixed hardware switches the machine off, and wakes a kernel that idles until an event: by
 //! the clock's alarm, and by a sleep button, which the operator presses. The button is a
 //! general-purpose event that only wakes. A button of the fixed hardware would have a kernel that
-//! is awake switch the machine off, or go to sleep. SCI_EN is always set: no firmware handles
-//! events. There is no timer.
+//! is awake switch the machine off, or go to sleep. Another such event says that the guest's
+//! generation id is a new one. SCI_EN is always set: no firmware handles events. There is no timer.
 //!
 //! There is no keyboard controller, and the ACPI tables say so. But kernels that do not read them
 //! reset by its command, and first wait until it can take one: it can always.
@@ -36,6 +36,8 @@ pub const KEYBOARD: u16 = 0x64;
 pub const SLEEP_TYPE_S5: u8 = 5;
 /// The sleep button's event, among general-purpose events.
 pub const BUTTON: u8 = 0;
+/// The event of a new generation id.
+pub const GENERATION: u8 = 1;
 
 /// The reset vector of a PC's firmware. Linux jumps there in real mode when it knows no other way
 /// to reset.
@@ -50,6 +52,8 @@ const RTC: u8 = 1 << 2;
 /// and of the clock. All but the last never occur.
 const CAN_ENABLE: u8 = 1 << 0 | 1 << 5;
 const CAN_ENABLE_HIGH: u8 = 1 << 0 | 1 << 1 | RTC;
+/// General-purpose events that occur.
+const GENERAL_EVENTS: u8 = 1 << BUTTON | 1 << GENERATION;
 const SCI_EN: u8 = 1 << 0;
 /// In the higher byte of PM1a's control register.
 const SLP_EN: u8 = 1 << 5;
@@ -78,14 +82,14 @@ pub struct Power {
     rtc: u8,
     enables: u8,
     enables_high: u8,
-    /// Status and enable of the sleep button's event.
-    button: u8,
-    button_enable: u8,
+    /// Status and enables of general-purpose events.
+    general: u8,
+    general_enables: u8,
 }
 
 described! { Power:
-    clock, rtc & RTC, enables & CAN_ENABLE, enables_high & CAN_ENABLE_HIGH, button & (1 << BUTTON),
-    button_enable & (1 << BUTTON)
+    clock, rtc & RTC, enables & CAN_ENABLE, enables_high & CAN_ENABLE_HIGH, general & GENERAL_EVENTS,
+    general_enables & GENERAL_EVENTS
 }
 
 impl Power {
@@ -97,8 +101,8 @@ impl Power {
             ENABLES => self.enables,
             ENABLES_HIGH => self.enables_high,
             CONTROL => SCI_EN,
-            GENERAL => self.button,
-            GENERAL_ENABLES => self.button_enable,
+            GENERAL => self.general,
+            GENERAL_ENABLES => self.general_enables,
             EVENTS..GENERAL | RESET | KEYBOARD => 0,
             _ => return None,
         })
@@ -110,8 +114,8 @@ impl Power {
             EVENTS_HIGH => self.rtc &= !value,
             ENABLES => self.enables = value & CAN_ENABLE,
             ENABLES_HIGH => self.enables_high = value & CAN_ENABLE_HIGH,
-            GENERAL => self.button &= !value,
-            GENERAL_ENABLES => self.button_enable = value & 1 << BUTTON,
+            GENERAL => self.general &= !value,
+            GENERAL_ENABLES => self.general_enables = value & GENERAL_EVENTS,
             SLEEP if value & SLP_EN != 0 && value >> SLP_TYP_SHIFT & 7 == SLEEP_TYPE_S5 => {
                 return Some(PowerEvent::PowerOff);
             }
@@ -130,14 +134,14 @@ impl Power {
         self.clock = level;
     }
 
-    /// Presses the sleep button.
-    pub const fn press(&mut self) {
-        self.button = 1 << BUTTON;
+    /// A general-purpose event occurs: [`BUTTON`] or [`GENERATION`].
+    pub const fn happens(&mut self, event: u8) {
+        self.general |= 1 << event & GENERAL_EVENTS;
     }
 
     /// The level of the system control interrupt.
     pub const fn irq_level(&self) -> bool {
-        self.rtc & self.enables_high != 0 || self.button & self.button_enable != 0
+        self.rtc & self.enables_high != 0 || self.general & self.general_enables != 0
     }
 }
 
@@ -182,7 +186,8 @@ mod tests {
     fn u67_an_event_interrupts_while_it_is_enabled_until_its_status_is_cleared() {
         for (happen, status, enables, bit) in [
             ((|power| power.set_clock(true)) as fn(&mut Power), EVENTS_HIGH, ENABLES_HIGH, RTC),
-            (|power| power.press(), GENERAL, GENERAL_ENABLES, 1),
+            (|power| power.happens(BUTTON), GENERAL, GENERAL_ENABLES, 1),
+            (|power| power.happens(GENERATION), GENERAL, GENERAL_ENABLES, 2),
         ] {
             let mut power = Power::default();
             happen(&mut power);
@@ -210,6 +215,6 @@ mod tests {
             let _ = power.write(port, 0xff);
         }
         let shown: [_; 10] = core::array::from_fn(|at| power.read(EVENTS + at as u16).unwrap_or(0xff));
-        assert_eq!(shown, [0, 0, 0x21, 7, 1, 0, 0, 0, 0, 1]);
+        assert_eq!(shown, [0, 0, 0x21, 7, 1, 0, 0, 0, 0, 3]);
     }
 }

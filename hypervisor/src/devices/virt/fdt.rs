@@ -42,6 +42,7 @@ const CLOCK_PHANDLE: u32 = 2;
 /// Cells of an interrupt: kind, number within the kind, trigger type.
 const SPI: u32 = 0;
 const PPI: u32 = 1;
+const EDGE_RISING: u32 = 1;
 const LEVEL_HIGH: u32 = 4;
 
 const FIRST_PPI: u8 = 16;
@@ -70,6 +71,7 @@ pub fn build(guest: &Guest<'_>) -> Vec<u8> {
         clock(),
         uart(),
         rtc(),
+        generation_id(),
     ];
     children.into_iter().for_each(|child| root.add_child(child));
     if !guest.functions.is_empty() {
@@ -198,6 +200,15 @@ fn rtc() -> DeviceTreeNode {
     rtc
 }
 
+/// Kernels notice by the interrupt that the id has changed.
+fn generation_id() -> DeviceTreeNode {
+    let mut id = node(unit("vmgenid", map::GENERATION));
+    set(&mut id, "compatible", "microsoft,vmgenid");
+    set(&mut id, "reg", reg(Some(map::GENERATION..map::GENERATION + map::GENERATION_BYTES)));
+    set(&mut id, "interrupts", [SPI, u32::from(map::GENERATION_INTID - FIRST_SPI), EDGE_RISING]);
+    id
+}
+
 /// A generic host with one bus, and a window of memory at the same addresses on both sides.
 fn pci(functions: &[Wire]) -> DeviceTreeNode {
     const MEMORY: u32 = 0x0200_0000;
@@ -287,6 +298,16 @@ mod tests {
         assert_eq!(cells(uart, "reg"), [0, 0x900_0000, 0, 0x1000]);
         assert_eq!(cells(uart, "interrupts"), [0, 1, 4]);
         assert_eq!(text(uart, "compatible"), "arm,pl011\0arm,primecell\0");
+    }
+
+    /// As Linux' binding has it, outside of the RAM, which kernels do not map as a device's.
+    #[test]
+    fn m11_the_generation_id_is_found_with_its_edge() {
+        let dtb = build(&guest());
+        let id = Fdt::new(&dtb).unwrap().find_node("/vmgenid@909f000").unwrap();
+        assert_eq!(text(id, "compatible"), "microsoft,vmgenid\0");
+        assert_eq!(cells(id, "reg"), [0, 0x909_f000, 0, 16]);
+        assert_eq!(cells(id, "interrupts"), [0, 0, 1], "SPI 0, whose rise interrupts");
     }
 
     #[test]

@@ -7,11 +7,13 @@
 //! | [`redistributors`] | 128 KiB per vCPU | GIC redistributors |
 //! | [`UART`] | [`UART_SIZE`] | PL011, INTID [`UART_INTID`] |
 //! | [`RTC`] | [`RTC_SIZE`] | PL031, INTID [`RTC_INTID`] |
+//! | [`GENERATION`] | a page | memory with the generation id, INTID [`GENERATION_INTID`] |
 //! | [`STOLEN_TIME`] | [`STOLEN_TIME_SIZE`] | memory that tells each vCPU its stolen time |
 //! | [`PCI_MEMORY`], [`PCI_ECAM`] | | registers and configuration of PCI functions, INTIDs from [`PCI_INTID`] on |
 //! | [`RAM`] | | all of the RAM |
 
 use crate::devices::region::Region;
+use baremetal::pages::PAGE;
 use core::ops::Range;
 use hostlink::config::MAX_REGIONS;
 
@@ -43,6 +45,12 @@ pub const RTC: u64 = 0x0901_0000;
 pub const RTC_SIZE: u64 = 0x1000;
 /// The interrupt of its alarm.
 pub const RTC_INTID: u8 = 34;
+/// The generation id, in a page of its own, because kernels map it without caches.
+pub const GENERATION: u64 = STOLEN_TIME - PAGE;
+/// Size of the generation id.
+pub const GENERATION_BYTES: u64 = 16;
+/// The interrupt of a new generation id.
+pub const GENERATION_INTID: u8 = 32;
 /// The structures with the vCPUs' stolen times, which are memory.
 pub const STOLEN_TIME: u64 = 0x090a_0000;
 /// Size of the place for them in bytes.
@@ -74,11 +82,11 @@ pub const SECURE_TIMER_INTID: u8 = 29;
 pub const EL2_TIMER_INTID: u8 = 26;
 const _: () = assert!(FLASH.end <= GICD);
 const _: () = assert!(GICD + GICD_SIZE <= GICR_NEAR && GICR_FAR + 255 * GICR_SIZE <= RAM);
-const _: () = assert!(255 * STOLEN_TIME_BYTES <= STOLEN_TIME_SIZE && STOLEN_TIME >= RTC + RTC_SIZE);
+const _: () = assert!(255 * STOLEN_TIME_BYTES <= STOLEN_TIME_SIZE && GENERATION >= RTC + RTC_SIZE);
 const _: () = assert!(STOLEN_TIME + STOLEN_TIME_SIZE <= GICR_FAR);
 const _: () = assert!(GICR_FAR + 255 * GICR_SIZE <= PCI_MEMORY.start && PCI_MEMORY.end <= PCI_ECAM);
 const _: () = assert!(PCI_ECAM + PCI_ECAM_SIZE <= RAM);
-const _: () = assert!(UART_INTID < RTC_INTID && RTC_INTID < PCI_INTID);
+const _: () = assert!(GENERATION_INTID < UART_INTID && UART_INTID < RTC_INTID && RTC_INTID < PCI_INTID);
 
 /// The interrupt of a line of the PCI bus.
 pub const fn pci_intid(line: usize) -> u8 {
@@ -116,12 +124,13 @@ pub const fn stolen_time(vcpu: u32) -> u64 {
 }
 
 /// The device addresses of a guest with this many vCPUs.
-pub const fn regions(vcpu_count: u8) -> [Region; 5] {
+pub const fn regions(vcpu_count: u8) -> [Region; 6] {
     [
         Region::new("the GIC's distributor", GICD, GICD_SIZE),
         Region { name: "the GIC's redistributors", range: redistributors(vcpu_count) },
         Region::new("the PL011", UART, UART_SIZE),
         Region::new("the PL031", RTC, RTC_SIZE),
+        Region::new("the generation id", GENERATION, PAGE),
         Region::new("the stolen times", STOLEN_TIME, STOLEN_TIME_SIZE),
     ]
 }

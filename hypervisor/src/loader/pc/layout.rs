@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | 0 | 640 KiB | RAM, including the boot data |
 //! | [`ACPI`] | | ACPI tables |
-//! | 640 KiB | 1 MiB | the rest: reserved (it is RAM too, but is not reported as such) |
+//! | 640 KiB | 1 MiB | the rest: reserved (it is RAM too, but is not reported as such), with the [`GENERATION`] id |
 //! | 1 MiB | up to 3 GiB | RAM |
 //! | 3 GiB | 4 GiB | devices: those on the PCI bus, the I/O APIC |
 //! | 4 GiB | | the remaining RAM |
 
+use crate::devices::pc::acpi::GENERATION;
 use crate::devices::pc::pci::WINDOW;
 use crate::loader::LoadError;
 use arrayvec::ArrayVec;
@@ -43,6 +44,7 @@ pub const KERNEL_MIN: u64 = 0x10_0000;
 const _: () = assert!(WINDOW.start >= LOW_RAM_END_MAX && WINDOW.end <= HIGH_RAM_START);
 
 const BIOS_HOLE: Range<u64> = 0xa_0000..0x10_0000;
+const _: () = assert!(BIOS_HOLE.start <= GENERATION && GENERATION + 16 <= ACPI.start);
 
 /// The type of a range of guest physical memory: the numbers of e820 and of Xen's memory map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -195,7 +195,7 @@ fn u59_after_a_reset_the_devices_are_as_new_ones() {
                 let values = [random.word(), random.below(0x40)];
                 random.one_of(values)
             } as u32);
-            let _ = board.press();
+            let _ = board.happens(value as u8 & 1);
             let _ = board.receive(crate::devices::pc::platform::SerialPort::Com1, &[value as u8]);
         }
         board.reset();

@@ -51,8 +51,8 @@ pub(super) enum Life<A: Arch> {
     /// A guest is to be sent in this session.
     Send(Name, u64, SendWay),
     Sending(Box<Sending<A>>),
-    /// A guest is to be received.
-    Receive(Name),
+    /// A guest is to be received, with this generation id.
+    Receive(Name, u128),
     Receiving(Box<Receiving<A>>),
     /// The request is done.
     Over,
@@ -110,7 +110,7 @@ impl<A: Arch> Life<A> {
             Request::Reset { guest } => change(guest, Change::Reset),
             Request::Destroy { guest } => change(guest, Change::Destroy),
             Request::Send { guest, session, way } => Some((Some(guest), Self::Send(guest, session, way))),
-            Request::Receive { guest } => Some((Some(guest), Self::Receive(guest))),
+            Request::Receive { guest, generation } => Some((Some(guest), Self::Receive(guest, generation))),
             Request::Slots
             | Request::Add { .. }
             | Request::Delete { .. }
@@ -182,9 +182,10 @@ impl<A: Arch> Life<A> {
             Self::Destroy(destroy) => return destroy.step(host),
             Self::Send(guest, session, way) => *self = send(host, (*guest, *session, *way), answer)?,
             Self::Sending(sending) => return sending.step(answer),
-            Self::Receive(guest) => {
-                *self =
-                    create(host, *guest, |vm, _| Ok(Self::Receiving(Box::new(Receiving::new(vm, answer)?))))?;
+            &mut Self::Receive(guest, generation) => {
+                *self = create(host, guest, |vm, _| {
+                    Ok(Self::Receiving(Box::new(Receiving::new(vm, generation, answer)?)))
+                })?;
             }
             Self::Receiving(receiving) => return receiving.step(answer),
         }

@@ -118,7 +118,7 @@ fn changed(recorded: &[Frame], random: &mut Random) -> Vec<Frame> {
 }
 
 /// What is asked for each stream, one after the other.
-const ASKED: [&str; 3] = ["guest-receive there", "guest-destroy there", "memory"];
+const ASKED: [&str; 3] = ["guest-receive there 0x9", "guest-destroy there", "memory"];
 
 /// A tool that receives changed streams, and destroys what runs.
 struct Tool {

@@ -3,6 +3,7 @@
 
 mod control;
 mod creation;
+mod generation;
 mod guests;
 mod hostile_stream;
 mod memory;

@@ -217,7 +217,7 @@ fn m1_m5_a_guest_goes_on_at_the_other_side_with_what_it_stored() {
         let board = board();
         let seen = carry(board, Cut::Never, rounds);
         board.ask(4_000_000, &std::format!("1 guest-send here 0x7 {way}"));
-        board.ask(4_000_000, "2 guest-receive there");
+        board.ask(4_000_000, "2 guest-receive there 0x9");
         assert_eq!(board.run(seed), OFF, "{way}: {:?}, {:?}", board.answers(), seen);
         assert_eq!(states(board), [GuestState::Empty, GuestState::Off], "{:?}", board.answers());
         let answers = board.answers();
@@ -233,7 +233,7 @@ fn m2_m8_wherever_it_is_cut_one_of_both_runs_to_its_end() {
         let board = board();
         let seen = carry(board, Cut::Never, 3);
         board.ask(4_000_000, "1 guest-send here 0x7 live");
-        board.ask(4_000_000, "2 guest-receive there");
+        board.ask(4_000_000, "2 guest-receive there 0x9");
         assert_eq!(board.run(0), OFF);
         seen.lock().unwrap().frames
     };
@@ -245,7 +245,7 @@ fn m2_m8_wherever_it_is_cut_one_of_both_runs_to_its_end() {
         let board = board();
         let seen = carry(board, Cut::After(frame), 3);
         board.ask(4_000_000, "1 guest-send here 0x7 live");
-        board.ask(4_000_000, "2 guest-receive there");
+        board.ask(4_000_000, "2 guest-receive there 0x9");
         assert_eq!(board.run(seed), OFF, "cut after {frame}: {:?}, {:?}", board.answers(), states(board));
         match states(board) {
             [GuestState::Off, GuestState::Empty] => here += 1,
@@ -263,7 +263,7 @@ fn m8_a_guest_that_pauses_is_not_woken_by_being_slowed_down() {
     let seen = carry(board, Cut::After(400), u64::MAX);
     board.ask(3_000_000, "9 guest-pause here");
     board.ask(4_000_000, "1 guest-send here 0x7 live");
-    board.ask(4_000_000, "2 guest-receive there");
+    board.ask(4_000_000, "2 guest-receive there 0x9");
     // It would have ended long before, had it run.
     board.ask(600_000_000, "8 guest-resume here");
     assert_eq!(board.run(5), OFF, "{:?}", board.answers());
@@ -279,7 +279,7 @@ fn a_guest_that_pauses_does_so_where_it_arrives_or_stays() {
         let seen = carry(board, cut, 1);
         board.ask(3_000_000, "9 guest-pause here");
         board.ask(4_000_000, "1 guest-send here 0x7 live");
-        board.ask(4_000_000, "2 guest-receive there");
+        board.ask(4_000_000, "2 guest-receive there 0x9");
         if resumes {
             // It would have ended long before, had it run. Refused if it does not pause.
             board.ask(600_000_000, "8 guest-resume there");
@@ -349,7 +349,7 @@ fn m6_a_guest_that_a_reset_could_not_load_does_not_arrive() {
         let sleeps: &[&[Op]] = &[&[Sleep(60_000_000), Done]];
         let guests: [(_, &[&[Op]]); 2] = [("name=here\nmemory=2097152", sleeps), (there, &[])];
         let board = create_several(1, memory << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
-        let asked = ["memory", "guest-receive there", "memory", "guest-receive there", "memory"];
+        let asked = ["memory", "guest-receive there 0x9", "memory", "guest-receive there 0x9", "memory"];
         for (number, line) in (1..).zip(asked) {
             board.ask(number * 4_000_000, &std::format!("{number} {line}"));
         }
@@ -385,7 +385,7 @@ fn m7_another_guest_is_refused_by_the_name_of_what_differs() {
             Vec::new()
         }));
         board.ask(4_000_000, "1 guest-send here 0x7 live");
-        board.ask(4_000_000, "2 guest-receive there");
+        board.ask(4_000_000, "2 guest-receive there 0x9");
         assert_eq!(board.run(1), OFF);
         assert_eq!(states(board), [GuestState::Off, GuestState::Empty]);
         let says = |line: &String| line.starts_with("2 error") && line.contains(name);

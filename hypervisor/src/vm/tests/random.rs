@@ -69,7 +69,7 @@ fn request(random: &mut Random) -> String {
         22 => format!("@{name} log-stop {slot}"),
         23 => format!("guest-send {name} 0x1 live"),
         24 => format!("guest-send {name} 0x1 still"),
-        25 => format!("guest-receive {name}"),
+        25 => format!("guest-receive {name} 0x9"),
         26 => format!("@{name} slots"),
         27 => format!("input {name} 0 6869"),
         28 => "vms".into(),

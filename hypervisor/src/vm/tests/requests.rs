@@ -100,7 +100,7 @@ fn u47_a_light_guest_that_resets_all_the_time_is_sent() {
         moving::carry(board, moving::Cut::Never, 2);
         let send = format!("guest-send here 0x7 {way}");
         for (answer, took) in
-            board.answer_each(seed, &asked(&[(20 * MS, &send), (20 * MS, "guest-receive there")]))
+            board.answer_each(seed, &asked(&[(20 * MS, &send), (20 * MS, "guest-receive there 0x9")]))
         {
             assert_eq!(answer, "ok", "{way}");
             assert!(took < 500 * MS, "{way}: {took}");

@@ -352,9 +352,21 @@ impl<A: X86> Vm<A> {
         Some(taken)
     }
 
-    /// Presses the guest's sleep button, which wakes it.
-    pub fn press(&self) {
-        let message = self.guest.platform.lock().press();
+    /// Lets the guest find its generation id, and interrupts it if that is new.
+    pub fn show_generation(&self, is_new: bool) {
+        let id = self.generation.lock().to_le_bytes();
+        // Each guest has memory there.
+        if self.space.slots().memory().write(Gpa(acpi::GENERATION), &id).is_err() {
+            log::error!("the guest has no memory for its generation id");
+        }
+        if is_new {
+            self.happens(power::GENERATION);
+        }
+    }
+
+    /// A general-purpose event of ACPI's occurs.
+    pub fn happens(&self, event: u8) {
+        let message = self.guest.platform.lock().happens(event);
         if let Some(message) = message {
             self.deliver(message, u32::MAX);
         }

@@ -12,6 +12,7 @@ use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::mock;
 use alloc::string::String;
 use baremetal::random::Random;
+use memslots::Gpa;
 use transfer::{Archive, Described, Flaw};
 
 /// A vCPU with what is posted to it.
@@ -110,6 +111,8 @@ fn fields(vm: MadeVm) -> Vec<(&'static str, String)> {
     fields
 }
 
+/// Pending SPIs from the first one on.
+const GICD_ISPENDR1: u32 = 0x204;
 const SECOND: u64 = 1_000_000_000;
 const SGI: u64 = 1;
 const ACTIVE: u64 = 5;
@@ -187,8 +190,10 @@ fn m4_m5_a_guest_goes_on_where_it_was() {
             assert_eq!(is, *was);
         }
         assert!(written(&mut Guest(here)) == bytes);
-        let shown = here.shown.as_ref().expect("its stolen time");
-        assert_eq!(shown.words()[1].load(Ordering::Relaxed), here.guest.ns_per_tick.ns(5000));
+        let mut stolen = [0; 8];
+        let place = Gpa(map::stolen_time(0) + 8);
+        here.space.slots().memory().read(place, &mut stolen).expect("is memory");
+        assert_eq!(u64::from_le_bytes(stolen), here.guest.ns_per_tick.ns(5000));
         let mut place = workspace(0);
         turn(here, 0, 0, &mut place, |context| {
             take_signals(context);
@@ -298,6 +303,26 @@ fn m7_a_processor_that_a_guest_would_not_recognize_is_named() {
     assert_eq!(names[29..32], ["ID_AA64PFR0_EL1", "ID_AA64PFR1_EL1", "ID_AA64DFR0_EL1"]);
     assert_eq!(names[37..], ["ID_AA64MMFR2_EL1", "CNTFRQ_EL0", "width of physical addresses"]);
     assert!(names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1));
+}
+
+#[test]
+fn m11_a_new_generation_id_is_in_memory_and_interrupts() {
+    let vm = machine("vcpus=2").machine();
+    let pending = || {
+        let distributor = vm.guest.distributor.lock();
+        distributor.read(GICD_ISPENDR1, 4).0 & 1 << (map::GENERATION_INTID - 32) != 0
+    };
+    let id = || {
+        let mut id = [0; 16];
+        vm.space.slots().memory().read(Gpa(map::GENERATION), &mut id).expect("is memory");
+        u128::from_le_bytes(id)
+    };
+    assert_eq!((id(), pending()), (*vm.generation.lock(), false), "it has been loaded");
+    vm.renew(0x1234 << 64 | 0x5678);
+    assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, true));
+    assert!(vm.space.slots().memory().write(Gpa(map::GENERATION), &[1; 16]).is_err());
+    MockArm64::reset_devices(vm);
+    assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, false), "a reset keeps it");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The ACPI tables that describe the platform to the guest (ACPI 6.5).
 //!
 //! RSDP, XSDT, FADT, FACS, MADT and a DSDT with soft-off, the PCI bus, the two serial ports, the
-//! clock and the sleep button. The boot architecture flags say that the PC's legacy devices are
-//! absent.
+//! clock, the sleep button and the generation id. The boot architecture flags say that the PC's
+//! legacy devices are absent.
 
 #[cfg(test)]
 mod tests;
@@ -40,6 +40,10 @@ const ALIGN: usize = 64;
 const BOOT_ARCH: u16 = 1 << 2;
 /// The flag for no MSI: where no device on the PCI bus interrupts.
 const NO_MSI: u16 = 1 << 3;
+
+/// Address of the generation id: reserved, and in no place that kernels search for tables or for
+/// adapters' ROMs.
+pub const GENERATION: u64 = 0xd_f010;
 
 /// The MADT has local APIC entries for ids below this, and x2APIC entries for the others.
 const X2APIC_ID_MIN: u32 = 255;
@@ -197,6 +201,7 @@ fn dsdt() -> Dsdt {
         Device::new(path.into(), [&hid as &dyn Aml, &crs].into()).to_aml_bytes(&mut code);
     }
     sleep_button(&mut code);
+    generation_id(&mut code);
     let mut table = Sdt::new(*b"DSDT", TABLE_HEADER_LEN, DSDT_REVISION, OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     table.append_slice(&code);
     Dsdt(table)
@@ -209,9 +214,29 @@ fn sleep_button(code: &mut Vec<u8>) {
     // The event, and the deepest sleep state from which it wakes: S0, for a kernel that only idles.
     let prw = Name::new("_PRW".into(), &Package::new([&power::BUTTON as &dyn Aml, &0_u8].into()));
     Device::new("_SB_.SLPB".into(), [&hid as &dyn Aml, &prw].into()).to_aml_bytes(code);
-    let (button, woke) = (Path::new("\\_SB_.SLPB"), 2_u8);
-    let notify = Notify::new(&button, &woke);
-    let handler = Method::new("_L00".into(), 0, false, [&notify as &dyn Aml].into());
+    event("_L00", "\\_SB_.SLPB", 2, code);
+}
+
+/// The generation id (Microsoft, "Virtual Machine Generation ID"): kernels find the device by its
+/// compatible id, and the address as two halves. Its event is edge-triggered: another one during
+/// the handler is not lost. That the id has changed is notification 0x80.
+fn generation_id(code: &mut Vec<u8>) {
+    let name = "VM_Gen_Counter";
+    let halves = [GENERATION as u32, (GENERATION >> 32) as u32];
+    let hid = Name::new("_HID".into(), &"QUELVGID");
+    let cid = Name::new("_CID".into(), &name);
+    let ddn = Name::new("_DDN".into(), &name);
+    let place =
+        Name::new("ADDR".into(), &Package::new(halves.each_ref().map(|half| half as &dyn Aml).into()));
+    Device::new("_SB_.VGEN".into(), [&hid as &dyn Aml, &cid, &ddn, &place].into()).to_aml_bytes(code);
+    event("_E01", "\\_SB_.VGEN", 0x80, code);
+}
+
+/// The method of a general-purpose event, which notifies a device.
+fn event(method: &str, device: &str, what: u8, code: &mut Vec<u8>) {
+    let device = Path::new(device);
+    let notify = Notify::new(&device, &what);
+    let handler = Method::new(method.into(), 0, false, [&notify as &dyn Aml].into());
     Scope::new("\\_GPE".into(), [&handler as &dyn Aml].into()).to_aml_bytes(code);
 }
 

@@ -176,3 +176,21 @@ fn u67_the_sleep_button_wakes_by_its_event() {
     // The method for the level-triggered event 0 notifies the button of a wake.
     assert!(has(b"\\_GPE\x14") && has(b"_L00\x00\x86\\\x2e_SB_SLPB\x0a\x02"));
 }
+
+#[test]
+fn m11_the_generation_id_is_found_and_its_event_notifies() {
+    let Dsdt(table) = dsdt();
+    let at = |bytes: &[u8]| table.as_slice().windows(bytes.len()).position(|window| window == bytes);
+    for name in ["_HID\x0dQUELVGID\0", "_CID\x0dVM_Gen_Counter\0", "_DDN\x0dVM_Gen_Counter\0"] {
+        assert!(at(name.as_bytes()).is_some(), "{name:?}");
+    }
+    // A package of two elements: a double word, and zero.
+    let address = (GENERATION as u32).to_le_bytes();
+    let place = [&b"\x08ADDR\x12\x08\x02\x0c"[..], &address, b"\0"].concat();
+    let wide = [&b"\x08ADDR\x12\x0c\x02\x0c"[..], &address, b"\x0c\0\0\0\0"].concat();
+    assert!(at(&place).or(at(&wide)).is_some());
+    assert_eq!(GENERATION % 8, 0);
+    // The method for the edge-triggered event 1 notifies the device of 0x80.
+    assert!(at(b"_E01\x00\x86\\\x2e_SB_VGEN\x0a\x80").is_some());
+    assert_eq!(power::GENERATION, 1);
+}

@@ -278,9 +278,9 @@ impl PcBoard {
         ([clock, self.update_events()], self.cmos.due_ns())
     }
 
-    /// Presses the sleep button; returns an interrupt to deliver.
-    pub fn press(&mut self) -> Option<Message> {
-        self.power.press();
+    /// A [general-purpose event](Power::happens) occurs; returns an interrupt to deliver.
+    pub fn happens(&mut self, event: u8) -> Option<Message> {
+        self.power.happens(event);
         self.update_events()
     }
 

@@ -184,7 +184,12 @@ fn m5_random_states_of_the_board_arrive_and_are_used() {
             let _ = board.port_read(port, size, || now << 30);
             let _ = board.port_write(port, size, value, || now << 30);
             let _ = board.mmio_write(ioapic::BASE + random.one_of([0, 0x10, 0x40]), value);
-            let _ = (board.eoi(value as u8), board.ring(now << 30), board.press(), board.rom_base());
+            let _ = (
+                board.eoi(value as u8),
+                board.ring(now << 30),
+                board.happens(value as u8 & 7),
+                board.rom_base(),
+            );
             let _ = board.receive(SerialPort::Com1, &[1; 20]);
         }
     });

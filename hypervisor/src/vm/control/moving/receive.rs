@@ -59,6 +59,8 @@ pub(in super::super) struct Receiving<A: Arch> {
     /// From this address on all is still zero.
     written: u64,
     clock: Clock,
+    /// Its generation id here.
+    generation: u128,
     /// It paused at the source, and does so here.
     pauses: bool,
     /// Ticks for which it stood still, by its own clock.
@@ -68,8 +70,12 @@ pub(in super::super) struct Receiving<A: Arch> {
 }
 
 impl<A: Arch> Receiving<A> {
-    /// Receives the guest, which was just created.
-    pub(in super::super) fn new(vm: &'static Vm<A>, answer: &mut Answer) -> Result<Self, Refusal> {
+    /// Receives the guest, which was just created. This is its generation id here.
+    pub(in super::super) fn new(
+        vm: &'static Vm<A>,
+        generation: u128,
+        answer: &mut Answer,
+    ) -> Result<Self, Refusal> {
         let host = vm.host;
         let line = Line::take(host, Sizes::TARGET)?;
         host.set_state(vm, GuestState::Arriving, 0);
@@ -84,6 +90,7 @@ impl<A: Arch> Receiving<A> {
             pages: 0,
             written: 0,
             clock: Clock::default(),
+            generation,
             pauses: false,
             stopped: 0,
             because: None,
@@ -133,6 +140,7 @@ impl<A: Arch> Receiving<A> {
                     Clock::NOW => 0,
                     at => now.saturating_sub(at),
                 };
+                self.vm.renew(self.generation);
                 self.vm.begin(self.pauses);
                 self.stage = Stage::Closes;
                 if let Some(what) = then {
@@ -346,7 +354,7 @@ mod tests {
         let free = || host.free.lock().total();
         let (before, mut answer) = (free(), Answer::unheard());
         let Ok((vm, _)) = host.create_guest(1, &host.bundle.guests[1]) else { panic!("there is room") };
-        let mut receiving = Receiving::new(vm, &mut answer).unwrap_or_else(|why| panic!("{why}"));
+        let mut receiving = Receiving::new(vm, 0, &mut answer).unwrap_or_else(|why| panic!("{why}"));
         receiving.stage = Stage::Adding(Box::new(Work::Refused(Refusal::NoTables)));
         let end = (0..1000).find_map(|_| receiving.step(&mut answer).err());
         assert_eq!(end, Some(Refusal::Dropped));

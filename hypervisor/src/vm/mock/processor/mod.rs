@@ -206,6 +206,8 @@ pub(in crate::vm) struct Shared {
     planned: AtomicU32,
     pub(in crate::vm) resets: AtomicU32,
     pub(in crate::vm) console: Mutex<Vec<u8>>,
+    /// The generation ids that it was shown, and whether they were new.
+    pub(in crate::vm) shown: Mutex<Vec<(u128, bool)>>,
     pub(in crate::vm) cleaned: AtomicU64,
     /// Number of times a vCPU left its CPU for a reset while a change of memory was in progress.
     pub(in crate::vm) taken_over: AtomicU32,

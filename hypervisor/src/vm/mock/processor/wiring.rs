@@ -140,6 +140,10 @@ unsafe impl Arch for MockArch {
         assert!(owned.count() <= 1, "no vCPU but the one that carries out the reset is on a CPU");
     }
 
+    fn show_generation(vm: &Vm<Self>, is_new: bool) {
+        vm.guest.shown.lock().unwrap().push((*vm.generation.lock(), is_new));
+    }
+
     fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
         (&vm.guest.done).describe(archive)
     }
