@@ -37,7 +37,9 @@ pub(super) fn restore(
 ) -> Result<()> {
     let Some(At { value: path, line }) = of.file(key)? else { return Ok(()) };
     let mut take = || {
-        let description = Snapshot::open(&path)?.description;
+        let snapshot = Snapshot::open(&path)?;
+        guest.arrival.warning = snapshot.warning();
+        let description = snapshot.description;
         let (there, here) = (&description.arch, machine.platform.arch().name());
         ensure!(there == here, "{} is a guest of {there}, and the machine is one of {here}", path.display());
         guest.restore(path.clone(), description)

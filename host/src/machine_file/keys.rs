@@ -231,7 +231,10 @@ pub(crate) const KEYS: &[Key] = &[
     .repeated(),
     key("restore", r#"restore = "web.snapshot""#, restore)
         .excludes(DESCRIBING, "all that describes the guest is in the file that it is restored from")
-        .shown(&[("restored from", "restore", |_, guest| json!(guest.arrival.restore()), paths)])
+        .shown(&[
+            ("restored from", "restore", |_, guest| json!(guest.arrival.restore()), paths),
+            ("", "warning", |_, guest| json!(guest.arrival.warning), plain),
+        ])
         .option(
             "restore",
             "FILE",

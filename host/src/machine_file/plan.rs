@@ -67,7 +67,9 @@ impl MachineFile {
             )
         };
         let shared: String = self.shared.iter().map(shared).collect();
-        format!("{}\n{table}\n{shared}{NOTES}", self.headline())
+        let warnings = self.guests.iter().filter_map(|guest| guest.arrival.warning.as_ref());
+        let warnings: String = warnings.map(|warning| format!("warning: {warning}\n")).collect();
+        format!("{}\n{table}\n{shared}{warnings}{NOTES}", self.headline())
     }
 
     pub(super) fn flush(&self, guest: &GuestPlan) -> &'static str {

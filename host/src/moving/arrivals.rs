@@ -19,6 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) struct Arrival {
     /// The file that it is restored from, and what that says of it.
     pub(crate) restore: Option<(PathBuf, Box<Description>)>,
+    /// What is to be known if a guest was restored from it before.
+    pub(crate) warning: Option<String>,
     pub(crate) incoming: Option<Address>,
     pub(crate) secret: Option<PathBuf>,
 }
@@ -61,7 +63,8 @@ impl Arrivals {
     pub(crate) fn prepare(file: &MachineFile) -> Result<Self> {
         let mut guests = Vec::new();
         for plan in &file.guests {
-            let Arrival { restore, incoming, secret } = &plan.arrival;
+            let Arrival { restore, warning, incoming, secret } = &plan.arrival;
+            warning.iter().for_each(|warning| eprintln!("quell: {warning}"));
             if let Some((path, description)) = restore {
                 let (guest, from) = (plan.name(), path.display().to_string());
                 let says = move |_: &Found, is_paused| {
@@ -184,6 +187,9 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Syn
             let mut from = Snapshot::open(&path)?;
             ensure!(from.description == *description, "{} is another file by now", path.display());
             from.files()?;
+            if let Err(error) = from.note_restored() {
+                eprintln!("quell: guest {guest}: {error:#}");
+            }
             let is_paused = restore(begin()?, from)?.paused != 0;
             then(machine, is_paused)
         }

@@ -7,6 +7,7 @@
 //! | [`place`], [`wire`] | where guests arrive; connections between two tools |
 //! | [`greeting`] | connections that have not shown that they know the secret |
 //! | [`snapshot`] | a guest in a file |
+//! | [`restored`] | a note beside that file that a guest was restored from it |
 //! | [`described`] | what a guest is besides its state |
 //! | [`outflow`], [`policy`] | what leaves, how fast, and when the guest is stopped for it |
 //! | [`vain`] | what leaves for nowhere, and stays |
@@ -21,6 +22,7 @@ mod outflow;
 mod place;
 mod policy;
 mod port;
+mod restored;
 mod seal;
 mod snapshot;
 mod source;

@@ -5,6 +5,7 @@
 
 use super::described::{Described, Description, Part};
 use super::port::Frame;
+use super::restored;
 use super::seal::{BLOCK_MAX, Opener, Seal, random};
 use crate::prelude::*;
 use rustix::fs::{AtFlags, CWD, OFlags, linkat};
@@ -122,8 +123,8 @@ fn prefix(path: &Path) -> String {
 
 /// The bytes of a file that is complete, and to which a guest was given in this session.
 pub(super) fn is_whole(path: &Path, session: u64) -> Result<u64> {
-    let (mut snapshot, salt) = Snapshot::begin(path)?;
-    ensure!(session_of(&salt) == session, "{} is of another time", path.display());
+    let mut snapshot = Snapshot::begin(path)?;
+    ensure!(session_of(&snapshot.salt) == session, "{} is of another time", path.display());
     while snapshot.next()?.is_some() {}
     Ok(snapshot.file.metadata()?.len())
 }
@@ -132,14 +133,15 @@ pub(super) fn is_whole(path: &Path, session: u64) -> Result<u64> {
 pub(crate) struct Snapshot {
     file: File,
     path: PathBuf,
+    salt: [u8; SALT],
     opener: Opener,
     pub(crate) description: Description,
     has_ended: bool,
 }
 
 impl Snapshot {
-    /// A file whose description was not read yet, and its salt.
-    fn begin(path: &Path) -> Result<(Self, [u8; SALT])> {
+    /// A file whose description was not read yet.
+    fn begin(path: &Path) -> Result<Self> {
         let name = path.display();
         let mut file = File::open(path).with_context(|| format!("cannot open the snapshot {name}"))?;
         let mut head = [0; HEAD];
@@ -150,16 +152,26 @@ impl Snapshot {
         let salt = *head.last_chunk().context("a head ends with its salt")?;
         let opener = Opener::new(Seal::new(PURPOSE, &salt), HEAD as u64);
         let (path, description) = (path.to_owned(), Description::default());
-        Ok((Self { file, path, opener, description, has_ended: false }, salt))
+        Ok(Self { file, path, salt, opener, description, has_ended: false })
     }
 
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let (mut snapshot, _) = Self::begin(path)?;
+        let mut snapshot = Self::begin(path)?;
         let block = snapshot.next()?.context("it has no description")?;
         let description: Result<Description> = serde_json::from_slice(&block).map_err(Error::from);
         snapshot.description =
             description.and_then(|it| it.check().map(|()| it)).with_context(|| snapshot.wrong())?;
         Ok(snapshot)
+    }
+
+    /// What is to be known of it if a guest was restored from it before.
+    pub(crate) fn warning(&self) -> Option<String> {
+        restored::last(&self.path, &self.salt).map(|at| restored::warning(&self.path, &at))
+    }
+
+    /// Notes that a guest is being restored from it.
+    pub(super) fn note_restored(&self) -> Result<()> {
+        restored::note(&self.path, &self.salt)
     }
 
     fn wrong(&self) -> String {

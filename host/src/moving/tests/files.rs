@@ -7,6 +7,8 @@ use super::super::source::{InDoubt, Moved, fill, give, save, save_by};
 use super::super::target::{receive, restore};
 use super::machines::{LONG, Side, described};
 use super::world::WANTED;
+use crate::cli::Overrides;
+use crate::machine_file::MachineFile;
 use crate::prelude::*;
 use hostlink::ctl::SendWay;
 use hostlink::guests::GuestState::{Empty, Given, Running};
@@ -100,6 +102,26 @@ fn what_is_no_file_is_not_replaced() {
     symlink(path("file"), path("to-file")).expect("links");
     saved(&here, &path("to-file"), true).expect("saves");
     assert!(path("to-file").is_symlink() && fs::read(path("file")).expect("reads").len() > 300_000);
+}
+
+#[test]
+fn m11_a_check_warns_of_a_file_that_was_restored_before() {
+    let directory = tempfile::tempdir().expect("makes");
+    let path = directory.path().join("guest.snapshot");
+    let machine = directory.path().join("m.toml");
+    fs::write(&machine, "[[guest]]\nname = \"web\"\nrestore = \"guest.snapshot\"\n").expect("writes");
+    let check = || {
+        let file = MachineFile::read(&machine, Overrides::default()).expect("is right");
+        (file.table().contains("guest.snapshot was restored before, on 2"), file.json()["guests"][0].clone())
+    };
+    for _ in 0..2 {
+        Writer::create(&path, &described()).expect("begins").finish().expect("completes");
+        let (warns, json) = check();
+        assert!(!warns && json["warning"].is_null(), "{json}");
+        Snapshot::open(&path).expect("is one").note_restored().expect("writes");
+        let (warns, json) = check();
+        assert!(warns && json["warning"].is_string(), "{json}");
+    }
 }
 
 #[test]

@@ -152,7 +152,7 @@ impl Lab<'_> {
     }
 
     /// The stock guest, which runs a command and then switches itself off, or shows a shell.
-    pub(super) fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
+    pub(in crate::test) fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
         let stock = made(self.parts.stock(platform.arch()))?;
         let cmdline = format!("{} panic=-1", reporting_console(platform.arch()));
         let guest = Guest::new(platform, stock.kernel(), Some(stock.initrd(command)), cmdline);

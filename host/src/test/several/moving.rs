@@ -1,6 +1,7 @@
 //! Guests that are saved, restored, and moved between machines.
 
 use super::*;
+use crate::guest::cache;
 use crate::moving::{self, Address, Destination, Manner, Moved, Secret, Wanted};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -93,6 +94,56 @@ pub(super) fn is_saved(room: &Room<'_>) -> Result<()> {
         })?;
         stage.end("again", "\npoweroff\n").map(drop)
     })
+}
+
+/// A guest whose generator is ready when it is saved. It draws again when its kernel has heard that
+/// it is not the only one.
+const DRAWS: &str = "head -c 16 /dev/random > /dev/null; echo it may be saved; read line; \
+    until dmesg | grep -q 'virtual machine fork'; do sleep 1; done; \
+    echo drawn: $(cat /proc/sys/kernel/random/uuid) $(head -c 16 /dev/urandom | od -An -tx4) end; read line";
+
+/// What a guest that was restored from this file draws, and whether the tool warned before.
+fn drawn(room: &Room<'_>, name: &str, file: &Path) -> Result<(String, bool)> {
+    let text = format!("[[guest]]\nname = \"{name}\"\nrestore = {file:?}\n");
+    beside(room, name, |room| {
+        let warns = room.read(&room.write(&text)?)?.table().contains("was restored before, on ");
+        let stage = room.play(&text, TIMEOUT, |stage| {
+            stage.until_it_is(name, GuestState::Running)?;
+            stage.type_text(name, "go\n")?;
+            let from = stage.until_shown(name, "drawn: ", 0)?;
+            stage.until_shown(name, " end", from).map(drop)
+        })?;
+        let shown = stage.end(name, "\n")?.shown(name);
+        let drawn = shown.split_once("drawn: ").and_then(|(_, rest)| rest.split_once(" end"));
+        Ok((drawn.context("it has drawn nothing")?.0.to_owned(), warns))
+    })
+}
+
+pub(super) fn draws_others(room: &Room<'_>) -> Result<()> {
+    let arch = room.platform.arch();
+    // Debian 12's kernel for clouds does not know the id, and on Arm none of its kernels does.
+    let kernel = if arch == Arch::X86_64 { cache::owning_kernel()? } else { cache::newer_kernel(arch)? };
+    let file = room.directory.join("subject.snapshot");
+    let guest = room.lab.stock_guest(room.platform, Some(DRAWS))?;
+    let initrd = room.directory.join("initrd");
+    fs::write(&initrd, guest.initrd.unwrap_or_default())?;
+    let (kernel, words) = (kernel.kernel, format!("{} quiet", guest.cmdline));
+    let text = format!(
+        "[[guest]]\nname = \"subject\"\nvcpus = 2\nmemory = \"256M\"\nkernel = {kernel:?}\n\
+         initrd = {initrd:?}\ncmdline = {words:?}\n"
+    );
+    room.play(&text, TIMEOUT, |stage| {
+        stage.until_shown("subject", "it may be saved", 0)?;
+        moving::save(&stage.origin("subject")?, &file, false, &manner(room, Wanted::STILL)).map(drop)
+    })?;
+    let ((first, warned_first), (second, warned)) =
+        (drawn(room, "first", &file)?, drawn(room, "second", &file)?);
+    ensure!(first.len() > 60 && second.len() > 60, "they draw '{first}' and '{second}'");
+    let (first, second): (Vec<_>, Vec<_>) = (first.split(' ').collect(), second.split(' ').collect());
+    let same = first.iter().any(|word| second.contains(word));
+    ensure!(!same, "they draw the same: {first:?} and {second:?}");
+    ensure!(!warned_first && warned, "--check warns at first: {warned_first}, and then: {warned}");
+    Ok(())
 }
 
 /// Machines that send guests to each other.
