@@ -50,7 +50,7 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, syndrome: Syndrome)
 fn read<A: Arm64>(context: &Context<'_, A>, treatment: Treatment) -> Option<u64> {
     match treatment {
         Treatment::Identification { crm, op2 } => {
-            Some(identity::shown(crm, op2, A::identification(crm, op2)))
+            Some(identity::visible::<A>(&context.vm.guest.former, crm, op2))
         }
         Treatment::Revision => Some(A::identification(0, 6)),
         Treatment::Constant(value) => Some(value),

@@ -14,7 +14,7 @@ use crate::vm::Vm;
 ///
 /// What is wrong with it.
 pub fn describe<A: Arm64>(vm: &Vm<A>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-    identity::compare::<A>(archive)?;
+    identity::compare::<A>(&vm.guest.former, archive)?;
     archive.same("CNTFRQ_EL0", A::hz()).map_err(Flaw::of_rates)?;
     archive.same("width of physical addresses", A::physical_address_bits().into())?;
     vm.guest.describe(archive)
@@ -42,6 +42,7 @@ impl Shared {
             wires: _,
             // The machine's, and the configuration's.
             common: _,
+            former: _, // What the guest sees has been compared.
             vmid_churn: _,
             ns_per_tick: _,
             setup: _,

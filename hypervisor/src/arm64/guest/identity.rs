@@ -4,6 +4,8 @@
 //! not, because they may come with registers that are not switched between vCPUs. Source: Arm DDI
 //! 0487, D24.2, the ID registers' fields.
 
+use core::sync::atomic::{AtomicBool, Ordering};
+use spin::Mutex;
 use transfer::{Archive, Flaw};
 
 use crate::arm64::processor::Processor;
@@ -22,25 +24,97 @@ const SHOWN: [(u32, u32, &str); 33] = [
     (7, 0, "ID_AA64MMFR0_EL1"), (7, 1, "ID_AA64MMFR1_EL1"), (7, 2, "ID_AA64MMFR2_EL1"),
 ];
 
-/// Compares all that a guest sees of the processor, which must be the same wherever it goes on.
+/// The ID registers of a guest that has come from a processor with less than this one.
+#[derive(Debug)]
+pub struct Former {
+    /// There are some. Relaxed: no vCPU runs while it changes.
+    is_less: AtomicBool,
+    values: Mutex<[u64; SHOWN.len()]>,
+}
+
+/// A guest's ID register S3_0_C0_C`crm`_`op2`.
+#[inline(always)] // As the processor's.
+pub fn visible<P: Processor>(former: &Former, crm: u32, op2: u32) -> u64 {
+    if former.is_less.load(Ordering::Relaxed) {
+        former.register(crm, op2)
+    } else {
+        shown(crm, op2, P::identification(crm, op2))
+    }
+}
+
+impl Former {
+    /// There are none.
+    pub const fn new() -> Self {
+        Self { is_less: AtomicBool::new(false), values: Mutex::new([0; SHOWN.len()]) }
+    }
+
+    #[cold]
+    fn register(&self, crm: u32, op2: u32) -> u64 {
+        let values = *self.values.lock();
+        let found = SHOWN.iter().zip(values).find(|((its, op, _), _)| (*its, *op) == (crm, op2));
+        found.map_or(0, |(_, value)| value)
+    }
+}
+
+/// Compares all that a guest sees of the processor, and has it see what it has seen, if that is
+/// part of what is here.
 ///
 /// # Errors
 ///
 /// The register that differs, or that it cannot be read.
-pub fn compare<P: Processor>(archive: &mut Archive<'_>) -> Result<(), Flaw> {
+pub fn compare<P: Processor>(former: &Former, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     let processor = P::description();
     archive.same("MIDR_EL1", processor.midr)?;
     archive.same("REVIDR_EL1", P::identification(0, 6))?;
     archive.same("ACTLR_EL1", P::auxiliary_control())?;
     archive.same("CTR_EL0", processor.ctr)?;
     archive.same("DCZID_EL0", processor.dczid)?;
-    let mut registers = SHOWN.iter();
-    registers.try_for_each(|&(crm, op2, name)| archive.same(name, register::<P>(crm, op2)))
+    let (mut values, mut is_less) = ([0; SHOWN.len()], false);
+    for (&(crm, op2, name), value) in SHOWN.iter().zip(&mut values) {
+        let here = register::<P>(if archive.is_reading() { None } else { Some(former) }, crm, op2);
+        *value = archive.other(here)?;
+        if !has(crm, op2, here, *value) {
+            return Err(Flaw::Differs(name, here, *value));
+        }
+        is_less |= *value != here;
+    }
+    if is_less {
+        *former.values.lock() = values;
+    }
+    if archive.is_reading() {
+        former.is_less.store(is_less, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 #[inline(never)]
-fn register<P: Processor>(crm: u32, op2: u32) -> u64 {
-    shown(crm, op2, P::identification(crm, op2))
+fn register<P: Processor>(former: Option<&Former>, crm: u32, op2: u32) -> u64 {
+    match former {
+        Some(former) => visible::<P>(former, crm, op2),
+        None => shown(crm, op2, P::identification(crm, op2)),
+    }
+}
+
+/// Whether a processor with `here` has all of `there`.
+fn has(crm: u32, op2: u32, here: u64, there: u64) -> bool {
+    let field = |value: u64, index: u32| value >> (4 * index) & 0xf;
+    let is_part = (0..16).all(|index| field(here, index) >= field(there, index));
+    (here ^ there) & !ascending(crm, op2) == 0 && is_part
+}
+
+/// The fields with larger numbers where there is more, and nothing else is different. All others
+/// must be the same: those with signs, of sizes and of formats, and most of AArch32's.
+fn ascending(crm: u32, op2: u32) -> u64 {
+    match (crm, op2) {
+        // Instructions: ID_ISAR5 and ID_ISAR6, ID_AA64ISAR0 to 2.
+        (2, 5 | 7) | (6, 0..=2) => u64::MAX,
+        (4, 0) => fields(&[48, 56, 60]),
+        (4, 1) => fields(&[0, 4]),
+        (7, 0) => fields(&[44]),
+        (7, 1) => fields(&[0, 12, 20, 36, 44, 48, 52, 56, 60]),
+        (7, 2) => fields(&[0, 4, 8, 12, 28, 32, 36, 48, 52, 60]),
+        _ => 0,
+    }
 }
 
 /// A guest's ID register S3_0_C0_C`crm`_`op2`; `value` is the processor's.

@@ -220,6 +220,8 @@ pub struct Shared {
     wires: Vec<Wire>,
     /// What it shares with the other machines.
     pub common: &'static Common,
+    /// What it sees instead of the processor's ID registers.
+    pub former: identity::Former,
     /// The VMID of this machine.
     pub tag: Arc<Tag>,
     /// The configuration's switch of that name.
@@ -269,6 +271,7 @@ impl Shared {
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
             common,
+            former: identity::Former::new(),
             tag,
             vmid_churn: config.switches.vmid_churn.unwrap_or(0),
             ns_per_tick: Scale::new(A::hz()),

@@ -33,6 +33,7 @@ impl Shared {
             has_functions,
             wires,
             common: _,
+            former,
             tag: _, // Where translations may be.
             vmid_churn,
             ns_per_tick: _,
@@ -45,6 +46,6 @@ impl Shared {
         macro_rules! named {
             ($($field:ident)*) => { vec![$((stringify!($field), format!("{:x?}", $field)),)*] };
         }
-        named!(distributor uart rtc pci has_functions wires vmid_churn root configuration local_maintenance vcpus)
+        named!(former distributor uart rtc pci has_functions wires vmid_churn root configuration local_maintenance vcpus)
     }
 }

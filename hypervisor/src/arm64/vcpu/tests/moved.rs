@@ -4,7 +4,9 @@ use core::fmt;
 
 use super::*;
 use crate::arm64::controls::{Control, counter, hcr};
+use crate::arm64::guest::identity;
 use crate::arm64::mock::machines;
+use crate::arm64::processor::Processor as _;
 use crate::arm64::vcpu::described::describe;
 use crate::devices::described::{moves, read, written};
 use crate::devices::virt::map;
@@ -289,10 +291,11 @@ fn m7_a_processor_that_a_guest_would_not_recognize_is_named() {
     let bytes = written(&mut Guest(vm));
     let named = |word: usize| {
         let mut changed = bytes.clone();
-        changed[word * 8] ^= 1;
+        // More, in a field that may have less.
+        changed[word * 8] ^= 3;
         match read(&mut Guest(vm), &changed) {
             Err(Flaw::Differs(name, here, there) | Flaw::Rates(name, here, there)) => {
-                assert_eq!(here ^ there, 1);
+                assert_eq!(here ^ there, 3);
                 name
             }
             other => panic!("{word}: {other:?}"),
@@ -303,6 +306,29 @@ fn m7_a_processor_that_a_guest_would_not_recognize_is_named() {
     assert_eq!(names[29..32], ["ID_AA64PFR0_EL1", "ID_AA64PFR1_EL1", "ID_AA64DFR0_EL1"]);
     assert_eq!(names[37..], ["ID_AA64MMFR2_EL1", "CNTFRQ_EL0", "width of physical addresses"]);
     assert!(names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1));
+}
+
+/// Of instructions that are new, and of the width of addresses.
+#[test]
+fn m7_a_guest_sees_what_it_has_seen_where_there_is_more() {
+    const ISAR0: usize = 32;
+    const MMFR0: usize = 35;
+    let bytes = written(&mut Guest(machine("vcpus=2").machine()));
+    let with_less = |word: usize| {
+        let mut changed = bytes.clone();
+        changed[word * 8] -= 1;
+        changed
+    };
+    let vm = machine("vcpus=2").machine();
+    let less = with_less(ISAR0);
+    assert_eq!(read(&mut Guest(vm), &less), Ok(()));
+    assert!(written(&mut Guest(vm)) == less, "it goes back");
+    let [isar0, mmfr0] = [(6, 0), (7, 0)].map(|(crm, op2)| {
+        let processors = identity::shown(crm, op2, MockArm64::identification(crm, op2));
+        processors - identity::visible::<MockArm64>(&vm.guest.former, crm, op2)
+    });
+    assert_eq!((isar0, mmfr0), (1, 0));
+    assert!(read(&mut Guest(vm), &with_less(MMFR0)).is_err(), "a size");
 }
 
 #[test]
