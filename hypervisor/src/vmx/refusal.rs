@@ -100,7 +100,7 @@ const PRESENT: u16 = 1 << 7;
 const LOCAL: u16 = 1 << 2;
 
 /// What cannot be used is not checked, unless it must be usable.
-fn segment(vmcs: &Vmcs, name: SegmentName) -> [Check; 4] {
+fn segment(vmcs: &Vmcs, name: SegmentName) -> impl Iterator<Item = Check> {
     use SegmentName::{Cs, Fs, Gs, Ldtr, Tr};
     let Segment { selector, attributes, limit, base } = vmcs.segment(name);
     let is_usable = attributes & PRESENT != 0;
@@ -121,7 +121,8 @@ fn segment(vmcs: &Vmcs, name: SegmentName) -> [Check; 4] {
     };
     let values = [selector.into(), attributes.into(), limit.into(), base];
     let fields = [SELECTOR, RIGHTS, LIMIT, BASE].map(|part| FIELDS[place(name, part)]);
-    core::array::from_fn(|part| (fields[part], values[part], is_right[part]))
+    let all = fields.into_iter().zip(values).zip(is_right);
+    all.map(|((field, value), is_right)| (field, value, is_right))
 }
 
 fn has_rights(vmcs: &Vmcs, name: SegmentName, attributes: u16, is_checked: bool) -> bool {
@@ -184,11 +185,9 @@ fn state(vmcs: &Vmcs) -> [Check; 3] {
 }
 
 /// The entries of the highest level, with legacy PAE paging.
-fn pointers(vmcs: &Vmcs, reserved: u64) -> [Check; 4] {
+fn pointers(vmcs: &Vmcs, reserved: u64) -> impl Iterator<Item = Check> {
     let [cr0, cr4, efer] = [Cr0, Cr4, Efer].map(|field| vmcs.read(field));
     let is_used = cr0 & CR0_PG != 0 && cr4 & CR4_PAE != 0 && efer & EFER_LMA == 0;
-    core::array::from_fn(|index| {
-        let entry = vmcs.pointers[index];
-        (f::POINTERS[index].raw(), entry, !is_used || entry & 1 == 0 || entry & reserved == 0)
-    })
+    let all = f::POINTERS.into_iter().zip(vmcs.pointers);
+    all.map(move |(field, entry)| (field.raw(), entry, !is_used || entry & 1 == 0 || entry & reserved == 0))
 }

@@ -296,8 +296,9 @@ fn i13_a_debug_exception_ends_a_halt() {
             guest.set_field(Rflags, flags | 2);
             guest.vmcs().set_interruptibility(2);
             guest.vmcs().set_pending_debug(pending);
-            assert_eq!(guest.leave(12, 1, 0), Next::Halt);
-            assert_eq!(guest.0.state.wakes_from_halt(), pending != 0);
+            let next = if pending == 0 { Next::Halt } else { Next::Resume };
+            assert_eq!((guest.leave(12, 1, 0), guest.advanced()), (next, 1));
+            assert_eq!(guest.0.state.activity == Activity::Halted, pending == 0);
         });
     }
 }

@@ -3,14 +3,21 @@
 
 use super::{Then, protection_fault};
 use crate::vm::{Context, Next};
+use crate::x86::RFLAGS_TF;
 use crate::x86::processor::X86;
 use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::Field::Rflags;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::state::Activity;
 
 #[inline(always)] // Small, and one of many.
 pub(crate) fn on_halt<A: X86>(context: &mut Context<'_, A>) -> Then {
     context.state.take_apic_back();
+    let block = &*context.state.block;
+    if block.read(Rflags) & RFLAGS_TF != 0 || block.has_debug_pending() {
+        // A debug exception ends the halt at once.
+        return Then::RESUME;
+    }
     context.state.activity = Activity::Halted;
     Then::Behind(Next::Halt)
 }

@@ -294,9 +294,7 @@ impl<B: ControlBlock> State for VcpuState<B> {
     #[inline]
     fn wakes_from_halt(&self) -> bool {
         let interrupt = self.lapic.pending().is_some() && self.block.read(Rflags) & RFLAGS_IF != 0;
-        // A debug exception of the instruction before HLT, or a step over it.
-        let exception = self.exception.is_some() || self.block.has_debug_pending();
-        interrupt || self.nmi.is_deliverable() || exception
+        interrupt || self.nmi.is_deliverable()
     }
 
     #[inline]

@@ -244,15 +244,20 @@ impl Inbox {
     }
 
     /// Moves the posted vectors into `lapic`.
-    #[inline(always)] // Part of each check; most find one vector, or none.
     pub fn drain_vectors(&self, lapic: &mut Lapic) {
+        self.drain(lapic, true);
+    }
+
+    /// The same. Without `has_levels` no sender asks which vectors are level-triggered.
+    #[inline(always)] // Part of each check; most find one vector, or none.
+    pub fn drain(&self, lapic: &mut Lapic, has_levels: bool) {
         for word in 0..4 {
             // Relaxed, as in `has_signals`.
             let edge = &self.posted.edge[word];
             if edge.load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed) != 0 {
                 let (edge, level) = (take_word(edge), take_word(&self.level[word]));
                 lapic.accept_word(word, edge | level, level);
-                if level != 0 {
+                if has_levels && level != 0 {
                     self.set_levels(lapic);
                 }
             }
