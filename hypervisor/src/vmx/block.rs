@@ -233,6 +233,11 @@ impl ControlBlock for Vmcs {
         self.set_control(Word::Primary, controls::MOV_DR, wanted);
     }
 
+    fn hide_cr4(&mut self, bits: u64) {
+        let [_, [_, mask]] = &mut self.masks;
+        *mask |= bits;
+    }
+
     fn init(state: &mut VcpuState<Self>) {
         let vmcs = &mut *state.block;
         vmcs.request(InterruptRequest { priority: 0, offered: None, window: false, priority_exits: false });

@@ -173,6 +173,7 @@ where
         inbox: &Inbox,
         archive: &mut Archive<'_>,
     ) -> Result<(), Flaw> {
+        state.hidden = *vm.guest.hidden.lock();
         state.describe::<Self>(inbox, (vm.clock.base(), vm.guest.cr4_mask), archive)
     }
 

@@ -157,16 +157,26 @@ impl<'a> Archive<'a> {
         Ok(())
     }
 
+    /// A value that follows from the machine: the other side's, or this one's if nobody is there.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn other(&mut self, here: u64) -> Result<u64, Flaw> {
+        let mut there = here;
+        if !self.is_random() {
+            there.describe(self)?;
+        }
+        Ok(there)
+    }
+
     /// A value that follows from the configuration: it is not changed, and the same on both sides.
     ///
     /// # Errors
     ///
     /// [`Flaw::Differs`], or that it cannot be read.
     pub fn same(&mut self, what: &'static str, here: u64) -> Result<(), Flaw> {
-        let mut there = here;
-        if !self.is_random() {
-            there.describe(self)?;
-        }
+        let there = self.other(here)?;
         if there == here { Ok(()) } else { Err(Flaw::Differs(what, here, there)) }
     }
 

@@ -12,12 +12,14 @@ use crate::svm::tests::random::goes_on;
 use crate::svm::tests::rows::{CPUID, HLT, MSR};
 use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::mock;
+use crate::x86::cpuid::kept::Word;
 use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr4, Lstar, Rflags, Rip, TscOffset};
 use crate::x86::vcpu::nmi::Nmi;
-use crate::x86::vcpu::registers::RAX;
+use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
+use crate::x86::{CR4_PAE, EFER_LME};
 use tlfs::msr;
 
 fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
@@ -141,6 +143,42 @@ fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
     with_guest(&[], |guest| {
         processor(|processor| processor.bits = Some(0));
         assert_eq!(read(guest, &bytes, 0), Err(Flaw::Differs("SSE3", 0, 1)));
+    });
+}
+
+/// It goes on as it was, and back again.
+#[test]
+fn m7_what_a_guest_has_not_seen_is_hidden_where_it_arrives() {
+    const SMAP: u64 = 1 << 21;
+    const NXE: u64 = 1 << 11;
+    const WITHOUT: &[(Word, u32)] = &[((7, 0, 1), 1 << 20), ((0x8000_0001, 0, 3), 1 << 20)];
+    let bytes = with_guest(&[], |guest| {
+        processor(|processor| processor.without = WITHOUT);
+        written(guest)
+    });
+    let all = with_guest(&[], |guest| {
+        let all = written(guest);
+        read(guest, &bytes, 0).expect("all of it is here");
+        assert!(written(guest) == bytes, "it goes back");
+        let cpuid = |guest: &mut Guest<'_, '_>, leaf: u32| {
+            guest.begin(&[0x0f, 0xa2]);
+            guest.set_all(&[(RAX, leaf.into()), (RCX, 0)]);
+            guest.exit(CPUID, 0, 0);
+            [RBX, RDX].map(|register| guest.get(register) >> 20 & 1)
+        };
+        assert_eq!((cpuid(guest, 7)[0], cpuid(guest, 0x8000_0001)[1]), (0, 0));
+        guest.begin(&[0x0f, 0x22, 0xe3]);
+        guest.set(RBX, CR4_PAE | SMAP);
+        guest.exit(0x14, 0, 0);
+        assert_eq!(guest.raised(), Some(13), "SMAP");
+        guest.write_msr(0xc000_0080, EFER_LME | NXE);
+        assert_eq!(guest.raised(), Some(13), "NXE");
+        enters(guest, 0);
+        all
+    });
+    with_guest(&[], |guest| {
+        processor(|processor| processor.without = WITHOUT);
+        assert_eq!(read(guest, &all, 0), Err(Flaw::Differs("SMAP", 0, 1)));
     });
 }
 

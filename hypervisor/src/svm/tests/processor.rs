@@ -21,6 +21,7 @@ use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Arch;
 use crate::vm::mock::{self, OnMockBoard, offer};
 use crate::vm::{Context, CreateError, Files, PerCpu};
+use crate::x86::cpuid::kept::Word;
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::offer::OnX86;
 use crate::x86::vcpu::registers::{RAX, Registers};
@@ -60,6 +61,8 @@ pub(crate) struct Processor {
     pub(crate) features: Features,
     /// Of each register of CPUID, but for the highest leaves.
     pub(crate) bits: Option<u32>,
+    /// What it lacks of its CPUID.
+    pub(crate) without: &'static [(Word, u32)],
     /// Components of extended states.
     pub(crate) components: u64,
     pub(crate) xcr0: u64,
@@ -83,6 +86,7 @@ impl Processor {
         Self {
             features: Features(0),
             bits: None,
+            without: &[],
             components: 7,
             xcr0: 7,
             fpu: [0; FPU_SIZE],
@@ -214,8 +218,14 @@ where
     }
 
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
-        let bits = processor(|processor| processor.bits);
-        answer_of_made(leaf, subleaf, bits)
+        let (bits, without) = processor(|processor| (processor.bits, processor.without));
+        let CpuidResult { eax, ebx, ecx, edx } = answer_of_made(leaf, subleaf, bits);
+        let mut registers = [eax, ebx, ecx, edx];
+        for &((its, sub, register), bits) in without {
+            registers[register] &= if (its, sub) == (leaf, subleaf) { !bits } else { u32::MAX };
+        }
+        let [eax, ebx, ecx, edx] = registers;
+        CpuidResult { eax, ebx, ecx, edx }
     }
 
     fn wrong() -> u32 {

@@ -63,6 +63,7 @@ fn describe(state: &mut VcpuState<Vmcb>, inbox: &Inbox) -> String {
         tsc_adjust,
         signature,
         view,
+        hidden,
         code: _, // Each walk is looked at again where it is used,
         mmio: _, // and each page without memory, by the version of the slots.
         fpu: _,  // What it loads into the processor is compared,
@@ -89,6 +90,7 @@ fn describe(state: &mut VcpuState<Vmcb>, inbox: &Inbox) -> String {
     note("NMIs", nmi);
     note("TSC_ADJUST", tsc_adjust);
     note("signature", signature);
+    note("hidden", hidden);
     note("APIC id", &(view.apic_id, view.vcpus, view.apic, view.osxsave, view.invariant_tsc));
     note("inbox", inbox);
     processor(|it| note("in the processor", &(it.xcr0, &it.fpu[..], it.tsc_aux, it.breakpoints)));

@@ -125,7 +125,7 @@ pub const XSAVE_EAX: &[Feature] = &[(0, "XSAVEOPT", Plain), (1, "XSAVEC", Plain)
 /// IBS, LWP, counters, breakpoint masks), and TCE, which changes what INVLPG drops.
 pub const EXTENDED_1_ECX: &[Feature] = &[
     (0, "LAHF", Plain),
-    (1, "several processors are cores", Plain),
+    (1, "several processors are cores", Why::Own(&[])),
     (4, "CR8 by LOCK", Plain),
     (5, "LZCNT", Plain),
     (6, "SSE4A", Plain),
@@ -187,6 +187,58 @@ pub const WORDS: [(Word, &[Feature]); 10] = [
     ((0x8000_001a, 0, 0), EXTENDED_1A_EAX),
 ];
 
+/// The values of these registers.
+pub type Features = [u32; WORDS.len()];
+
+/// The features that a guest is not shown although the processor has them: it has come from one
+/// without. What enables them, or holds their state, is not the guest's either.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hidden {
+    words: Features,
+    /// Whether there are any.
+    pub is_some: bool,
+    /// Bits of CR4, of EFER, and of XCR0.
+    pub cr4: u64,
+    /// See above.
+    pub efer: u64,
+    /// See above.
+    pub components: u64,
+}
+
+impl Hidden {
+    /// Of a guest that has seen `there`, which this processor has, among others.
+    pub fn between(here: Features, there: Features) -> Self {
+        let enabled = |words: &Features| {
+            let all = WORDS.iter().zip(words);
+            all.fold((0, 0, 0), |all, ((_, features), word)| {
+                let (cr4, efer) = enabled(features, *word);
+                (all.0 | cr4, all.1 | efer, all.2 | extended(features, *word))
+            })
+        };
+        let ((cr4, efer, components), kept) = (enabled(&here), enabled(&there));
+        let mut words = here;
+        words.iter_mut().zip(there).for_each(|(word, there)| *word &= !there);
+        Self {
+            words,
+            is_some: here != there,
+            cr4: cr4 & !kept.0,
+            efer: efer & !kept.1,
+            components: components & !kept.2,
+        }
+    }
+
+    /// Hides them from an answer.
+    pub(super) fn from_answer(&self, leaf: u32, subleaf: u32, answer: &mut [u32; 4]) {
+        let hidden = WORDS
+            .iter()
+            .zip(self.words)
+            .filter(|(((its, sub, _), _), _)| *its == leaf && (*sub == subleaf || !matches!(leaf, 7 | 0xd)));
+        for (((_, _, register), _), word) in hidden {
+            answer.iter_mut().skip(*register).take(1).for_each(|shown| *shown &= !word);
+        }
+    }
+}
+
 pub(super) const fn kept(features: &[Feature]) -> u32 {
     let (mut mask, mut index) = (0, 0);
     while index < features.len() {
@@ -197,6 +249,12 @@ pub(super) const fn kept(features: &[Feature]) -> u32 {
         index += 1;
     }
     mask
+}
+
+/// The components of XCR0 that the features in `shown` have.
+fn extended(features: &[Feature], shown: u32) -> u64 {
+    let shown = features.iter().filter(|(bit, ..)| shown >> bit & 1 != 0);
+    shown.fold(0, |all, &(_, _, why)| if let Extended(components) = why { all | components } else { all })
 }
 
 /// What the features in `shown` let a guest set in CR4, and in EFER.

@@ -8,8 +8,8 @@ pub mod kept;
 pub mod same;
 
 use kept::{
-    EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, LEAF_1_ECX, LEAF_1_EDX, LEAF_7_EBX,
-    LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX, enabled,
+    EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, Hidden, LEAF_1_ECX, LEAF_1_EDX,
+    LEAF_7_EBX, LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX, enabled,
 };
 
 use super::hyperv::cpuid::CpuidResult;
@@ -28,6 +28,8 @@ const LEAF_1_ECX_OWN: u32 = 1 << 21 | 1 << 24 | 1 << 31;
 /// In leaf 0x8000_0001, too.
 const EDX_APIC: u32 = 1 << 9;
 const LEAF_1_EDX_MULTI: u32 = 1 << 28;
+/// AMD's: the several processors that leaf 1 counts are cores, not threads of one.
+const EXTENDED_1_ECX_CORES: u32 = 1 << 1;
 const LEAF_7_EBX_TSC_ADJUST: u32 = 1 << 1;
 
 /// The bits of `word` that a guest is shown.
@@ -62,7 +64,33 @@ impl View {
 /// The answer to CPUID for architectural leaves. Leaves of the hypervisor's range are
 /// [`crate::x86::hyperv`]'s.
 #[inline(always)] // Into the exit's handler.
-pub fn answer<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
+pub fn answer<A: Vendor>(leaf: u32, subleaf: u32, view: View, hidden: &Hidden) -> CpuidResult {
+    let answer = answer_of_all::<A>(leaf, subleaf, view);
+    if hidden.is_some { without::<A>(answer, leaf, subleaf, hidden) } else { answer }
+}
+
+#[cold]
+fn without<A: Vendor>(answer: CpuidResult, leaf: u32, subleaf: u32, hidden: &Hidden) -> CpuidResult {
+    let shown = shown_components::<A>(hidden);
+    let CpuidResult { eax, ebx, ecx, edx } = match (leaf, subleaf) {
+        (0xd, 0) if shown != 0 => CpuidResult { eax: shown as u32, ecx: image_size::<A>(shown), ..answer },
+        (0xd, 2..=63) if shown >> subleaf & 1 == 0 => EMPTY,
+        _ => answer,
+    };
+    let mut registers = [eax, ebx, ecx, edx];
+    hidden.from_answer(leaf, subleaf, &mut registers);
+    let [eax, ebx, ecx, edx] = registers;
+    CpuidResult { eax, ebx, ecx, edx }
+}
+
+/// The components of XCR0 that the guest may set.
+pub fn shown_components<A: Processor>(hidden: &Hidden) -> u64 {
+    A::components() & fpu::SHOWN & !hidden.components
+}
+
+/// The same with all features.
+#[inline(always)] // As above.
+fn answer_of_all<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
     match leaf {
         0 => {
             let host = A::cpuid(0, 0);
@@ -84,8 +112,9 @@ pub fn answer<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult {
         0x8000_0001 => {
             let host = A::cpuid(leaf, 0);
             let apic = if view.apic { EDX_APIC } else { 0 };
+            let cores = if !A::IS_INTEL && view.vcpus > 1 { EXTENDED_1_ECX_CORES } else { 0 };
             CpuidResult {
-                ecx: keep!(EXTENDED_1_ECX, host.ecx),
+                ecx: keep!(EXTENDED_1_ECX, host.ecx) | cores,
                 edx: keep!(EXTENDED_1_EDX, host.edx) | apic,
                 ..host
             }
@@ -164,7 +193,7 @@ fn extended_state<A: Processor>(subleaf: u32) -> CpuidResult {
 
 /// Size of an image of all `components`: the legacy part, the header, and the others where the
 /// processor says that they are (APM volume 2, section 11.5).
-fn image_size<A: Processor>(components: u64) -> u32 {
+pub fn image_size<A: Processor>(components: u64) -> u32 {
     let others = (2..64).filter(|bit| components >> bit & 1 != 0).map(|bit| A::cpuid(0xd, bit));
     others.map(|part| part.eax.saturating_add(part.ebx)).fold(0x240, u32::max)
 }

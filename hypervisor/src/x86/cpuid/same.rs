@@ -1,9 +1,9 @@
 //! A guest sees the same processor wherever it goes: what CPUID answers is compared, feature by
-//! feature where it has names.
+//! feature where it has names. Features that it has not seen are hidden from it.
 
 use transfer::{Archive, Flaw};
 
-use super::kept::WORDS;
+use super::kept::{Features, Hidden, WORDS};
 use super::{View, answer};
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Vendor;
@@ -22,25 +22,36 @@ const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 9] = [
 ];
 
 #[inline(never)]
-fn registers<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> [u32; 4] {
-    let CpuidResult { eax, ebx, ecx, edx } = answer::<A>(leaf, subleaf, view);
+fn registers<A: Vendor>(leaf: u32, subleaf: u32, view: View, hidden: &Hidden) -> [u32; 4] {
+    let CpuidResult { eax, ebx, ecx, edx } = answer::<A>(leaf, subleaf, view, hidden);
     // The size for the XCR0 that is in the processor at this moment.
     [eax, if (leaf, subleaf) == (0xd, 0) { 0 } else { ebx }, ecx, edx]
 }
 
-/// Compares what a vCPU sees.
+/// Compares what a vCPU sees, and hides what it has not seen.
 ///
 /// # Errors
 ///
-/// The first feature, or leaf, that differs.
-pub fn describe<A: Vendor>(view: View, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-    let registers = |leaf, subleaf| registers::<A>(leaf, subleaf, view);
-    for ((leaf, subleaf, register), features) in WORDS {
-        let word = registers(leaf, subleaf).into_iter().nth(register).unwrap_or(0);
+/// The first feature that is missing, or leaf that differs.
+pub fn describe<A: Vendor>(view: View, hidden: &mut Hidden, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+    let (mut here, mut there): (Features, Features) = Default::default();
+    let both = here.iter_mut().zip(&mut there);
+    for (((leaf, subleaf, register), features), (here, there)) in WORDS.into_iter().zip(both) {
+        let word = registers::<A>(leaf, subleaf, view, hidden).into_iter().nth(register).unwrap_or(0);
         for &(bit, name, _) in features {
-            archive.same(name, (word >> bit & 1).into())?;
+            let has = word >> bit & 1;
+            let had = archive.other(has.into())?;
+            if had > has.into() {
+                return Err(Flaw::Differs(name, has.into(), had));
+            }
+            *here |= has << bit;
+            *there |= (had as u32) << bit;
         }
     }
+    if here != there {
+        *hidden = Hidden::between(here, there);
+    }
+    let registers = |leaf, subleaf| registers::<A>(leaf, subleaf, view, hidden);
     for (leaves, last, name) in OTHERS {
         // FNV-1a: any difference shows, though not which.
         let words = leaves.flat_map(|leaf| (0..=last).map(move |subleaf| (leaf, subleaf)));

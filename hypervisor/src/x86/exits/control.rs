@@ -17,7 +17,7 @@ pub(crate) fn on_xsetbv<A: X86>(context: &mut Context<'_, A>) -> Then {
     if refuses(context, Instruction::SetExtendedControl) {
         return Then::Stay(Next::Resume);
     }
-    if register != 0 || !fpu::is_valid_xcr0(value, A::components()) {
+    if register != 0 || !fpu::is_valid_xcr0(value, A::components() & !context.state.hidden.components) {
         return Then::protection(context);
     }
     // The guest's XCR0 is in the processor while the vCPU is on the CPU.
@@ -62,7 +62,7 @@ fn write_cr4<A: X86>(context: &mut Context<'_, A>, value: u64) -> bool {
     let block = &mut context.state.block;
     let long = block.read(Efer) & EFER_LMA != 0;
     let enables_pcid = value & !block.read(Cr4) & CR4_PCIDE != 0;
-    if value & !context.vm.guest.cr4_mask != 0
+    if value & !(context.vm.guest.cr4_mask & !context.state.hidden.cr4) != 0
         || long && value & CR4_PAE == 0
         || enables_pcid && (!long || block.read(Cr3) & 0xfff != 0)
     {

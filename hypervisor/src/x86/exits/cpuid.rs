@@ -23,7 +23,7 @@ pub(crate) fn on_cpuid<A: X86>(context: &mut Context<'_, A>) -> Then {
                 invariant_tsc: leaf == 0x8000_0007 && context.vm.guest.partition.shows_invariant_tsc(),
                 ..context.state.view
             };
-            let answer = cpuid::answer::<A>(leaf, subleaf, view);
+            let answer = cpuid::answer::<A>(leaf, subleaf, view, &context.state.hidden);
             (answer.eax, answer.ebx, answer.ecx, answer.edx)
         }
     };

@@ -18,6 +18,7 @@ impl<A: X86> Vm<A> {
         let Shared {
             apic_ids,
             cr4_mask: _, // It follows from what CPUID shows, and so do the maps.
+            hidden,
             permission_maps: _,
             flush_cost: _, // The machine's.
             partition,
@@ -36,7 +37,7 @@ impl<A: X86> Vm<A> {
         { *apic_ids }.describe(archive)?;
         let view =
             cpuid::View { apic_id: 0, vcpus: *vcpus, apic: true, osxsave: false, invariant_tsc: false };
-        same::describe::<A>(view, archive)?;
+        same::describe::<A>(view, &mut hidden.lock(), archive)?;
         if !owned.functions.lock().is_empty() {
             return Err(Flaw::Unmovable("it owns PCI functions"));
         }

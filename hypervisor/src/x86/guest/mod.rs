@@ -21,6 +21,7 @@ use stay::Cost;
 use self::flush::MemorySource;
 use self::overlay::Overlays;
 use self::rom::Rom;
+use super::cpuid::kept::Hidden;
 use super::hyperv::{self, CrashReport, Partition, crash};
 use super::vcpu::state::{Permissions, VcpuState};
 use super::{cpuid, vectors};
@@ -94,6 +95,8 @@ pub struct Shared {
     apic_ids: Assignment,
     /// Bits of CR4 that the guest may set.
     pub cr4_mask: u64,
+    /// What it is not shown although the processor has it, for vCPUs that arrive from elsewhere.
+    pub hidden: Mutex<Hidden>,
     /// The cost of flushes here.
     pub flush_cost: Cost,
     /// The Hyper-V partition.
@@ -141,6 +144,7 @@ impl Shared {
         Ok(Self {
             apic_ids: Assignment::new(config.vcpus, config.switches.apic_ids),
             cr4_mask: cpuid::guest_cr4_mask::<A>(),
+            hidden: Mutex::default(),
             flush_cost: common.flush_cost.limited_to(config.switches.flush_pages),
             partition: Partition::new(platform, A::now()).ok_or(CreateError::Clock)?,
             platform: Mutex::new(board),
@@ -241,6 +245,7 @@ impl Shared {
         let Self {
             apic_ids,
             cr4_mask,
+            hidden,
             flush_cost,
             partition,
             platform,
@@ -260,7 +265,7 @@ impl Shared {
         macro_rules! named {
             ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:x?}", $field)),)*] };
         }
-        named!(apic_ids cr4_mask flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
+        named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
     }
 }
 

@@ -188,6 +188,8 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn intercept_pause(&mut self, wanted: bool);
     /// Whether the guest's first access to a debug register, and each write of DR7, causes an exit.
     fn intercept_debug(&mut self, wanted: bool);
+    /// The guest may not set these bits of CR4. The vCPU has not run here.
+    fn hide_cr4(&mut self, _: u64) {}
     /// Sets the vCPU's controls as after INIT: nothing is offered or requested. Registers follow.
     fn init(state: &mut VcpuState<Self>);
     /// The vCPU's next entry drops all of its translations.

@@ -16,6 +16,7 @@ use super::registers::Registers;
 use super::state::{Activity, VcpuState};
 use crate::devices::pc::inbox::Inbox;
 use crate::x86::cpuid::guest_efer_mask;
+use crate::x86::cpuid::kept::Hidden;
 use crate::x86::processor::X86;
 use crate::x86::{CR0_DEFINED, CR0_PE, EFER_LMA};
 
@@ -50,11 +51,11 @@ const SEGMENTS: [SegmentName; 8] = {
 /// The value, if it is one that the processor takes: at an entry, or where the hypervisor loads it
 /// by WRMSR or a move, which would fault. An entry refuses the rest. `cr4` has the bits that the
 /// guest may set.
-fn kept<A: X86>(field: Field, cr4: u64, value: u64) -> u64 {
+fn kept<A: X86>(field: Field, (cr4, hidden): (u64, &Hidden), value: u64) -> u64 {
     match field {
         Field::Cr0 => value & CR0_DEFINED,
-        Field::Cr4 => value & cr4,
-        Field::Efer => value & (guest_efer_mask::<A>() | EFER_LMA),
+        Field::Cr4 => value & cr4 & !hidden.cr4,
+        Field::Efer => value & (guest_efer_mask::<A>() & !hidden.efer | EFER_LMA),
         Field::Dr6 | Field::Dr7 => value & 0xffff_ffff,
         Field::Sfmask if A::IS_INTEL => value & 0xffff_ffff,
         Field::Pat => kept_pat(value),
@@ -114,6 +115,7 @@ impl<B: ControlBlock> VcpuState<B> {
             mmio: _,
             signature: _, // What CPUID shows is the same.
             view: _,
+            hidden,
             activity,
             alarm,
             exception,
@@ -123,7 +125,7 @@ impl<B: ControlBlock> VcpuState<B> {
             debug,
             tsc_aux,
         } = self;
-        describe_block::<A>(block, cr4, archive)?;
+        describe_block::<A>(block, (cr4, hidden), archive)?;
         registers.describe(archive)?;
         lapic.describe(archive)?;
         hyperv.describe(archive)?;
@@ -138,7 +140,7 @@ impl<B: ControlBlock> VcpuState<B> {
         // Whoever has an alarm looks at the clock at once.
         let asks = |alarm: &u64| *alarm != u64::MAX;
         archive.through(alarm, asks, |asks| Some(if asks { 0 } else { u64::MAX }))?;
-        fpu.describe::<A>(archive)?;
+        fpu.describe::<A>(hidden, archive)?;
         debug.describe(archive)?;
         archive.within(tsc_aux, 0xffff_ffff).map_err(|flaw| flaw.named("TSC_AUX"))?;
         if archive.is_reading() {
@@ -170,13 +172,20 @@ impl<B: ControlBlock> VcpuState<B> {
     }
 }
 
-fn describe_block<A: X86>(block: &mut A::Block, cr4: u64, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+fn describe_block<A: X86>(
+    block: &mut A::Block,
+    may: (u64, &Hidden),
+    archive: &mut Archive<'_>,
+) -> Result<(), Flaw> {
+    if archive.is_reading() {
+        block.hide_cr4(may.1.cr4);
+    }
     for (field, name) in REGISTERS {
         let mut value = block.read(field);
         if field == Field::Efer {
             value &= !A::Block::EFER_OWN;
         }
-        archive.fixed(&mut value, |value| kept::<A>(field, cr4, value)).map_err(|flaw| flaw.named(name))?;
+        archive.fixed(&mut value, |value| kept::<A>(field, may, value)).map_err(|flaw| flaw.named(name))?;
         if archive.is_reading() {
             block.write(field, value);
         }

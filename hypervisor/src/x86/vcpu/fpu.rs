@@ -8,6 +8,8 @@ use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
 use transfer::{Archive, Flaw};
 
+use crate::x86::cpuid::kept::Hidden;
+use crate::x86::cpuid::{image_size, shown_components};
 use crate::x86::processor::X86;
 
 /// XCR0 after reset: x87 only.
@@ -78,16 +80,23 @@ impl FpuState {
     /// Describes the state of a vCPU that is on no CPU. The size and the places in the image follow
     /// from what CPUID shows. What is read can be loaded without a fault: the header names no
     /// component that the guest is not shown, and the rest of it is zero.
-    pub(crate) fn describe<A: X86>(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        archive.same("the size of extended states", self.size as u64)?;
-        let components = A::components();
-        let kept = |xcr0: u64| match xcr0 & components & SHOWN {
+    pub(crate) fn describe<A: X86>(
+        &mut self,
+        hidden: &Hidden,
+        archive: &mut Archive<'_>,
+    ) -> Result<(), Flaw> {
+        let components = shown_components::<A>(hidden);
+        // The processor's image may be larger.
+        let size =
+            if components == 0 { self.size } else { self.size.min(image_size::<A>(components) as usize) };
+        archive.same("the size of extended states", size as u64)?;
+        let kept = |xcr0: u64| match xcr0 & components {
             xcr0 if is_valid_xcr0(xcr0, components) => xcr0,
             _ => XCR0_RESET,
         };
         archive.fixed(&mut self.xcr0, kept).map_err(|flaw| flaw.named("XCR0"))?;
-        // SAFETY: the area is ours, has this size, and was all written in `new`.
-        let area = unsafe { core::slice::from_raw_parts_mut(self.area.as_ptr(), self.size) };
+        // SAFETY: the area is ours, has at least this size, and was all written in `new`.
+        let area = unsafe { core::slice::from_raw_parts_mut(self.area.as_ptr(), size) };
         let parts = area.split_first_chunk_mut::<{ MXCSR.0 }>();
         let Some((first, rest)) = parts else { return Err(Flaw::Short) };
         let Some((mxcsr, rest)) = rest.split_first_chunk_mut::<4>() else { return Err(Flaw::Short) };
@@ -104,8 +113,8 @@ impl FpuState {
         }
         let Some((present, rest)) = rest.split_first_chunk_mut::<8>() else { return Err(Flaw::Short) };
         // The guest has no state in components that it is not shown.
-        let mut value = u64::from_le_bytes(*present) & components & SHOWN;
-        archive.within(&mut value, components & SHOWN).map_err(|flaw| flaw.named("extended states"))?;
+        let mut value = u64::from_le_bytes(*present) & components;
+        archive.within(&mut value, components).map_err(|flaw| flaw.named("extended states"))?;
         *present = value.to_le_bytes();
         let Some((header, rest)) = rest.split_first_chunk_mut::<HEADER_REST>() else {
             return Err(Flaw::Short);

@@ -190,7 +190,7 @@ impl<B: ControlBlock> VcpuState<B> {
     /// EFER: reserved bits are checked, LME cannot change while paging is on, LMA is controlled by
     /// the processor (APM volume 2, section 3.1.7).
     fn write_efer<A: X86>(&mut self, value: u64) -> Result<(), GeneralProtection> {
-        let writable = guest_efer_mask::<A>();
+        let writable = guest_efer_mask::<A>() & !self.hidden.efer;
         let old = self.block.read(Efer);
         let reserved = value & !(writable | EFER_LMA) != 0;
         if reserved || (value ^ old) & EFER_LME != 0 && self.block.read(Cr0) & CR0_PG != 0 {

@@ -22,6 +22,7 @@ use crate::sched::spinning::Look;
 use crate::vm::GUEST;
 use crate::vm::arch::State;
 use crate::vm::files::makes;
+use crate::x86::cpuid::kept::Hidden;
 use crate::x86::hyperv::Vp;
 use crate::x86::processor::X86;
 use crate::x86::{CR0_PE, DR6_SINGLE_STEP, RFLAGS_IF, RFLAGS_RF, RFLAGS_TF, cpuid};
@@ -84,6 +85,8 @@ pub struct VcpuState<B: ControlBlock> {
     pub(crate) signature: u32,
     /// The CPUID that this vCPU sees.
     pub view: cpuid::View,
+    /// What it is not shown although the processor has it.
+    pub hidden: Hidden,
     /// Its last walks to its code.
     pub code: CodePaths,
     /// The pages without memory that it accessed most recently.
@@ -113,8 +116,9 @@ impl<B: ControlBlock> VcpuState<B> {
             exception: None,
             nmi: Nmi::default(),
             tsc_adjust: 0,
-            signature: cpuid::answer::<A>(1, 0, view).eax,
+            signature: cpuid::answer::<A>(1, 0, view, &Hidden::default()).eax,
             view,
+            hidden: Hidden::default(),
             code: CodePaths::default(),
             mmio: MmioCache::new(),
             fpu: FpuState::new::<A>(),
