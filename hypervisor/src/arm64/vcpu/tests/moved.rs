@@ -114,7 +114,7 @@ fn fields(vm: MadeVm) -> Vec<(&'static str, String)> {
 }
 
 /// Pending SPIs from the first one on.
-const GICD_ISPENDR1: u32 = 0x204;
+pub(super) const GICD_ISPENDR1: u32 = 0x204;
 const SECOND: u64 = 1_000_000_000;
 const SGI: u64 = 1;
 const ACTIVE: u64 = 5;
@@ -329,26 +329,6 @@ fn m7_a_guest_sees_what_it_has_seen_where_there_is_more() {
     });
     assert_eq!((isar0, mmfr0), (1, 0));
     assert!(read(&mut Guest(vm), &with_less(MMFR0)).is_err(), "a size");
-}
-
-#[test]
-fn m11_a_new_generation_id_is_in_memory_and_interrupts() {
-    let vm = machine("vcpus=2").machine();
-    let pending = || {
-        let distributor = vm.guest.distributor.lock();
-        distributor.read(GICD_ISPENDR1, 4).0 & 1 << (map::GENERATION_INTID - 32) != 0
-    };
-    let id = || {
-        let mut id = [0; 16];
-        vm.space.slots().memory().read(Gpa(map::GENERATION), &mut id).expect("is memory");
-        u128::from_le_bytes(id)
-    };
-    assert_eq!((id(), pending()), (*vm.generation.lock(), false), "it has been loaded");
-    vm.renew(0x1234 << 64 | 0x5678);
-    assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, true));
-    assert!(vm.space.slots().memory().write(Gpa(map::GENERATION), &[1; 16]).is_err());
-    MockArm64::reset_devices(vm);
-    assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, false), "a reset keeps it");
 }
 
 #[test]

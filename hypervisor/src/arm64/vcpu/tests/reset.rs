@@ -6,8 +6,10 @@ use crate::arm64::mock::machines;
 use crate::arm64::processor::{Configuration, FloatState};
 use crate::arm64::vcpu::debug;
 use crate::arm64::vcpu::exchanged::{MATRIX, Register as R};
-use crate::vm::arch::State;
+use crate::devices::virt::map;
+use crate::vm::arch::{Arch, State};
 use baremetal::random::Random;
+use memslots::Gpa;
 
 const OPTIONAL: Features = Features::POINTER_KEYS
     .union(Features::ERRORS)
@@ -171,4 +173,24 @@ fn u65_devices_that_are_reset_are_as_new_ones() {
         assert_eq!(changed(), <[&str; 0]>::default(), "seed {seed}");
     }
     assert!(all_changed.into_iter().eq(["distributor", "rtc", "uart"]));
+}
+
+#[test]
+fn m11_a_new_generation_id_is_in_memory_and_interrupts() {
+    let vm = machine("vcpus=2").machine();
+    let pending = || {
+        let distributor = vm.guest.distributor.lock();
+        distributor.read(moved::GICD_ISPENDR1, 4).0 & 1 << (map::GENERATION_INTID - 32) != 0
+    };
+    let id = || {
+        let mut id = [0; 16];
+        vm.space.slots().memory().read(Gpa(map::GENERATION), &mut id).expect("is memory");
+        u128::from_le_bytes(id)
+    };
+    assert_eq!((id(), pending()), (*vm.generation.lock(), false), "it has been loaded");
+    vm.renew(0x1234 << 64 | 0x5678);
+    assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, true));
+    assert!(vm.space.slots().memory().write(Gpa(map::GENERATION), &[1; 16]).is_err());
+    MockArm64::reset_devices(vm);
+    assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, false), "a reset keeps it");
 }
