@@ -257,7 +257,7 @@ pub(in crate::loader) mod tests {
     }
 
     #[test]
-    fn u24_the_work_of_a_plan_is_bounded() {
+    fn m6_the_work_of_a_plan_is_bounded() {
         /// Offset of the number of program headers.
         const COUNT: usize = 56;
         let table = |count: usize| {
