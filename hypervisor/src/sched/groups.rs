@@ -82,10 +82,17 @@ impl Scheduler {
         self.ledger.set_in_use(has_accounts);
     }
 
-    /// Lets a guest's vCPUs run before all others, for a short while: they are to stop, and
-    /// somebody waits for that. Otherwise it might take as long as the guest's weight is small.
+    /// Lets a guest's vCPUs run before all others, for a short while: somebody waits for something
+    /// that they do. Otherwise it might take as long as the guest's weight is small. What they use
+    /// is a loan, which is paid back: see [`end_first`](Self::end_first).
     pub fn put_first(&self, group: GroupIndex, now: u64) {
         self.ledger.put_first(self.ledger.group(group), now);
+    }
+
+    /// Ends that sooner: nobody waits any more. If this is never called the guest has no more than
+    /// its share and its cap all the same, but it has it less evenly.
+    pub fn end_first(&self, group: GroupIndex) {
+        self.ledger.group(group).end_first(u64::MAX);
     }
 
     /// Leaves the last `ticks` up to `now` out of the turn on `cpu`, the calling CPU: the CPU has

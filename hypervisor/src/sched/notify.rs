@@ -78,7 +78,7 @@
 //! | `Seat::held` | under the queue's lock | a vCPU goes to another CPU than the least loaded one |
 //! | `Cap::spent_until` | by any CPU that charges | a turn begins that had to wait: it is paid back. See R to T |
 //! | `Cap::is_held` | by any CPU that looks | a guest is let go with less than half a burst, or held for that |
-//! | `Cap::open_until` | by the CPU that serves a request | the guest is held, or let go, until the CPU looks again: the request has it kicked |
+//! | `Group::first_until` | by the CPU that serves a request or finds that a stop is over; by any CPU that looks, by an exchange | the guest is held or waits, or not, until the CPU looks again: the request has it kicked. What it uses is in its accounts in any case |
 //! | `Home::timer_line` | under the lock of the queue that it names | a vCPU with work waits among those that only tick: it is late, not lost |
 
 use coherence::{Notify, Target};

@@ -17,7 +17,7 @@ use super::counting::increase;
 use super::machine::{Vm, VpIndex};
 use super::percpu::PerCpu;
 use super::space::{FlushScratch, MemoryJob};
-use crate::stopping::CHANGE;
+use crate::stopping::{CHANGE, STOP};
 
 /// The change in progress, if there is one. Only one change of the slots is in progress at a time.
 pub(super) struct OwnChange<A: Arch> {
@@ -95,6 +95,8 @@ impl<A: Arch> Vm<A> {
         let was_later = self.turn_wanted.swap(is_later, Ordering::Relaxed);
         if is_later {
             self.hurry(!was_later);
+        } else if was_later && self.attention() & STOP == 0 {
+            self.host.sched.end_first(self.number);
         }
     }
 

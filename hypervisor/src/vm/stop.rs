@@ -8,7 +8,7 @@ use super::arch::Arch;
 use super::machine::{Vm, VpIndex};
 use super::{host, percpu};
 use crate::sched::Line;
-use crate::stopping::{END, Role};
+use crate::stopping::{END, PAUSE, Role};
 use crate::vm::dma::Devices;
 
 impl<A: Arch> Vm<A> {
@@ -17,6 +17,13 @@ impl<A: Arch> Vm<A> {
         if self.stopping.begin(why) {
             self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
         }
+    }
+
+    /// Makes it pause ahead of all others: a request waits for that.
+    pub(super) fn stop_soon(&self) {
+        // In this order: the vCPU that leaves last ends it.
+        self.hurry(true);
+        self.begin_stop(PAUSE);
     }
 
     /// A request waits for something that the guest's vCPUs do: they run before all others for a
@@ -39,6 +46,7 @@ impl<A: Arch> Vm<A> {
     pub(super) fn leave_for_stop(&self) -> bool {
         let mut has_ended = false;
         self.stopping.leave(self.vcpu_count(), |reasons| {
+            self.host.sched.end_first(self.number);
             let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed());
             if let Some(code) = code.filter(|_| reasons & END != 0) {
                 A::Devices::silence(self);

@@ -23,6 +23,7 @@ impl Ledger {
             return;
         }
         self.seats.iter().for_each(|seat| self.settle(seat, now));
+        self.groups.iter().for_each(|group| group.end_first(now));
         for (index, group) in (0..).zip(&self.groups) {
             if group.wanted() as usize > self.seats.iter().filter(|seat| seat.runs(index)).count() {
                 group.note_wanting(now);
@@ -49,7 +50,7 @@ impl Ledger {
     /// Bounds the gaps between guests, and takes the average anew, of those that are `wanting`.
     fn align(&self, now: u64, is_wanting: impl Fn(&Group) -> bool) {
         let open = || (0..).zip(&self.groups).filter(|(_, group)| group.is_open());
-        let place = |(index, group): (GroupIndex, &Group)| (self.lead(group), index);
+        let place = |(index, group): (GroupIndex, &Group)| (self.account(group), index);
         let next = |from: (i64, GroupIndex)| {
             let runs = |group: &Group| group.runnable() != 0 && self.held_until(group, now).is_none();
             open().filter(|(_, group)| runs(group)).map(place).filter(|&place| place > from).min()
@@ -63,7 +64,7 @@ impl Ledger {
             if excess > 0 {
                 // Nobody comes to be ahead of another one by that.
                 for (_, group) in open() {
-                    let by = self.lead(group).saturating_sub(above.0 - excess).clamp(0, excess);
+                    let by = self.account(group).saturating_sub(above.0 - excess).clamp(0, excess);
                     group.shift(-by);
                 }
             }
@@ -75,7 +76,7 @@ impl Ledger {
         for (_, group) in open() {
             let wants = is_wanting(group);
             if wants {
-                let (lead, weight) = (self.lead(group), i128::from(i64::MAX / group.divisor()));
+                let (lead, weight) = (self.account(group), i128::from(i64::MAX / group.divisor()));
                 sum += i128::from(lead) * weight;
                 weights += weight;
             } else {

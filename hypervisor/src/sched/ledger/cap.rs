@@ -19,8 +19,6 @@ pub(super) struct Cap {
     spent_until: AtomicU64,
     /// The guest was found to be held, and not yet to be free again.
     is_held: AtomicU32,
-    /// Before this time the cap neither holds nor counts.
-    open_until: AtomicU64,
 }
 
 impl Cap {
@@ -29,26 +27,36 @@ impl Cap {
         // Rounded to the nearest, as are all divisions here.
         let rate = cap.map_or(0, |cap| (ONE * 100 + u64::from(cap) / 2) / u64::from(cap.max(1)));
         self.rate.store(rate, Ordering::Relaxed);
-        self.open(0);
-    }
-
-    /// Gives back the whole burst, and lets the guest use what it gets until then: one vCPU could
-    /// use up what all need, for a small cap allows next to nothing at once.
-    pub(super) fn open(&self, until: u64) {
-        self.open_until.store(until, Ordering::Relaxed);
         self.spent_until.store(0, Ordering::Relaxed);
         self.is_held.store(0, Ordering::Relaxed);
+    }
+
+    /// What `ticks` cost.
+    fn cost(&self, ticks: u64) -> u64 {
+        let rate = self.rate.load(Ordering::Relaxed);
+        let cost = (u128::from(ticks) * u128::from(rate) + u128::from(ONE / 2)) / u128::from(ONE);
+        u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+
+    /// How much of the allowance is spent in advance.
+    fn ahead(&self, now: u64) -> u64 {
+        self.spent_until.load(Ordering::Relaxed).saturating_sub(now)
+    }
+
+    /// What may be spent in advance, with so many ticks that are lent.
+    fn limit(&self, burst: u64, lent: u64) -> u64 {
+        burst.saturating_add(self.cost(lent))
     }
 
     /// Whether a guest that runs on `running` CPUs uses its cap up by that, so that it may leave
     /// another CPU to others. If one more is too many in the long run only, it runs there, too,
     /// while more than half of the burst is left.
-    pub(super) fn is_used_by(&self, running: u32, now: u64, burst: u64) -> bool {
+    pub(super) fn is_used_by(&self, running: u32, now: u64, burst: u64, lent: u64) -> bool {
         let rate = self.rate.load(Ordering::Relaxed);
-        let ahead = self.spent_until.load(Ordering::Relaxed).saturating_sub(now);
+        let ahead = self.ahead(now);
         let pace = rate.saturating_mul(running.into());
-        let is_open = now < self.open_until.load(Ordering::Relaxed);
-        !is_open && (pace >= ONE || (pace + rate > ONE && ahead > burst / 2))
+        let is_lent = lent != 0 && ahead <= self.limit(burst, lent);
+        !is_lent && (pace >= ONE || (pace + rate > ONE && ahead > burst / 2))
     }
 
     pub(super) fn exists(&self) -> bool {
@@ -57,13 +65,10 @@ impl Cap {
 
     /// The guest has used `had` ticks until `now`.
     pub(super) fn charge(&self, had: u64, now: u64) {
-        let rate = self.rate.load(Ordering::Relaxed);
-        let had = had.min(now.saturating_sub(self.open_until.load(Ordering::Relaxed)));
-        if rate == 0 || had == 0 {
+        if !self.exists() || had == 0 {
             return;
         }
-        let cost = (u128::from(had) * u128::from(rate) + u128::from(ONE / 2)) / u128::from(ONE);
-        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        let cost = self.cost(had);
         // It was entitled to nothing before it began to run.
         let began = now.saturating_sub(had);
         let _always = self.spent_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |spent| {
@@ -72,14 +77,15 @@ impl Cap {
     }
 
     /// Until when the guest is held, and whether it was found free just now, after it was held.
-    pub(super) fn held_until(&self, now: u64, burst: u64) -> (Option<u64>, bool) {
-        if !self.exists() || now < self.open_until.load(Ordering::Relaxed) {
+    pub(super) fn held_until(&self, now: u64, burst: u64, lent: u64) -> (Option<u64>, bool) {
+        if !self.exists() {
             return (None, false);
         }
         let spent = self.spent_until.load(Ordering::Relaxed);
         let was_held = self.is_held.load(Ordering::Relaxed) != 0;
-        // Once held, it waits for a budget that is worth a turn.
-        let is_held = spent.saturating_sub(now) > if was_held { burst / 2 } else { burst };
+        // Once held, it waits for a budget that is worth a turn, unless it is lent one.
+        let most = if was_held && lent == 0 { burst / 2 } else { self.limit(burst, lent) };
+        let is_held = spent.saturating_sub(now) > most;
         if is_held != was_held {
             self.is_held.store(is_held.into(), Ordering::Relaxed);
         }
@@ -96,15 +102,22 @@ impl Cap {
     ///
     /// Turns that began when fewer vCPUs ran may have no end. They use less than the cap allows,
     /// and the turn that began last ends.
-    pub(super) fn used_up_at(&self, charged: u64, running: u32, burst: u64) -> u64 {
+    pub(super) fn used_up_at(&self, charged: u64, running: u32, burst: u64, lent: u64) -> u64 {
         let pace = self.rate.load(Ordering::Relaxed).saturating_mul(running.max(1).into());
         if pace <= ONE {
             return u64::MAX;
         }
-        let from = charged.max(self.open_until.load(Ordering::Relaxed));
-        let ahead = self.spent_until.load(Ordering::Relaxed).saturating_sub(from);
-        let left = burst.saturating_sub(ahead);
-        from.saturating_add(left.saturating_mul(ONE) / (pace - ONE))
+        let left = self.limit(burst, lent).saturating_sub(self.ahead(charged));
+        charged.saturating_add(left.saturating_mul(ONE) / (pace - ONE))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl Cap {
+    /// Whether the guest is held, without a look.
+    pub(super) fn holds(&self, now: u64, burst: u64) -> bool {
+        let was_held = self.is_held.load(Ordering::Relaxed) != 0;
+        self.exists() && self.ahead(now) > if was_held { burst / 2 } else { burst }
     }
 }
 

@@ -30,6 +30,8 @@ pub(in crate::sched) struct Group {
     wanting_at: AtomicU64,
     /// The virtual time of a guest during whose turn one of its vCPUs has waited.
     catches_up_to: AtomicU64,
+    /// Until when it is put first, about; 0 if it is not.
+    first_until: AtomicU64,
     pub(super) cap: Cap,
 }
 
@@ -54,6 +56,7 @@ impl Group {
         self.catches_up_to.store(virtual_time, Ordering::Relaxed);
         self.runnable.store(0, Ordering::Relaxed);
         self.wanting_at.store(0, Ordering::Relaxed);
+        self.end_first(u64::MAX);
         self.cap.set(share.cap);
         let weight = u64::from(share.weight.max(1));
         self.factor.store(((UNIT + weight / 2) / weight).max(1), Ordering::Relaxed);
@@ -73,6 +76,7 @@ impl Group {
             runnable,
             wanting_at,
             catches_up_to: _,
+            first_until: _,
             cap,
         } = self;
         let share = alloc::format!("{first:?} {end:?} {cpus:?} {usable:?} {is_bounded:?} {factor:?} {cap:?}");
@@ -150,6 +154,23 @@ impl Group {
         let until = running.virtual_time.load(Ordering::Relaxed);
         if self.ahead_of(until) < self.beyond_debt().min(0) {
             self.catches_up_to.store(until, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn put_first(&self, until: u64) {
+        self.first_until.store(until, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_first(&self) -> bool {
+        self.first_until.load(Ordering::Relaxed) != 0
+    }
+
+    /// It is not put first any more if it was until then.
+    pub(in crate::sched) fn end_first(&self, now: u64) {
+        let until = self.first_until.load(Ordering::Relaxed);
+        if until != 0 && until <= now {
+            // If it fails, it has just been put first again.
+            let _ended = self.first_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 

@@ -170,9 +170,18 @@ impl Ledger {
         self.policy.slice.saturating_mul(2)
     }
 
-    /// How far a guest is ahead of the average, in virtual time; negative if it is behind.
-    pub(super) fn lead(&self, group: &Group) -> i64 {
+    /// How far a guest is ahead of the average by what it has had, in virtual time; negative if it
+    /// is behind.
+    fn account(&self, group: &Group) -> i64 {
         group.ahead_of(self.average.load(Ordering::Relaxed))
+    }
+
+    /// The same as it counts when guests are compared: one that is put first is behind all others.
+    pub(super) fn lead(&self, group: &Group) -> i64 {
+        let account = self.account(group);
+        let is_lent =
+            group.is_first() && account.saturating_sub(self.floor()) <= group.cost(self.overdraft());
+        if is_lent { account.saturating_add(i64::MIN / 2) } else { account }
     }
 
     /// How far the guest that wants more and has had least is ahead of the average; never positive.
@@ -202,12 +211,23 @@ impl Ledger {
         }
     }
 
-    /// The guest's vCPUs run before all others, until they have used what this gives them: as much
-    /// as a guest can be behind. For as long a cap does not hold them.
+    /// How much a guest that is put first may use beyond its share and its cap. What it uses is in
+    /// its accounts, and is paid back: so it has no more in the long run, however often it is put
+    /// first. An account is forgotten only beyond twice as much ([`bound`](Self::bound)), for turns
+    /// end late.
+    fn overdraft(&self) -> u64 {
+        self.bound() / 2
+    }
+
+    /// What a guest is lent now, beyond its cap.
+    fn lent(&self, group: &Group) -> u64 {
+        if group.is_first() { self.overdraft() } else { 0 }
+    }
+
+    /// The guest's vCPUs run before all others, and its cap does not hold them, for a while, and
+    /// until it has used what it is lent.
     pub(super) fn put_first(&self, group: &Group, now: u64) {
-        group.cap.open(now.saturating_add(self.bound()));
-        let first = self.floor().saturating_sub(group.cost(self.bound()));
-        self.update_lead(group, |lead| lead.min(first));
+        group.put_first(now.saturating_add(self.bound()));
     }
 
     /// The last `ticks` of the turn on `cpu` up to `now` are not the guest's.
@@ -255,7 +275,7 @@ impl Ledger {
 
     /// Until when a guest is held by its cap; `None` if it is not.
     pub(super) fn held_until(&self, group: &Group, now: u64) -> Option<u64> {
-        let (until, is_free_again) = group.cap.held_until(now, self.burst());
+        let (until, is_free_again) = group.cap.held_until(now, self.burst(), self.lent(group));
         if is_free_again {
             self.rejoin(group);
         }
@@ -272,7 +292,7 @@ impl Ledger {
         let group = self.group(index);
         group.is_capped() && {
             let others = (0..).zip(&self.seats).filter(|(other, seat)| *other != cpu && seat.runs(index));
-            group.cap.is_used_by(others.count() as u32, now, self.burst())
+            group.cap.is_used_by(others.count() as u32, now, self.burst(), self.lent(group))
         }
     }
 
@@ -282,7 +302,7 @@ impl Ledger {
             return u64::MAX;
         }
         let running = u64::from(group.runnable()).min(self.cpus) as u32;
-        group.cap.used_up_at(self.charged(cpu), running, self.burst())
+        group.cap.used_up_at(self.charged(cpu), running, self.burst(), self.lent(group))
     }
 
     /// Charges what a guest has had in a turn so far, unless that is next to nothing. Its loads
@@ -341,6 +361,14 @@ impl Ledger {
     /// A vCPU is moved to `cpu` because of [`unfair_lead`](Self::unfair_lead).
     pub(super) fn note_given(&self, cpu: CpuIndex, now: u64) {
         self.seat(cpu).given_at.store(now, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+impl Ledger {
+    /// Whether its cap holds a guest, without a look.
+    pub(super) fn is_held(&self, group: GroupIndex, now: u64) -> bool {
+        self.group(group).cap.holds(now, self.burst())
     }
 }
 

@@ -58,6 +58,35 @@ fn a_guest_that_is_put_first_runs_within_a_slice_of_each_cpu() {
     }
 }
 
+/// Nobody takes it back: not the caller, and not in time.
+#[test]
+fn a_guest_that_is_put_first_all_the_time_has_no_more_than_its_share_and_its_cap() {
+    let works = |weight, vcpus| guest(weight, vec![Works; vcpus]);
+    for cpus in 1..=3 {
+        let vcpus = 2 * cpus as usize;
+        let heavy = || works(1000, vcpus);
+        for (first, most) in [
+            (works(1, vcpus), 100.0 * f64::from(cpus) / 1001.0),
+            (works(1, 1), 100.0 * f64::from(cpus) / 1001.0),
+            (works(300, vcpus), 100.0 * f64::from(cpus) * 300.0 / 1300.0),
+            (works(1000, vcpus).capped(1), 1.0),
+            (works(1000, vcpus).capped(20), 20.0),
+        ] {
+            let mut machine = Machine::new(cpus, &[heavy(), first]);
+            machine.run(1000 * MS);
+            let before = machine.had()[1];
+            for _ in 0..2000 {
+                machine.sched.put_first(1, machine.now);
+                machine.run(10 * MS);
+            }
+            // What it is lent, it is lent once.
+            let lent = u64::from(2 * cpus + 2) * SLICE;
+            let got = (machine.had()[1] - before).saturating_sub(lent) as f64 * 100.0 / (20_000 * MS) as f64;
+            assert!(got <= most * 1.05, "{cpus} CPUs: {got:.3} and what it is lent for {most:.3}");
+        }
+    }
+}
+
 #[test]
 fn time_that_is_left_out_of_a_turn_is_nobodys() {
     let mut machine = Machine::new(1, &[guest(100, vec![Works]), guest(100, vec![Works])]);

@@ -276,14 +276,14 @@ impl Change {
                 return Ok(Life::Again(vm));
             }
             (Self::Pause, Running) => {
-                stop_soon(vm);
+                vm.stop_soon();
                 return Ok(Life::Pausing(vm));
             }
             (Self::Wake, Running) => A::wake(vm),
             (Self::Reset, Running) => vm.begin_stop(stopping::RESET),
             (Self::Destroy, _) => {
                 if state == Running {
-                    stop_soon(vm);
+                    vm.stop_soon();
                 }
                 return Ok(Life::Destroy(Box::new(Destroy::of(vm, state != Loaded))));
             }
@@ -293,12 +293,6 @@ impl Change {
         }
         Ok(Life::Over)
     }
-}
-
-/// Lets a guest stop, ahead of all others.
-fn stop_soon<A: Arch>(vm: &Vm<A>) {
-    vm.begin_stop(stopping::PAUSE);
-    vm.hurry(true);
 }
 
 impl<A: Arch> Destroy<A> {

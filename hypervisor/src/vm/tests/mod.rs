@@ -12,5 +12,6 @@ mod random;
 mod requests;
 mod reset;
 mod scheduling;
+mod slowed;
 
 use crate::vm::mock::processor::{Op, run_to};

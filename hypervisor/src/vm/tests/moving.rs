@@ -61,7 +61,7 @@ pub(crate) struct Seen {
 /// One side's end of a channel, until it says Cut.
 pub(super) struct Side {
     end: End<'static>,
-    is_left: bool,
+    pub(super) is_left: bool,
 }
 
 impl Side {

@@ -204,6 +204,9 @@ impl<A: Arch> Sending<A> {
         self.is_cancelled = true;
         if self.throttle.leave() {
             self.stop.begin(A::now());
+            if !self.vm.has_stopped() {
+                self.vm.hurry(true);
+            }
         }
         self.go_on();
         match &self.stage {
@@ -224,8 +227,7 @@ impl<A: Arch> Sending<A> {
         self.throttle.leave();
         if self.vm.host.state_of(self.vm.number) == GuestState::Running {
             self.stop.begin(A::now());
-            self.vm.begin_stop(stopping::PAUSE);
-            self.vm.hurry(true);
+            self.vm.stop_soon();
         }
         self.stage = Stage::Stops;
     }

@@ -17,6 +17,8 @@ pub(super) struct Throttle {
     /// It stands still, or stops.
     holds: bool,
     until: u64,
+    /// What it had had when it last went on.
+    used: u64,
 }
 
 impl Throttle {
@@ -33,13 +35,18 @@ impl Throttle {
         if !runs || now < self.until || self.percent == 0 && !self.holds {
             return;
         }
+        let used = vm.host.sched.used(vm.number, now);
         if !self.holds {
-            vm.begin_stop(stopping::PAUSE);
-            vm.hurry(true);
-            (self.holds, self.until) = (true, now + period * self.percent / 100);
+            // It stops in its own turns, for one that waits for a CPU is slow already. It stands
+            // still only after it has run: otherwise one whose turns come seldom never would.
+            if used != self.used {
+                vm.begin_stop(stopping::PAUSE);
+                (self.holds, self.until) = (true, now + period * self.percent / 100);
+            }
         } else if vm.has_stopped() {
             go_on(vm);
             (self.holds, self.until) = (false, now + period * (100 - self.percent) / 100);
+            self.used = used;
         }
     }
 
