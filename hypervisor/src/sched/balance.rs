@@ -2,13 +2,14 @@
 //!
 //! With one guest, queues are kept about as long as each other. With several that is not enough:
 //! two vCPUs of a guest that is owed much may share a CPU while another CPU runs, alone, a guest
-//! that has had more than enough. So when a turn ends, vCPUs move for the sake of their guests'
-//! shares, in this order:
+//! that has had more than enough. So when a turn ends, however it does, vCPUs move for the sake of
+//! their guests' shares, in this order:
 //!
 //! * A guest that may go where others may not *makes room*: the one that is next goes to the CPU of
 //!   a guest that is far ahead of the second one here, if this one may not go there.
-//! * A guest that waits goes to the CPU of one that is far ahead of it, or to a CPU whose guest can
-//!   make room for it.
+//! * A guest that waits goes to a CPU that idles. Its cap held it when that CPU looked for work.
+//! * A guest that waits, or wakes, goes to the CPU of one that is far ahead of it, the furthest of
+//!   all, or to a CPU whose guest can make room for it.
 //! * A guest that waits although another vCPU of it runs elsewhere goes there: that one uses up the
 //!   guest's share, so that the guest's turn here would never come.
 //! * A CPU whose turn goes to a guest that is far ahead of others, or that uses up its cap on other
@@ -87,9 +88,21 @@ impl Scheduler {
         running.map(Nudge::Running).next().unwrap_or(Nudge::Nothing)
     }
 
-    /// Whether the vCPU that runs on `cpu`, whose queue this is, is to go to a CPU that idles.
+    /// Whether the turn on `cpu`, whose queue this is, is to end: an idle CPU can run its vCPU, or
+    /// one that waits, whose guest's cap has held it until now.
     pub(super) fn is_wanted(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> bool {
+        let has_had_a_turn = own.turn().is_some_and(|turn| turn.had(now) >= self.policy.turn_min());
         self.others(cpu).filter(|&other| self.is_free(other)).any(|other| self.is_of_use(own, other, now))
+            || has_had_a_turn && self.search_free(own, cpu, now).is_some()
+    }
+
+    /// A guest that waits for `cpu`, whose queue this is, and a CPU that idles.
+    fn search_free(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> Option<(GroupIndex, CpuIndex)> {
+        let free: CpuSet = self.others(cpu).filter(|&other| self.is_free(other)).collect();
+        let to = |group| self.others(cpu).find(|&to| free.contains(to) && self.may_run(group, to));
+        own.waiting_vcpus(now)
+            .filter(|&(_, vcpu)| self.may_leave(vcpu, own.load(), now))
+            .find_map(|(group, _)| Some((group, to(group)?)))
     }
 
     /// Whether a CPU idles.
@@ -207,7 +220,10 @@ impl Scheduler {
     fn search_ahead_of(&self, group: GroupIndex, cpu: CpuIndex, now: u64) -> Option<CpuIndex> {
         let others = self.others(cpu).filter(|&other| self.may_run(group, other));
         let leads = others.filter_map(|other| Some((self.ledger.unfair_lead(group, other, now)?, other)));
-        let (_, other) = leads.max()?;
+        let (lead, other) = leads.max()?;
+        if self.ledger.far_lead(group, cpu, now).is_some_and(|here| here >= lead) {
+            return None;
+        }
         self.ledger.note_given(other, now);
         Some(other)
     }
@@ -230,10 +246,10 @@ impl Scheduler {
         Some(way)
     }
 
-    /// Moves a vCPU for the sake of its guest's share, after a turn has begun on `cpu`: to another
-    /// CPU, or from one.
+    /// To be called when a turn has begun on `cpu`, however the last one ended: moves a vCPU for
+    /// the sake of its guest's share, to another CPU, or from one.
     #[inline]
-    pub(super) fn balance(&self, cpu: CpuIndex, now: u64) -> Nudge {
+    pub fn balance(&self, cpu: CpuIndex, now: u64) -> Nudge {
         if self.ledger.is_in_use() && self.cpus.len() > 1 {
             self.balance_among_groups(cpu, now)
         } else {
@@ -258,7 +274,8 @@ impl Scheduler {
 
     /// A vCPU that waits for `cpu`, whose queue this is, and a CPU that is better for its guest.
     fn give(&self, own: &mut RunQueue, cpu: CpuIndex, now: u64) -> Option<(CpuIndex, Moved)> {
-        if let Some((group, to)) = self.search_room(own, cpu, now) {
+        let room = self.search_free(own, cpu, now).or_else(|| self.search_room(own, cpu, now));
+        if let Some((group, to)) = room {
             return Some((to, own.give_of(group)?));
         }
         // Others are next here.
@@ -288,7 +305,9 @@ impl Scheduler {
             let may_run = self.may_run(group, cpu) && !self.ledger.is_used_elsewhere(group, cpu, now);
             may_run && !is_next_there && (is_spare || self.ledger.unfair_lead(group, cpu, now).is_some())
         };
-        let moved = self.others(cpu).filter(|&from| self.place(from).load() > 1).find_map(|from| {
+        // Whoever waits for a CPU that idles is about to run there, or held.
+        let is_loaded = |from: &CpuIndex| self.place(*from).load() > 1 && !self.ledger.seat(*from).is_idle();
+        let moved = self.others(cpu).filter(is_loaded).find_map(|from| {
             let claim = |index, group: &Group, _| is_better(index, from).then(|| self.ledger.lead(group));
             self.place(from).with(|queue| queue.give(now, claim))
         })?;

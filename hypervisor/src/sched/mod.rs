@@ -10,6 +10,8 @@
 //!   guests, and without limit otherwise.
 //! * A guest whose turn was ended stands back a little behind the others that wait for the CPU.
 //! * A guest with a cap is held once it has used what it may.
+//! * A guest that somebody waits for is put first. What it uses beyond its share or its cap is a
+//!   loan, which is paid back.
 //! * A vCPU that has waited for very long runs next, whatever its guest has had, but for its cap.
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
 //!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
@@ -21,7 +23,8 @@
 //! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the
 //!   shortest gives one up when one of its vCPUs is put back. A guest that waits behind another on
 //!   one CPU goes to the CPU of one that is far ahead (see `balance`). A CPU without work also gets
-//!   a vCPU that runs, if it may run none of those that wait for that one's CPU.
+//!   a vCPU whose guest's cap holds it no more, and one that runs, if it may run none of those that
+//!   wait for that one's CPU.
 //! * A vCPU waits and runs only on the CPUs of its guest's set.
 //!
 //! A vCPU's state is saved before it appears in any queue, and it is in at most one queue. Its move
@@ -213,11 +216,8 @@ impl Scheduler {
             let surplus = self.surplus(own, cpu, now);
             (self.start(cpu, own, now), surplus)
         });
-        let nudge = match surplus {
-            Some((emptier, (vcpu, standing))) => self.enqueue(emptier, vcpu, standing),
-            None => self.balance(cpu, now),
-        };
-        (turn, nudge)
+        let enqueue = |(emptier, (vcpu, standing))| self.enqueue(emptier, vcpu, standing);
+        (turn, surplus.map_or(Nudge::Nothing, enqueue))
     }
 
     /// Takes the vCPU that runs on `cpu` off it, if `commit` agrees that it may block, and lets the

@@ -162,6 +162,7 @@ impl<'a, A: Arch> Context<'a, A> {
             None => (wait_for_turn(self.host, self.cpu, self.workspace), A::now()),
         };
         self.take_on(&turn);
+        self.host.nudge(self.host.sched.balance(self.cpu.index, now));
         self.cpu.used_until.set(now);
         now
     }

@@ -22,11 +22,6 @@ use crate::sched::{GroupIndex, QueueState};
 /// In a queue's load: the vCPU that runs must look at the queue, because its guest has a cap.
 pub(in crate::sched) const WATCHED: usize = 1 << 31;
 
-/// How long a turn is at least that another guest ends, so that switches do not fill the CPU.
-const fn turn_min(policy: &Policy) -> u64 {
-    policy.wakeup_margin / 8
-}
-
 impl RunQueue {
     fn all_lines(&self) -> impl Iterator<Item = &Lines> {
         self.others.iter().chain([&self.front])
@@ -236,10 +231,15 @@ impl RunQueue {
         self.others.iter().filter_map(|lines| Some((lines.group, lines.last()?)))
     }
 
+    /// The guests that wait and are not held, and of each the vCPU that [`give`](Self::give) takes.
+    pub(in crate::sched) fn waiting_vcpus(&self, now: u64) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
+        let waiting = self.all_lines().filter_map(|lines| Some((lines.group, lines.last()?)));
+        waiting.filter(move |&(group, _)| self.ledger.held_until(self.ledger.group(group), now).is_none())
+    }
+
     /// The guests that wait and are not held.
     pub(in crate::sched) fn waiting(&self, now: u64) -> impl Iterator<Item = GroupIndex> {
-        let waiting = self.all_lines().filter(|lines| lines.has_waiting()).map(|lines| lines.group);
-        waiting.filter(move |&group| self.ledger.held_until(self.ledger.group(group), now).is_none())
+        self.waiting_vcpus(now).map(|(group, _)| group)
     }
 
     /// The guests that wait, are not held, and do not use up their caps on other CPUs.
@@ -263,7 +263,7 @@ impl RunQueue {
         };
         let mut turn_end = self.ledger.used_up_at(self.cpu, self.ledger.group(self.front.group));
         if turn_end != u64::MAX {
-            turn_end = turn_end.max(running.since.saturating_add(turn_min(policy)));
+            turn_end = turn_end.max(running.since.saturating_add(policy.turn_min()));
         }
         let (mut has_waiting, mut should_switch) = (false, false);
         if self.front.has_waiting() {
@@ -304,7 +304,7 @@ impl RunQueue {
         let gap = self.ledger.lead(other).saturating_sub(self.ledger.lead(group));
         let left = gap.saturating_add(ahead) / group.divisor();
         let end = self.ledger.charged(self.cpu).saturating_add_signed(left);
-        end.max(running.since.saturating_add(turn_min(policy))).min(latest)
+        end.max(running.since.saturating_add(policy.turn_min())).min(latest)
     }
 
     /// When the first timer is due that is worth an interruption while others wait: one whose guest
@@ -316,7 +316,7 @@ impl RunQueue {
                 (!self.front.waits_in(Line::Timer)).then_some(policy.wakeup_margin)
             } else {
                 let lines = self.others.iter().find(|lines| lines.vcpus.contains(&vcpu))?;
-                (!lines.has_waiting()).then(|| turn_min(policy))
+                (!lines.has_waiting()).then(|| policy.turn_min())
             }
         };
         let useful = |&(at, vcpu): &(u64, VcpuIndex)| {

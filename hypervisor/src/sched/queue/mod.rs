@@ -42,6 +42,11 @@ impl Policy {
         self.slice - self.slice / 8
     }
 
+    /// How long a turn is at least that another guest ends, so that switches do not fill the CPU.
+    pub(super) const fn turn_min(&self) -> u64 {
+        self.wakeup_margin / 8
+    }
+
     /// How long a vCPU runs, while others wait, before the first check whether it spins.
     pub const fn spin_look(&self) -> u64 {
         self.slice / 32

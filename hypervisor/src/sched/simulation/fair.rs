@@ -9,14 +9,14 @@ use super::random::{Random, seeds};
 use super::*;
 
 /// What a guest can use, in CPUs.
-struct Limit {
+pub(super) struct Limit {
     weight: f64,
     most: f64,
     cpus: Vec<CpuIndex>,
 }
 
 impl Limit {
-    fn of(guest: &Guest, cpus: u32) -> Self {
+    pub(super) fn of(guest: &Guest, cpus: u32) -> Self {
         let most = guest.habits.len() as f64;
         let most = guest.share.cap.map_or(most, |cap| most.min(f64::from(cap) / 100.0));
         let set = (0..cpus).filter(|&cpu| guest.share.cpus.contains(cpu)).collect();
@@ -45,7 +45,7 @@ fn together(guests: &[Limit], set: u32) -> f64 {
 
 /// What is due to each guest, in CPUs: the parts of all grow in proportion to their weights, until
 /// some of them have all that they can use together; then the others' parts grow on.
-fn due(guests: &[Limit]) -> Vec<f64> {
+pub(super) fn due(guests: &[Limit]) -> Vec<f64> {
     let all = (1_u32 << guests.len()) - 1;
     let (mut due, mut open) = (vec![0.0; guests.len()], all);
     while open != 0 {

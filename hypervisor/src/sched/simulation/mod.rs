@@ -3,6 +3,7 @@
 
 mod caps;
 mod fair;
+mod greedy;
 mod lifecycle;
 mod random;
 mod shares;
@@ -28,6 +29,9 @@ enum Habit {
     Waits(u64),
     /// It runs for so long, sleeps until another one of its guest has, and wakes all of them.
     Bursts(u64, u64),
+    /// It runs for so long, wakes one of its guest, and sleeps until one does the same, or for two
+    /// slices.
+    Lends(u64),
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +63,8 @@ struct Machine {
     vcpus: Vec<Vcpu>,
     sets: Vec<CpuSet>,
     now: u64,
+    /// For how long a CPU idled while a vCPU waited that it may run.
+    wasted: u64,
 }
 
 struct Guest {
@@ -98,6 +104,7 @@ impl Machine {
             vcpus: Vec::new(),
             sets: Vec::new(),
             now: 0,
+            wasted: 0,
         };
         guests.iter().for_each(|guest| machine.add(guest));
         machine
@@ -127,7 +134,8 @@ impl Machine {
         state.ready_since = Some(now);
         state.left = match state.habit {
             Habit::Works => u64::MAX,
-            Habit::Sleeps(run, _) | Habit::Yields(run) | Habit::Waits(run) | Habit::Bursts(run, _) => run,
+            Habit::Sleeps(run, _) | Habit::Bursts(run, _) => run,
+            Habit::Yields(run) | Habit::Waits(run) | Habit::Lends(run) => run,
         };
         let nudge = self.sched.wake(vcpu, line, now);
         self.obey(nudge);
@@ -147,17 +155,35 @@ impl Machine {
 
     fn run(&mut self, ticks: u64) {
         let end = self.now + ticks;
-        let mut steps = 0_u64;
+        let mut steps = 0;
         while let Some((due, cpu)) = (0..).zip(&self.cpus).map(|(index, cpu)| (cpu.due, index)).min()
             && due < end
         {
-            self.now = self.now.max(due);
+            steps = if self.pass(due) { 0 } else { steps + 1 };
+            assert!(steps < 1000, "time stands still at {}", self.now);
             self.step(cpu);
-            steps += 1;
-            assert!(steps < 200 * ticks, "time stands still at {}", self.now);
         }
-        self.now = end;
+        self.pass(end);
         (0..self.cpus.len()).for_each(|cpu| self.count(cpu as CpuIndex));
+    }
+
+    /// Nothing happens until then. Returns whether it is later than now.
+    fn pass(&mut self, until: u64) -> bool {
+        let ticks = until.saturating_sub(self.now);
+        self.wasted += if ticks > 0 && self.wastes() { ticks } else { 0 };
+        self.now += ticks;
+        ticks > 0
+    }
+
+    /// Whether a CPU idles while a vCPU waits that may run there and that no cap holds.
+    fn wastes(&self) -> bool {
+        let idle = |cpu: &CpuIndex| self.cpus[*cpu as usize].current.is_none();
+        let idle: CpuSet = (0..self.cpus.len() as CpuIndex).filter(idle).collect();
+        self.vcpus.iter().filter(|vcpu| vcpu.ready_since.is_some()).any(|vcpu| {
+            let set = self.sets[vcpu.group as usize];
+            let may_run = (0..self.cpus.len() as CpuIndex).any(|cpu| idle.contains(cpu) && set.contains(cpu));
+            may_run && !self.sched.ledger.is_held(vcpu.group, self.now)
+        })
     }
 
     /// Counts the time that the current vCPU has had.
@@ -226,6 +252,10 @@ impl Machine {
             state.waits.push(waited);
         }
         self.cpus[cpu as usize] = Cpu { current: vcpu, counted: now, due: now };
+        if turn.is_some() {
+            let nudge = self.sched.balance(cpu, now);
+            self.obey(nudge);
+        }
     }
 
     fn switch(&mut self, cpu: CpuIndex, why: PutBack) {
@@ -249,6 +279,7 @@ impl Machine {
             Habit::Yields(_) => return self.switch(cpu, PutBack::Yielded),
             Habit::Waits(_) => return self.switch(cpu, PutBack::Passive),
             Habit::Sleeps(_, sleep) | Habit::Bursts(_, sleep) => sleep,
+            Habit::Lends(_) => 2 * SLICE,
         };
         let state = &mut self.vcpus[vcpu as usize];
         state.is_asleep = true;
@@ -257,12 +288,17 @@ impl Machine {
             Block::Refused => panic!("a vCPU that runs may block"),
             Block::Next(turn) => self.begin(cpu, turn),
         }
-        if matches!(habit, Habit::Bursts(..)) {
+        let wakes = match habit {
+            Habit::Bursts(..) => usize::MAX,
+            Habit::Lends(_) => 1,
+            _ => 0,
+        };
+        if wakes > 0 {
             let its = |&other: &u32| {
                 let state = &self.vcpus[other as usize];
                 other != vcpu && state.group == group && state.is_asleep
             };
-            let asleep: Vec<_> = (0..self.vcpus.len() as u32).filter(its).collect();
+            let asleep: Vec<_> = (0..self.vcpus.len() as u32).filter(its).take(wakes).collect();
             asleep.into_iter().for_each(|other| self.wake(other, Line::Work));
         }
     }

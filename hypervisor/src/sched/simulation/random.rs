@@ -1,6 +1,6 @@
 //! Random programs: nothing is lost, nothing is in two places, and nothing runs where it may not.
 
-use super::Habit::{Bursts, Sleeps, Waits, Works, Yields};
+use super::Habit::{Bursts, Lends, Sleeps, Waits, Works, Yields};
 use super::*;
 
 /// A generator of numbers without a pattern (xorshift).
@@ -19,11 +19,12 @@ impl Random {
     }
 
     fn habit(&mut self) -> Habit {
-        match self.below(5) {
+        match self.below(6) {
             0 => Works,
             1 => Sleeps(1 + self.below(8000), 1 + self.below(8000)),
             2 => Yields(10 + self.below(1000)),
             3 => Waits(10 + self.below(1000)),
+            4 => Lends(10 + self.below(3000)),
             _ => Bursts(10 + self.below(1000), 1 + self.below(8000)),
         }
     }
