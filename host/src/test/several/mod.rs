@@ -18,8 +18,12 @@ mod shares;
 mod stage;
 mod vectors;
 
+use super::arm::N1;
 use super::prelude::*;
 use stage::{Stage, named};
+
+const DRAWS: &str = "a kernel that knows the generation id draws other numbers after each restoration of one \
+    file";
 
 pub(super) const ROWS: &[Case] = &[
     act("several_boot", boot::few)
@@ -76,9 +80,10 @@ pub(super) const ROWS: &[Case] = &[
     act("m10_a_guest_is_saved_and_restored", moving::is_saved)
         .about("a guest that stores is saved while it runs, and for good; it goes on in another machine")
         .on_both(),
-    act("m11_two_restored_from_one_file_draw_different_numbers", moving::draws_others)
-        .about("a kernel that knows the generation id draws other numbers after each restoration of one file")
-        .on_both(),
+    act("m11_two_restored_from_one_file_draw_different_numbers", moving::draws_others).about(DRAWS),
+    act("m11_two_restored_from_one_file_draw_different_numbers_on_arm", moving::draws_others)
+        .about(DRAWS)
+        .on(N1),
     act("m1_a_guest_moves_there_and_back", moving::moves)
         .about("a guest that stores is moved to another machine in vain, then there, and back")
         .on_both(),

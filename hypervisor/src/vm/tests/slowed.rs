@@ -8,8 +8,8 @@ use transfer::frame::{Header, Kind};
 
 use super::Op::*;
 use super::moving::Side;
-use super::processor::{OFF, Op, create_several};
 use crate::stopping::PAUSE;
+use crate::vm::mock::processor::{OFF, Op, create_several};
 
 /// To stand still is no reason for a turn: neither beyond its weight, nor beyond its cap.
 #[test]
