@@ -14,7 +14,7 @@ use crate::x86::vcpu::state::Activity;
 pub(crate) fn on_halt<A: X86>(context: &mut Context<'_, A>) -> Then {
     context.state.take_apic_back();
     let block = &*context.state.block;
-    if block.read(Rflags) & RFLAGS_TF != 0 || block.has_debug_pending() {
+    if A::IS_INTEL && (block.read(Rflags) & RFLAGS_TF != 0 || block.has_debug_pending()) {
         // A debug exception ends the halt at once.
         return Then::RESUME;
     }

@@ -21,7 +21,6 @@ use stay::Cost;
 use self::flush::MemorySource;
 use self::overlay::Overlays;
 use self::rom::Rom;
-use super::cpuid::kept::Hidden;
 use super::hyperv::{self, CrashReport, Partition, crash};
 use super::vcpu::state::{Permissions, VcpuState};
 use super::{cpuid, vectors};
@@ -96,7 +95,7 @@ pub struct Shared {
     /// Bits of CR4 that the guest may set.
     pub cr4_mask: u64,
     /// What it is not shown although the processor has it, for vCPUs that arrive from elsewhere.
-    pub hidden: Mutex<Hidden>,
+    pub hidden: Mutex<cpuid::kept::Hidden>,
     /// The cost of flushes here.
     pub flush_cost: Cost,
     /// The Hyper-V partition.

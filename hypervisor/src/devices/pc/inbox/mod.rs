@@ -32,8 +32,8 @@
 //! The trigger modes (TMR) are the owner's to change. So an edge-triggered vector whose last
 //! interrupt was level-triggered is not for the processor: its end would exit to the I/O APIC for
 //! ever. The owner takes it from `edge` (A, then the signal `EDGE` as another A, then B). Which
-//! vectors these are (`levels`) is a hint: whoever reads it before the owner has set it sends an
-//! interrupt that may as well have come before the level-triggered one.
+//! classes have such vectors (`levels`) is a hint: whoever reads it before the owner has set it
+//! sends an interrupt that may as well have come before the level-triggered one.
 //!
 //! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
 //! vector is in both sets when they are drained, it is level-triggered: an EOI too many for the I/O
@@ -75,12 +75,6 @@ pub struct Inbox {
     level: [AtomicU64; 4],
     /// Edge-triggered ones that the owner alone takes.
     edge: [AtomicU64; 4],
-    /// Vectors whose last interrupt was level-triggered, by the owner. Orders nothing.
-    levels: [AtomicU64; 4],
-    signals: AtomicU32,
-    /// How its local APIC interprets logical destinations, as set by the owner. Orders nothing:
-    /// while it changes, a sender may see either value, as on a bus.
-    logical: AtomicU32,
 }
 
 /// What a processor may take by itself: a posted-interrupt descriptor.
@@ -90,6 +84,14 @@ pub struct Posted {
     edge: [AtomicU64; 4],
     /// [`TOLD`].
     told: AtomicU64,
+    // What follows is not the processor's: that leaves it as it is.
+    signals: AtomicU32,
+    /// How its local APIC interprets logical destinations, as set by the owner. Orders nothing:
+    /// while it changes, a sender may see either value, as on a bus.
+    logical: AtomicU32,
+    /// The classes with vectors whose last interrupt was level-triggered, a bit each, by the owner.
+    /// Orders nothing.
+    levels: AtomicU32,
 }
 
 #[cfg(test)]
@@ -120,24 +122,24 @@ impl Inbox {
     /// which is for the model, and none that changes the vector's trigger mode.
     pub fn is_for_processor(&self, vector: u8) -> bool {
         // No order: see the field.
-        let levels = self.levels[usize::from(vector >> 6)].load(Ordering::Relaxed);
-        vector >= 16 && levels >> (vector & 63) & 1 == 0
+        let levels = self.posted.levels.load(Ordering::Relaxed);
+        vector >= 16 && levels >> (vector >> 4) & 1 == 0
     }
 
     /// Posts an edge-triggered vector that the owner alone takes.
     pub fn post_to_owner(&self, vector: u8) {
         // Both pair with `take_signals`: whoever finds the signal finds the vector.
         self.edge[usize::from(vector >> 6)].fetch_or(1 << (vector & 63), Ordering::Release);
-        self.signals.fetch_or(EDGE, Ordering::Release);
+        self.posted.signals.fetch_or(EDGE, Ordering::Release);
     }
 
     /// Has senders know which vectors of `lapic` are level-triggered. The owner calls it when there
     /// may be more, and when there are less it may.
+    #[cold]
     pub fn set_levels(&self, lapic: &Lapic) {
-        for (word, levels) in self.levels.iter().enumerate() {
-            // No order: see the field.
-            levels.store(lapic.levels().word(word), Ordering::Relaxed);
-        }
+        let levels = lapic.levels().iter().fold(0, |classes, vector| classes | 1 << (vector >> 4));
+        // No order: see the field.
+        self.posted.levels.store(levels, Ordering::Relaxed);
     }
 
     /// c: what is posted from here on is told anew. The owner takes the vectors after this.
@@ -151,7 +153,7 @@ impl Inbox {
     /// How its local APIC interprets logical destinations.
     pub fn logical(&self) -> Logical {
         // No order: see the field.
-        Logical::from_bits(self.logical.load(Ordering::Relaxed))
+        Logical::from_bits(self.posted.logical.load(Ordering::Relaxed))
     }
 
     /// Makes messages find `lapic` here. The owner calls it whenever the address may have changed.
@@ -159,8 +161,8 @@ impl Inbox {
     pub fn set_address(&self, lapic: &Lapic) -> bool {
         let address = lapic.address().logical.to_bits();
         // No order: see the field. The owner alone writes it.
-        let before = self.logical.load(Ordering::Relaxed);
-        self.logical.store(address, Ordering::Relaxed);
+        let before = self.posted.logical.load(Ordering::Relaxed);
+        self.posted.logical.store(address, Ordering::Relaxed);
         before != address
     }
 
@@ -187,23 +189,23 @@ impl Inbox {
     /// Posts an NMI.
     pub fn post_nmi(&self) {
         // Pairs with `take_signals`, as does the next one.
-        if self.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
+        if self.posted.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
             // If the first has been taken meanwhile, this one stands alone.
-            self.signals.fetch_or(SECOND_NMI, Ordering::Release);
+            self.posted.signals.fetch_or(SECOND_NMI, Ordering::Release);
         }
     }
 
     /// Posts INIT. It cancels an NMI and a start-up that were posted before.
     pub fn post_init(&self) {
         // Pairs with `take_signals`, which discards the vectors that were posted before this.
-        self.signals.swap(INIT, Ordering::Release);
+        self.posted.signals.swap(INIT, Ordering::Release);
     }
 
     /// Posts start-up at `page << 12`. The first of several counts.
     pub fn post_startup(&self, page: u8) {
         let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
         // Fails if there is one already. Bounded: it retries only when another poster succeeded.
-        _ = update(&self.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
+        _ = update(&self.posted.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
     }
 
     /// Whether there is anything for [`take_signals`](Self::take_signals). Because the notify word
@@ -212,7 +214,7 @@ impl Inbox {
     #[inline]
     pub fn has_signals(&self) -> bool {
         // Relaxed: the notify word orders it, `Owner::take_events` before this.
-        self.signals.load(Ordering::Relaxed) != 0
+        self.posted.signals.load(Ordering::Relaxed) != 0
     }
 
     /// Takes the posted items other than vectors, and vectors that are the owner's. INIT discards
@@ -220,7 +222,7 @@ impl Inbox {
     /// notify word, and [`drain_vectors`](Self::drain_vectors) next.
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
         // Pairs with `post_init`, `post_nmi`, `post_startup` and `post_to_owner`.
-        let signals = self.signals.swap(0, Ordering::Acquire);
+        let signals = self.posted.signals.swap(0, Ordering::Acquire);
         if signals & INIT != 0 {
             // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
             self.expect_telling();

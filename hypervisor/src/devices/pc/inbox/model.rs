@@ -101,7 +101,7 @@ explored! {
     /// The signal is there before the vector.
     fn i11_a_vector_of_the_owners_behind_its_signal(None) fails "announced and not found": || {
         owners_vector_is_found(OwnerAction::Enter, |inbox, announce| {
-            inbox.signals.fetch_or(EDGE, Ordering::Release);
+            inbox.posted.signals.fetch_or(EDGE, Ordering::Release);
             announce();
             inbox.edge[1].fetch_or(1, Ordering::Release);
         });
@@ -310,10 +310,10 @@ explored! {
     fn o15_init_cancels_what_came_before_it(Some(3)): || init_cancels(Inbox::post_init, take);
     /// INIT is added to the present signals, instead of replacing them.
     fn o15_init_that_cancels_no_signals(Some(3)) fails "it came before INIT":
-        || init_cancels(|inbox| _ = inbox.signals.fetch_or(INIT, Ordering::Release), take);
+        || init_cancels(|inbox| _ = inbox.posted.signals.fetch_or(INIT, Ordering::Release), take);
     fn o15_init_that_cancels_no_vectors(Some(3)) fails "it came before INIT": || {
         init_cancels(Inbox::post_init, |inbox, lapic| {
-            let signals = inbox.signals.swap(0, Ordering::Acquire);
+            let signals = inbox.posted.signals.swap(0, Ordering::Acquire);
             inbox.drain_vectors(lapic);
             Signals {
                 init: signals & INIT != 0,
@@ -346,11 +346,11 @@ fn two_nmis(post: fn(&Inbox)) {
 explored! {
     fn two_nmis_are_two(None): || two_nmis(Inbox::post_nmi);
     fn second_nmi_that_joins_the_first(None) fails "an NMI is lost":
-        || two_nmis(|inbox| _ = inbox.signals.fetch_or(NMI, Ordering::Release));
+        || two_nmis(|inbox| _ = inbox.posted.signals.fetch_or(NMI, Ordering::Release));
     fn second_nmi_by_a_look_before(None) fails "an NMI is lost": || {
         two_nmis(|inbox| {
-            let is_second = inbox.signals.load(Ordering::Acquire) & NMI != 0;
-            inbox.signals.fetch_or(if is_second { SECOND_NMI } else { NMI }, Ordering::Release);
+            let is_second = inbox.posted.signals.load(Ordering::Acquire) & NMI != 0;
+            inbox.posted.signals.fetch_or(if is_second { SECOND_NMI } else { NMI }, Ordering::Release);
         });
     };
 }
@@ -375,8 +375,8 @@ fn startups_that_are_mixed() {
     }
     explore(None, || {
         two_startups([
-            |inbox| _ = inbox.signals.fetch_or(startup(1), Ordering::Release),
-            |inbox| _ = inbox.signals.fetch_or(startup(2), Ordering::Release),
+            |inbox| _ = inbox.posted.signals.fetch_or(startup(1), Ordering::Release),
+            |inbox| _ = inbox.posted.signals.fetch_or(startup(2), Ordering::Release),
         ]);
     });
 }
