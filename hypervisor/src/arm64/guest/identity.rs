@@ -42,12 +42,14 @@ pub fn visible<P: Processor>(former: &Former, crm: u32, op2: u32) -> u64 {
     }
 }
 
-impl Former {
+impl Default for Former {
     /// There are none.
-    pub const fn new() -> Self {
+    fn default() -> Self {
         Self { is_less: AtomicBool::new(false), values: Mutex::new([0; SHOWN.len()]) }
     }
+}
 
+impl Former {
     #[cold]
     fn register(&self, crm: u32, op2: u32) -> u64 {
         let values = *self.values.lock();

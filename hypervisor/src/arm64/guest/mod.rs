@@ -271,7 +271,7 @@ impl Shared {
             uart: Mutex::new(Uart::new()),
             rtc: Mutex::new(Pl031::default()),
             common,
-            former: identity::Former::new(),
+            former: identity::Former::default(),
             tag,
             vmid_churn: config.switches.vmid_churn.unwrap_or(0),
             ns_per_tick: Scale::new(A::hz()),

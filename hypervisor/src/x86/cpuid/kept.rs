@@ -228,7 +228,7 @@ impl Hidden {
     }
 
     /// Hides them from an answer.
-    pub(super) fn from_answer(&self, leaf: u32, subleaf: u32, answer: &mut [u32; 4]) {
+    pub(super) fn hide(&self, leaf: u32, subleaf: u32, answer: &mut [u32; 4]) {
         let hidden = WORDS
             .iter()
             .zip(self.words)

@@ -78,7 +78,7 @@ fn without<A: Vendor>(answer: CpuidResult, leaf: u32, subleaf: u32, hidden: &Hid
         _ => answer,
     };
     let mut registers = [eax, ebx, ecx, edx];
-    hidden.from_answer(leaf, subleaf, &mut registers);
+    hidden.hide(leaf, subleaf, &mut registers);
     let [eax, ebx, ecx, edx] = registers;
     CpuidResult { eax, ebx, ecx, edx }
 }
