@@ -119,7 +119,7 @@ const ALLOCATES: &[Group] = &[
     ("hypervisor/src/devices", &[("pc/ioapic.rs", 1)]),
     ("hypervisor/src/iommu", &[("amd_vi.rs", 1), ("lines/mod.rs", 1), ("messages.rs", 1), ("routes.rs", 1)]),
     ("hypervisor/src/owned", &[("functions.rs", 5), ("shared.rs", 1), ("slots.rs", 2)]),
-    ("hypervisor/src/sched", &[("balance.rs", 1), ("groups.rs", 2), ("ledger/group.rs", 2)]),
+    ("hypervisor/src/sched", &[("balance.rs", 2), ("groups.rs", 2), ("ledger/group.rs", 2)]),
     ("hypervisor/src/sched", &[("ledger/mod.rs", 2), ("queue/lines.rs", 1), ("queue/mod.rs", 3)]),
     ("hypervisor/src/svm", &[("audit/mod.rs", 1), ("block.rs", 1)]),
     ("hypervisor/src/vm", &[("memory.rs", 2), ("run.rs", 1), ("shared.rs", 3)]),
