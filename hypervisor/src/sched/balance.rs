@@ -246,20 +246,18 @@ impl Scheduler {
         Some(way)
     }
 
-    /// To be called when a turn has begun on `cpu`, however the last one ended: moves a vCPU for
-    /// the sake of its guest's share, to another CPU, or from one.
-    #[inline]
-    pub fn balance(&self, cpu: CpuIndex, now: u64) -> Nudge {
-        if self.ledger.is_in_use() && self.cpus.len() > 1 {
-            self.balance_among_groups(cpu, now)
-        } else {
-            Nudge::Nothing
-        }
+    /// Whether [`balance`](Self::balance) may have something to do: there are several guests.
+    #[inline(always)] // Part of each switch.
+    pub fn balances(&self) -> bool {
+        self.ledger.is_in_use()
     }
 
-    #[cold]
-    #[inline(never)]
-    fn balance_among_groups(&self, cpu: CpuIndex, now: u64) -> Nudge {
+    /// To be called when a turn has begun on `cpu`, however the last one ended: moves a vCPU for
+    /// the sake of its guest's share, to another CPU, or from one.
+    pub fn balance(&self, cpu: CpuIndex, now: u64) -> Nudge {
+        if !self.balances() || self.cpus.len() <= 1 {
+            return Nudge::Nothing;
+        }
         let is_loaded = self.place(cpu).load() > 1;
         let given = if is_loaded { self.place(cpu).with(|own| self.give(own, cpu, now)) } else { None };
         if let Some((to, (vcpu, standing))) = given {

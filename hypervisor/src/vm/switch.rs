@@ -99,6 +99,12 @@ impl<'a, A: Arch> Context<'a, A> {
         }
     }
 
+    #[cold]
+    #[inline(never)]
+    fn balance(&self, now: u64) {
+        self.host.nudge(self.host.sched.balance(self.cpu.index, now));
+    }
+
     /// Takes the vCPU off this CPU, puts it where it belongs, and takes the next one. Returns the
     /// time: `now` unless the CPU had to wait for the next one.
     #[inline(always)]
@@ -162,7 +168,9 @@ impl<'a, A: Arch> Context<'a, A> {
             None => (wait_for_turn(self.host, self.cpu, self.workspace), A::now()),
         };
         self.take_on(&turn);
-        self.host.nudge(self.host.sched.balance(self.cpu.index, now));
+        if self.host.sched.balances() {
+            self.balance(now);
+        }
         self.cpu.used_until.set(now);
         now
     }
