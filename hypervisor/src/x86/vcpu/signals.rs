@@ -45,7 +45,7 @@ pub fn take_signals<A: X86>(context: &mut Context<'_, A>) {
     if A::takes_posted() {
         context.vcpu.inbox.expect_telling();
     }
-    context.vcpu.inbox.drain(&mut context.state.lapic, A::takes_posted());
+    context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
 }
 
 /// INIT, start-up and NMI.

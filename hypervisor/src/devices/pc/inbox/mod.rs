@@ -35,8 +35,11 @@
 //! classes have such vectors (`levels`) is a hint: whoever reads it before the owner has set it
 //! sends an interrupt that may as well have come before the level-triggered one.
 //!
+//! Level-triggered vectors, which are rare, have a signal of their own as well (`LEVEL`), so that
+//! the common check looks at edge-triggered ones and the signals alone.
+//!
 //! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
-//! vector is in both sets when they are drained, it is level-triggered: an EOI too many for the I/O
+//! vector is in both sets when `LEVEL` is taken, it is level-triggered: an EOI too many for the I/O
 //! APIC is harmless, a missing one blocks a line for good. `post_init` is after the vectors of the
 //! same poster, and a CPU that takes INIT discards them. The models beside this module run all of
 //! it under loom.
@@ -49,8 +52,10 @@ const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
 const STARTUP: u32 = 1 << 2;
 const SECOND_NMI: u32 = 1 << 3;
-/// There are vectors that the owner alone takes.
+/// There are edge-triggered vectors that the owner alone takes.
 const EDGE: u32 = 1 << 16;
+/// There are level-triggered ones.
+const LEVEL: u32 = 1 << 17;
 const PAGE_SHIFT: u32 = 8;
 
 /// Posted items other than vectors, in the order in which they apply: INIT, start-up, NMI.
@@ -178,12 +183,16 @@ impl Inbox {
 
     /// Posts a vector.
     pub fn post_fixed(&self, vector: u8, trigger: Trigger) {
-        let set = match trigger {
-            Trigger::Edge => &self.posted.edge,
-            Trigger::Level => &self.level,
-        };
-        // Pairs with `take_word`.
-        set[usize::from(vector >> 6)].fetch_or(1 << (vector & 63), Ordering::Release);
+        let (word, bit) = (usize::from(vector >> 6), 1 << (vector & 63));
+        match trigger {
+            // Pairs with `take_word`.
+            Trigger::Edge => _ = self.posted.edge[word].fetch_or(bit, Ordering::Release),
+            Trigger::Level => {
+                // Both pair with `take_signals`: whoever finds the signal finds the vector.
+                self.level[word].fetch_or(bit, Ordering::Release);
+                self.posted.signals.fetch_or(LEVEL, Ordering::Release);
+            }
+        }
     }
 
     /// Posts an NMI.
@@ -223,20 +232,8 @@ impl Inbox {
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
         // Pairs with `post_init`, `post_nmi`, `post_startup` and `post_to_owner`.
         let signals = self.posted.signals.swap(0, Ordering::Acquire);
-        if signals & INIT != 0 {
-            // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
-            self.expect_telling();
-            let all = self.posted.edge.iter().chain(&self.level).chain(&self.edge);
-            all.for_each(|word| _ = take_word(word));
-            lapic.init();
-            self.set_address(lapic);
-            self.set_levels(lapic);
-        }
-        if signals & EDGE != 0 {
-            for (word, edge) in self.edge.iter().enumerate() {
-                lapic.accept_word(word, take_word(edge), 0);
-            }
-            self.set_levels(lapic);
+        if signals & (INIT | EDGE | LEVEL) != 0 {
+            self.init_or_take_vectors(signals, lapic);
         }
         Signals {
             init: signals & INIT != 0,
@@ -245,23 +242,34 @@ impl Inbox {
         }
     }
 
-    /// Moves the posted vectors into `lapic`.
-    pub fn drain_vectors(&self, lapic: &mut Lapic) {
-        self.drain(lapic, true);
+    #[cold]
+    fn init_or_take_vectors(&self, signals: u32, lapic: &mut Lapic) {
+        if signals & INIT != 0 {
+            // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
+            self.expect_telling();
+            let all = self.posted.edge.iter().chain(&self.level).chain(&self.edge);
+            all.for_each(|word| _ = take_word(word));
+            lapic.init();
+            self.set_address(lapic);
+        }
+        for word in 0..4 {
+            lapic.accept_word(word, take_word(&self.edge[word]), 0);
+            let level = take_word(&self.level[word]);
+            if level != 0 {
+                let edge = take_word(&self.posted.edge[word]);
+                lapic.accept_word(word, edge | level, level);
+            }
+        }
+        self.set_levels(lapic);
     }
 
-    /// The same. Without `has_levels` no sender asks which vectors are level-triggered.
+    /// Moves the posted vectors into `lapic` that have no signal.
     #[inline(always)] // Part of each check; most find one vector, or none.
-    pub fn drain(&self, lapic: &mut Lapic, has_levels: bool) {
+    pub fn drain_vectors(&self, lapic: &mut Lapic) {
         for word in 0..4 {
-            // Relaxed, as in `has_signals`.
-            let edge = &self.posted.edge[word];
-            if edge.load(Ordering::Relaxed) | self.level[word].load(Ordering::Relaxed) != 0 {
-                let (edge, level) = (take_word(edge), take_word(&self.level[word]));
-                lapic.accept_word(word, edge | level, level);
-                if has_levels && level != 0 {
-                    self.set_levels(lapic);
-                }
+            let edge = take_word(&self.posted.edge[word]);
+            if edge != 0 {
+                lapic.accept_word(word, edge, 0);
             }
         }
     }
@@ -277,7 +285,8 @@ impl Inbox {
 
 #[inline]
 fn take_word(word: &AtomicU64) -> u64 {
-    // The load avoids the locked instruction. The swap pairs with `post_fixed` and `post_to_owner`.
+    // The load avoids the locked instruction; the notify word or the signal orders it. The swap
+    // pairs with `post_fixed` and `post_to_owner`.
     if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
 }
 

@@ -30,7 +30,7 @@ type Post = fn(&Inbox, &mut dyn FnMut());
 fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
     announced(Inbox::default(), way, take_word, post, move |inbox| {
-        inbox.drain_vectors(&mut lapic);
+        let _none = take(inbox, &mut lapic);
         let level = serve(&mut lapic);
         assert_ne!(level, Some(false), "a trigger that nobody posted");
         level.is_some()
@@ -244,7 +244,7 @@ fn triggers(post: fn(&Inbox, Trigger)) {
     });
     let mut lapic = lapic();
     let look = |lapic: &mut Lapic| {
-        inbox.drain_vectors(lapic);
+        let _none = take(&inbox, lapic);
         serve(lapic)
     };
     let beside = look(&mut lapic);
