@@ -35,20 +35,21 @@ impl Workspace {
 /// Takes the posted items: interrupts, INIT, start-up and NMI.
 #[inline(always)] // Usually there is a vector or nothing, and little to do.
 pub fn take_signals<A: X86>(context: &mut Context<'_, A>) {
-    if context.vcpu.inbox.has_signals() {
-        take_rare_signals(context);
-    }
-    // Relaxed: the notify word orders it, as above.
+    // Relaxed: the notify word orders it.
     if context.vm.guest.has_messages.load(Ordering::Relaxed) {
         context.vm.spread_messages();
     }
     if A::takes_posted() {
         context.vcpu.inbox.expect_telling();
     }
+    // Before the signals: a vector that is both edge- and level-triggered becomes level-triggered.
     context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
+    if context.vcpu.inbox.has_signals() {
+        take_rare_signals(context);
+    }
 }
 
-/// INIT, start-up and NMI.
+/// INIT, start-up, NMI, and vectors with signals.
 #[inline(never)]
 fn take_rare_signals<A: X86>(context: &mut Context<'_, A>) {
     if context.state.take_signals(&context.vcpu.inbox) {

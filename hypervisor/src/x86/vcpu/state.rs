@@ -255,9 +255,9 @@ impl<B: ControlBlock> State for VcpuState<B> {
     type Inbox = Inbox;
 
     fn reset(&mut self, inbox: &Inbox) {
-        let _signals = inbox.take_signals(&mut self.lapic);
         inbox.expect_telling();
         inbox.drain_vectors(&mut self.lapic);
+        let _signals = inbox.take_signals(&mut self.lapic);
         self.set_init_state();
         B::reset(&mut self.own);
         self.lapic.reset();

@@ -1,7 +1,7 @@
 //! The inbox of a vCPU's local APIC, to which CPUs post that do not own it.
 //!
 //! ```text
-//!    any CPU: post                         the owner, before an entry: take_signals, drain_vectors
+//!    any CPU: post                         the owner, before an entry: drain_vectors, take_signals
 //!    A  the word here      (RMW, Release)  C  takes the notify word  (RMW, Acquire)
 //!    B  the notify word    (RMW, Release)  D  the words here         (load, then RMW, Acquire)
 //! ```
@@ -228,7 +228,8 @@ impl Inbox {
 
     /// Takes the posted items other than vectors, and vectors that are the owner's. INIT discards
     /// the vectors that were posted, and resets `lapic`. The owner calls it after it has taken the
-    /// notify word, and [`drain_vectors`](Self::drain_vectors) next.
+    /// notify word, and after [`drain_vectors`](Self::drain_vectors): a vector that is in both sets
+    /// becomes level-triggered.
     pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
         // Pairs with `post_init`, `post_nmi`, `post_startup` and `post_to_owner`.
         let signals = self.posted.signals.swap(0, Ordering::Acquire);
@@ -303,9 +304,8 @@ fn lapic() -> Lapic {
 /// D, as in the hypervisor.
 #[cfg(test)]
 fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
-    let signals = if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() };
     inbox.drain_vectors(lapic);
-    signals
+    if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() }
 }
 
 #[cfg(all(test, loom))]
