@@ -56,7 +56,7 @@ pub struct Vm<A: Arch> {
     pub files: Files,
     /// Its clock.
     pub clock: GuestClock,
-    /// Its [generation id](super::generation).
+    /// Its generation id, which a guest that arrives gets anew.
     pub generation: Mutex<u128>,
     /// The session in which it was given to another machine: meaningful while its state says so.
     pub(super) given: AtomicU64,
