@@ -190,16 +190,7 @@ pub(crate) struct Destination {
 /// is if that is not here.
 pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<Moved> {
     let session = u64::from_le_bytes(random()?);
-    migrate_by(of, of.begin(session, SendWay::Live, &manner.signals)?, session, to, manner)
-}
-
-pub(super) fn migrate_by(
-    of: &Origin,
-    mut talk: Talk,
-    session: u64,
-    to: &Destination,
-    manner: &Manner,
-) -> Result<Moved> {
+    let mut talk = of.begin(session, SendWay::Live, &manner.signals)?;
     let mut out = of.outflow(manner);
     if talk.channel.given != 0 {
         return resolve(of, talk, to, &out, "an earlier command ended before that was known", manner);
@@ -371,15 +362,7 @@ fn settle(of: &Origin, mut talk: Talk, out: &Outflow, heard: Heard) -> Result<Mo
 /// Ends the doubt about a guest by the operator's word: it runs on here, because the machine or the
 /// file that it was given to is gone. If an address is named whoever answers there is asked before.
 pub(crate) fn target_is_gone(of: &Origin, to: Option<&Destination>, manner: &Manner) -> Result<Moved> {
-    target_is_gone_by(of, of.begin(0, SendWay::Live, &manner.signals)?, to, manner)
-}
-
-pub(super) fn target_is_gone_by(
-    of: &Origin,
-    talk: Talk,
-    to: Option<&Destination>,
-    manner: &Manner,
-) -> Result<Moved> {
+    let talk = of.begin(0, SendWay::Live, &manner.signals)?;
     // Otherwise the channel is cut before anything is sent.
     ensure!(talk.channel.given != 0, "the guest {} is not in doubt: it runs on, nothing was done", of.guest);
     let session = talk.channel.session;
