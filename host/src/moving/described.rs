@@ -89,8 +89,9 @@ impl Description {
         );
         let known = [Arch::X86_64, Arch::Aarch64].map(Arch::name).contains(&self.arch.as_str());
         ensure!(known, "its architecture is '{}', which is none", self.arch);
-        let strange = self.config.keys().find(|key| !TOLD.contains(&key.as_str()));
-        ensure!(strange.is_none(), "its configuration has a key that no guest brings along: {strange:?}");
+        if let Some(key) = self.config.keys().find(|key| !TOLD.contains(&key.as_str())) {
+            bail!("its configuration has a key that no guest brings along: {key:?}");
+        }
         ensure!(
             !self.config.values().any(|text| text.contains(['\n', '\r'])),
             "a value of its configuration is not one line"

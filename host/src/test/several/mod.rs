@@ -18,7 +18,6 @@ mod shares;
 mod stage;
 mod vectors;
 
-use super::arm::N1;
 use super::prelude::*;
 use stage::{Stage, named};
 
@@ -83,7 +82,7 @@ pub(super) const ROWS: &[Case] = &[
     act("m11_two_restored_from_one_file_draw_different_numbers", moving::draws_others).about(DRAWS),
     act("m11_two_restored_from_one_file_draw_different_numbers_on_arm", moving::draws_others)
         .about(DRAWS)
-        .on(N1),
+        .on(MAX),
     act("m1_a_guest_moves_there_and_back", moving::moves)
         .about("a guest that stores is moved to another machine in vain, then there, and back")
         .on_both(),
