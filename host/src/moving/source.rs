@@ -203,8 +203,7 @@ pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<
         Answer::Refused(why) => bail!("{} does not take the guest: {}", to.address, foreign(&why)),
         other => bail!("{} answers {other:?} to a guest", to.address),
     }
-    let patience = manner.patience;
-    let mut source = Sending { link: Ok(link), is_ready: false, runs: false, waits: None, patience };
+    let mut source = Sending { link: Ok(link), is_ready: false, runs: false, waits: None, manner };
     while !source.runs && source.link.is_ok() {
         let cancelled = manner.signals.caught().is_some() && !source.is_ready;
         ensure!(!cancelled, "cancelled: the guest runs on here");
@@ -226,8 +225,11 @@ pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<
 
 /// A target may take so many times the patience to make room for a guest, which runs meanwhile.
 const PREPARED: u32 = 4;
+/// When a signal is to end the command, a target that has all of the guest may be silent for so
+/// long.
+const LAST_WORD: Duration = Duration::from_secs(2);
 
-struct Sending {
+struct Sending<'a> {
     /// The connection, or why it is none any more.
     link: Result<Link>,
     /// The hypervisor was told that the target is ready: from now on the guest may run there.
@@ -235,10 +237,10 @@ struct Sending {
     runs: bool,
     /// Since when the target is to say something, while the guest stands still.
     waits: Option<Instant>,
-    patience: Duration,
+    manner: &'a Manner,
 }
 
-impl Sending {
+impl Sending<'_> {
     /// Returns whether nothing was there in either direction.
     fn step(&mut self, talk: &mut Talk, out: &mut Outflow) -> Result<bool> {
         let Ok(link) = &mut self.link else { return Ok(true) };
@@ -261,9 +263,13 @@ impl Sending {
             self.waits = Some(Instant::now());
         }
         let silence = self.waits.map_or(Duration::ZERO, |since| since.elapsed());
+        let patience = match self.manner.signals.caught() {
+            Some(_) => self.manner.patience.min(LAST_WORD),
+            None => self.manner.patience,
+        };
         let Ok(link) = &mut self.link else { return Ok(true) };
         match heard {
-            Ok(None) if silence > self.patience => {
+            Ok(None) if silence > patience => {
                 self.lose(anyhow!("the target has had all of the guest for {silence:.0?}, and is silent"));
             }
             Ok(None) => {

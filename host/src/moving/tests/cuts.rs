@@ -161,6 +161,27 @@ fn m2_a_target_or_a_source_that_falls_silent_leaves_the_guest_where_it_is() {
 }
 
 #[test]
+fn m2_a_signal_ends_a_command_that_waits_for_the_targets_word() {
+    // No silence ends it.
+    let world = World::new(2 * LONG);
+    world.ways[1].breaks(At::Runs, Leads::Silence);
+    let signals = Signals::default();
+    let ended = thread::scope(|scope| {
+        let moving = scope.spawn(|| world.migrate_as(0, &signals));
+        world.sides[1].until_it_is(Running);
+        world.sides[0].until_it_is(Given);
+        signals.catch(2);
+        until("it ends", || moving.is_finished().then_some(()));
+        moving.join().expect("ends")
+    });
+    assert!(ended.as_ref().is_err_and(|error| error.is::<InDoubt>()), "{}", said(&ended));
+    assert_eq!(world.check(0, &ended, "ended by a signal"), Some(1));
+    world.mend(1);
+    let again = world.migrate(0);
+    assert_eq!(world.check(0, &again, "asked again"), Some(1), "{}", said(&again));
+}
+
+#[test]
 fn a_second_command_about_a_guest_hears_signals_while_it_waits() {
     let world = World::new(LONG);
     let first = world.sides[0].origin.begin(1, SendWay::Live, &Signals::default()).expect("begins");
