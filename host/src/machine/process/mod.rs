@@ -100,7 +100,14 @@ impl Machine {
             Payload::Quell { .. } => Some(Registration::new()?),
             Payload::Bare { .. } | Payload::Disc { .. } => None,
         };
-        let relay = control.as_ref().map(|public| Relay::start(public.path(), &port)).transpose()?;
+        let arch = spec.platform.arch();
+        let ram = Arc::new(Ram::of(arch, spec.memory)?);
+        let beacon = spec.payload.beacon();
+        let seen = Arc::clone(&ram);
+        // If that cannot be known the hypervisor is asked.
+        let has_begun = move || beacon.is_none_or(|beacon| !matches!(clock_hz(&seen, beacon), Ok(None)));
+        let relay =
+            control.as_ref().map(|public| Relay::start(public.path(), &port, has_begun)).transpose()?;
         let [log_path, qemu_log_path] = [&log.1, &qemu_log.1].map(path_in_child);
         let channels = Channels {
             report: &report,
@@ -109,9 +116,6 @@ impl Machine {
             qemu_log: qemu_log_path.as_ref(),
             monitor: &monitor,
         };
-        let arch = spec.platform.arch();
-        let ram = Ram::of(arch, spec.memory)?;
-        let beacon = spec.payload.beacon();
         if let (Some(registration), Some(beacon), Payload::Quell { bundle, .. }) =
             (&control, beacon, &spec.payload)
         {
@@ -149,7 +153,7 @@ impl Machine {
             limit: spec.timeout,
             signals: signals.clone(),
             platform: spec.platform,
-            ram: Arc::new(ram),
+            ram,
             beacon,
             listens: Some(Reports::listen(&reports, listener)),
             reports,

@@ -7,11 +7,12 @@
 //! The hypervisor waits with each record until that is taken, and with other requests about the
 //! same guest until the answer is over. So the relay takes records at once, and keeps them for
 //! those who read slowly: an answer that nobody reads ends here when it becomes too long. Who goes
-//! away is told to the hypervisor.
+//! away is told to the hypervisor. What comes before the hypervisor has begun waits here: its
+//! serial port would lose that.
 
 use crate::prelude::*;
 use hostlink::ctl::{NEXT, Reply, RequestError, parse_number};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,6 +28,8 @@ const LINE_MAX: usize = 4096;
 const UNREAD_MAX: usize = 1 << 20;
 /// While this many bytes wait for the hypervisor, nobody is listened to.
 const WAITING_MAX: usize = 16 << 10;
+/// How often is looked whether the hypervisor has begun, while something waits for that.
+const LOOK_PERIOD: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// The relay of a machine. It ends when the machine does, or when this is dropped.
 pub(crate) struct Relay {
@@ -36,8 +39,13 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// A relay that takes conversations at `public`, for a QEMU that will connect to `private`.
-    pub(crate) fn start(public: &Path, private: &Path) -> Result<Self> {
+    /// A relay that takes conversations at `public`, for a QEMU that will connect to `private`, and
+    /// a hypervisor that listens there as soon as it has begun.
+    pub(crate) fn start(
+        public: &Path,
+        private: &Path,
+        has_begun: impl Fn() -> bool + Send + 'static,
+    ) -> Result<Self> {
         let listen = |path: &Path| -> Result<UnixListener> {
             let listener =
                 UnixListener::bind(path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -50,6 +58,7 @@ impl Relay {
             public: (listen(public)?, public.to_owned()),
             private: listen(private)?,
             line: None,
+            begins: Some(Box::new(has_begun)),
             talkers: Vec::new(),
             talked: 0,
             book: Book::default(),
@@ -198,6 +207,8 @@ struct Switchboard {
     private: UnixListener,
     /// The hypervisor's serial port, when QEMU has connected it.
     line: Option<Line>,
+    /// Whether the hypervisor has begun; `None` when it has.
+    begins: Option<Box<dyn Fn() -> bool + Send>>,
     talkers: Vec<Talker>,
     talked: u64,
     book: Book,
@@ -242,17 +253,21 @@ impl Switchboard {
         for talker in &mut self.talkers {
             let _ = talker.line.send();
         }
-        self.line.as_mut().is_none_or(Line::send).then_some(())
+        self.begins.take_if(|has_begun| has_begun());
+        let listens = self.begins.is_none();
+        self.line.as_mut().filter(|_| listens).is_none_or(Line::send).then_some(())
     }
 
     /// What has happened: to the owner, to the public place, to the hypervisor, to each talker.
     fn wait(&self) -> Option<Vec<PollFlags>> {
         let waiting = self.line.as_ref().map_or(WAITING_MAX, |line| line.to.len());
         let may_begin = self.talkers.len() < TALKERS_MAX;
+        let is_held = self.begins.is_some() && self.line.as_ref().is_some_and(|line| !line.to.is_empty());
         let mut places = vec![
             PollFd::new(&self.ended, PollFlags::IN),
             PollFd::new(&self.public.0, if may_begin { PollFlags::IN } else { PollFlags::empty() }),
             match &self.line {
+                Some(line) if is_held => PollFd::new(&line.stream, PollFlags::IN),
                 Some(line) => PollFd::new(&line.stream, line.interest(true)),
                 None => PollFd::new(&self.private, PollFlags::IN),
             },
@@ -261,7 +276,7 @@ impl Switchboard {
         let interest = |talker: &Talker| talker.line.interest(listens(&talker.line));
         places.extend(self.talkers.iter().map(|talker| PollFd::new(&talker.line.stream, interest(talker))));
         loop {
-            match poll(&mut places, None) {
+            match poll(&mut places, is_held.then_some(&LOOK_PERIOD)) {
                 Ok(_) => return Some(places.iter().map(PollFd::revents).collect()),
                 Err(Errno::INTR) => {}
                 Err(_) => return None,

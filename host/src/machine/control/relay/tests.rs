@@ -2,6 +2,7 @@
 
 use super::*;
 use std::io::{BufRead, BufReader};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 struct Played {
     relay: Relay,
@@ -11,9 +12,13 @@ struct Played {
 }
 
 fn played() -> Played {
+    played_from(|| true)
+}
+
+fn played_from(has_begun: impl Fn() -> bool + Send + 'static) -> Played {
     let directory = tempfile::tempdir().expect("makes");
     let (public, private) = (directory.path().join("public"), directory.path().join("private"));
-    let relay = Relay::start(&public, &private).expect("starts");
+    let relay = Relay::start(&public, &private, has_begun).expect("starts");
     let hypervisor = BufReader::new(UnixStream::connect(private).expect("connects"));
     Played { relay, public, hypervisor, _directory: directory }
 }
@@ -42,6 +47,20 @@ fn line(from: &mut BufReader<UnixStream>) -> String {
 
 fn say(to: &mut BufReader<UnixStream>, text: &str) {
     to.get_mut().write_all(text.as_bytes()).expect("takes it");
+}
+
+#[test]
+fn what_is_asked_before_the_hypervisor_has_begun_waits_for_that() {
+    const LOOKS: u32 = 5;
+    let looks = Arc::new(AtomicU32::new(0));
+    let looked = Arc::clone(&looks);
+    let mut played = played_from(move || looked.fetch_add(1, Ordering::Relaxed) + 1 == LOOKS);
+    let mut asks = played.talker();
+    say(&mut asks, "1 vms\n");
+    let (number, rest) = played.told();
+    assert_eq!((&*rest, looks.load(Ordering::Relaxed)), ("vms", LOOKS));
+    played.says(&format!("{number} ok\n"));
+    assert_eq!(line(&mut asks), "1 ok");
 }
 
 #[test]
@@ -154,7 +173,7 @@ fn conversations_end_with_the_machine_and_the_relay_with_its_owner() {
     // QEMU never connects.
     let directory = tempfile::tempdir().expect("makes");
     let public = directory.path().join("public");
-    let relay = Relay::start(&public, &directory.path().join("private")).expect("starts");
+    let relay = Relay::start(&public, &directory.path().join("private"), || true).expect("starts");
     let mut early = BufReader::new(UnixStream::connect(&public).expect("connects"));
     say(&mut early, "1 vms\n");
     drop(relay);
