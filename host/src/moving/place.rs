@@ -19,6 +19,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 pub(super) const LOOK_PERIOD: Duration = Duration::from_millis(100);
 /// In this time a port has to accept a connection, or to refuse it.
 const CONNECTED_MAX: Duration = Duration::from_secs(5);
+/// After this time a place in a full queue is tried for again.
+const FULL_PERIOD: Duration = Duration::from_millis(1);
 /// So many connections wait for a machine that is busy.
 const BACKLOG: i32 = 128;
 
@@ -52,11 +54,19 @@ impl Address {
         }
     }
 
-    pub(super) fn connect(&self) -> io::Result<OwnedFd> {
-        match self {
-            // A full queue is an error: whoever waited for a place in it would hear no signal.
-            Self::Unix(path) => connected(path),
-            Self::Tcp(place) => tcp(TcpStream::connect_timeout(place, CONNECTED_MAX)?),
+    /// Waits for a place in a full queue, for so long or until a signal.
+    pub(super) fn connect(&self, signals: &Signals, patience: Duration) -> io::Result<OwnedFd> {
+        let path = match self {
+            Self::Unix(path) => path,
+            Self::Tcp(place) => return tcp(TcpStream::connect_timeout(place, CONNECTED_MAX)?),
+        };
+        let begun = Instant::now();
+        loop {
+            let waits = || begun.elapsed() < patience && signals.caught().is_none();
+            match connected(path) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock && waits() => thread::sleep(FULL_PERIOD),
+                result => return result,
+            }
         }
     }
 }

@@ -108,7 +108,8 @@ impl Link {
         signals: &Signals,
         patience: Duration,
     ) -> Result<Self> {
-        let socket = address.connect().with_context(|| format!("cannot connect to {address}"))?;
+        let socket = address.connect(signals, patience);
+        let socket = socket.with_context(|| format!("cannot connect to {address}"))?;
         let greeted = Self::greet(socket, secret, Side::Source, signals, patience);
         greeted.with_context(|| format!("at {address}"))
     }

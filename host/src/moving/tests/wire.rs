@@ -7,6 +7,7 @@ use super::super::wire::Secret;
 use super::machines::{LONG, Side, address as at};
 use super::world::WANTED;
 use crate::prelude::*;
+use std::io::ErrorKind;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -70,6 +71,31 @@ fn a_socket_whose_machine_is_gone_is_taken_and_nothing_else() {
         let accepted = listener.accept(|| begun.elapsed() > LONG).expect("listens");
         assert!(accepted.is_some(), "whoever connects finds the one that listens");
     }
+}
+
+#[test]
+fn who_finds_the_queue_full_waits_for_a_place_or_a_signal() {
+    let directory = tempfile::tempdir().expect("makes");
+    let address = at(&directory.path().join("socket"));
+    let listener = Listener::bind(&address).expect("binds");
+    let ended = Signals::default();
+    ended.catch(2);
+    let (mut queue, mut is_full) = (Vec::new(), None);
+    while is_full.is_none() {
+        match address.connect(&ended, LONG) {
+            Ok(stream) => queue.push(stream),
+            Err(error) => is_full = Some(error.kind()),
+        }
+    }
+    assert_eq!(is_full, Some(ErrorKind::WouldBlock), "who waits hears signals");
+    let has_place = thread::scope(|scope| {
+        let waits = scope.spawn(|| address.connect(&Signals::default(), LONG));
+        // However long it has waited.
+        thread::sleep(Duration::from_millis(100));
+        listener.accept(|| false).expect("listens");
+        waits.join().expect("ends")
+    });
+    assert!(has_place.is_ok(), "{has_place:?}");
 }
 
 #[test]
