@@ -160,17 +160,20 @@ pub(crate) struct DemoArgs {
 /// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The
 /// last line is `N passed, N failed`; the status is 1 if any failed.
 ///
-/// With --mutants it tests the tests instead: cargo-mutants breaks one expression after the other
-/// in the flush engine and in the hypercall decoders, and the unit tests of that crate have to
-/// detect it. That takes about two seconds for each of some hundred mutants; `--filter coherence`
-/// or `--filter tlfs` selects one crate. A survivor fails the run unless docs/mutants.md lists it
-/// with a reason. cargo-mutants is installed by cargo if it is missing; it works on a copy of the
-/// sources.
+/// With --mutants it tests the tests instead: in a copy of the sources a statement is left out, two
+/// are exchanged, a constant or an argument is changed, and the unit tests that get there have to
+/// fail. `--mutants hypervisor/src/vm` tries a sample of that directory's code. What survives is
+/// printed with its line; docs/mutants.md lists what changes nothing. All changes are in one build,
+/// which takes some minutes; a mutant takes seconds.
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
-    /// Break the code and check that the tests detect it; not part of the default run
-    #[arg(long)]
-    pub(crate) mutants: bool,
+    /// Break the code below this directory, or all, and check that the tests detect it; not part of
+    /// the default run
+    #[arg(long, value_name = "ROOM", num_args = 0..=1, default_missing_value = "")]
+    pub(crate) mutants: Option<String>,
+    /// Changes to try in each directory
+    #[arg(long, value_name = "N", default_value_t = 300, requires = "mutants")]
+    pub(crate) sample: usize,
     /// Run only tests whose name contains this text, or one of several texts separated by commas
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,

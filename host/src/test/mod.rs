@@ -87,8 +87,8 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         (!args.quick || QUICK.split(' ').any(|quick| quick == name))
             && args.filter.as_ref().is_none_or(|texts| texts.split(',').any(|text| name.contains(text)))
     };
-    if args.mutants {
-        return mutants::test(args.list, &wanted, signals);
+    if let Some(room) = &args.mutants {
+        return mutants::test(args.list, args.sample, &|name: &str| name.contains(room), signals);
     }
     if args.list {
         let names = host::STEPS.iter().map(|step| (step.name, step.about));

@@ -1,168 +1,193 @@
-//! Tests of the tests: cargo-mutants breaks the code that guests depend on most, and the tests have
-//! to fail for each broken version. `docs/mutants.md` lists the exceptions with their reasons.
+//! Tests of the tests: statements are left out or exchanged, constants and arguments changed, and
+//! the unit tests have to fail for each. All changes are in one build, and a number chooses the one
+//! that is made. `docs/mutants.md` lists those that nothing can see, with their reasons.
 
-mod survivors;
+mod built;
+mod expressions;
+mod inserted;
+mod runs;
+mod sites;
+mod tree;
 
 use super::progress::ProgressView;
-use super::{Tally, lines, verdict};
+use super::{Queue, Tally, verdict};
 use crate::machine::signals::Signals;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
+use runs::{Outcome, Tests, on_all_cpus};
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Duration;
-use survivors::Listed;
+use std::sync::Mutex;
+use tree::Tree;
 
 /// The list of survivors, below the root of the source tree.
 const LIST: &str = "docs/mutants.md";
-/// Seconds for one mutant's tests, which take less than one: what takes longer hangs: caught.
-const TEST_TIMEOUT_SECS: &str = "20";
-/// Seconds for building one.
-const BUILD_TIMEOUT_SECS: &str = "300";
-/// Longest time for all mutants of a crate.
-const AREA_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
-/// Longest time for installing cargo-mutants.
-const INSTALL_TIMEOUT: Duration = Duration::from_secs(1800);
-/// Files of tests, which cargo-mutants recognises only if guarded by a plain `cfg(test)`.
-const TEST_FILES: [&str; 2] = ["**/tests.rs", "crates/*/src/model/**"];
-/// The same for test modules inside files.
-const TEST_MODULES: &str = r"\btests::";
-/// How the copy is built and tested. A little optimization makes property tests ten times faster,
-/// and building no slower. Property tests use the same values for every mutant, so that none is
-/// caught by luck, or by an earlier failure's saved value.
-const ENVIRONMENT: [(&str, &str); 6] = [
-    ("CARGO_TERM_COLOR", "never"),
-    ("CARGO_PROFILE_DEV_DEBUG", "0"),
-    ("CARGO_PROFILE_DEV_OPT_LEVEL", "1"),
-    ("PROPTEST_RNG_SEED", "1"),
-    ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1"),
-    ("PROPTEST_MAX_SHRINK_ITERS", "0"),
+/// Directories whose code is changed, and how many in a hundred mutants the tests of their package
+/// must kill there.
+const ROOMS: [(&str, usize); 23] = [
+    ("hypervisor/src/vm", 90),
+    ("hypervisor/src/x86", 90),
+    ("hypervisor/src/svm", 90),
+    ("hypervisor/src/vmx", 90),
+    ("hypervisor/src/arm64", 90),
+    ("hypervisor/src/iommu", 90),
+    ("hypervisor/src/owned", 90),
+    ("hypervisor/src/sched", 90),
+    ("hypervisor/src/devices", 90),
+    ("hypervisor/src/loader", 90),
+    ("crates/stay", 95),
+    ("crates/coherence", 95),
+    ("crates/tlfs", 95),
+    ("crates/transfer", 95),
+    ("crates/memslots", 95),
+    ("crates/paging", 95),
+    ("crates/iommu", 95),
+    ("crates/pci", 95),
+    ("crates/pic", 95),
+    ("host/src/moving", 90),
+    ("host/src/machine", 90),
+    ("host/src/bench", 90),
+    ("host/src/test", 90),
+];
+/// Packages of the rooms: directory, and the file that their modules begin in.
+const PACKAGES: [(&str, &str); 11] = [
+    ("hypervisor", "lib.rs"),
+    ("crates/stay", "lib.rs"),
+    ("crates/coherence", "lib.rs"),
+    ("crates/tlfs", "lib.rs"),
+    ("crates/transfer", "lib.rs"),
+    ("crates/memslots", "lib.rs"),
+    ("crates/paging", "lib.rs"),
+    ("crates/iommu", "lib.rs"),
+    ("crates/pci", "lib.rs"),
+    ("crates/pic", "lib.rs"),
+    ("host", "main.rs"),
 ];
 
-struct Area {
-    name: &'static str,
-    about: &'static str,
-    package: &'static str,
-    directory: &'static str,
+/// A mutant of the sample, and what came of it.
+#[derive(serde::Serialize)]
+struct Tried {
+    room: usize,
+    name: String,
+    line: usize,
+    outcome: Outcome,
 }
 
-const AREAS: [Area; 2] = [
-    Area {
-        name: "mutants-coherence",
-        about: "every mutated expression of the flush engine fails a test",
-        package: "quell-coherence",
-        directory: "crates/coherence/",
-    },
-    Area {
-        name: "mutants-tlfs",
-        about: "and every one of the hypercall decoders",
-        package: "quell-tlfs",
-        directory: "crates/tlfs/",
-    },
-];
-
-/// Runs or lists the areas that are `wanted`; the status is 1 if a survivor is not listed.
-pub(super) fn test(list: bool, wanted: &impl Fn(&str) -> bool, signals: &Signals) -> Result<u8> {
-    let areas = AREAS.iter().filter(|area| wanted(area.name));
+/// Tries `sample` mutants of each room that is `wanted`; the status is 1 if fewer than its share
+/// are killed in one.
+pub(super) fn test(
+    list: bool,
+    sample: usize,
+    wanted: &impl Fn(&str) -> bool,
+    signals: &Signals,
+) -> Result<u8> {
     if list {
-        areas.for_each(|area| println!("{:<40} {}", area.name, area.about));
+        ROOMS.iter().filter(|(room, _)| wanted(room)).for_each(|(room, _)| println!("{room}"));
         return Ok(0);
     }
+    let progress = ProgressView::new();
+    let running = progress.begin("mutants");
+    let rooms = ROOMS.map(|(room, _)| wanted(room).then_some(room));
+    let is_wanted = |package: &str| rooms.iter().flatten().any(|room| room.starts_with(package));
+    let packages: Vec<_> = PACKAGES.into_iter().filter(|(package, _)| is_wanted(package)).collect();
+    ensure!(!packages.is_empty(), "no such directory: --list names them");
+    let mut tree = Tree::read(&rooms, packages)?;
+    let programs = tree.make(&running, signals)?;
+    let equal = listed()?;
+    let chosen = choose(&tree, sample, &equal);
+    let numbers: BTreeSet<_> = chosen.iter().map(|(number, _)| *number).collect();
+    let cache = workspace::target_dir("mutants").join("reached").join(tree.fingerprint());
+    let (tests, failed) = Tests::find(programs, &cache, &numbers, &running, signals)?;
+    for name in &failed {
+        progress.say(&format!("     | fails without a mutant, and is left out: {name}"));
+    }
+    let total = chosen.len();
+    let (queue, done) = (Queue::of(chosen.into_iter().enumerate()), Mutex::new(Vec::new()));
+    on_all_cpus(|| {
+        while let Some((index, (number, mut tried))) = queue.next(signals) {
+            running.note(format!("{index} of {total} mutants, {} tests", tests.count()));
+            if let Some(outcome) = tests.try_mutant(number, signals)? {
+                tried.outcome = outcome;
+                done.lock().expect("no panic").push(tried);
+            }
+        }
+        Ok(())
+    })?;
+    let mut done = done.into_inner().expect("no panic");
+    done.sort_by(|one, other| (one.room, &one.name, one.line).cmp(&(other.room, &other.name, other.line)));
+    let path = workspace::target_dir("mutants").join("result.json");
+    fs::write(&path, serde_json::to_string_pretty(&done)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    running.end(true, &format!("{}", path.display()), "");
+    let passed = table(&done, &tree);
+    Ok(verdict(Tally { passed: passed.0, failed: passed.1, second: 0 }, signals))
+}
+
+/// Names of mutants that change nothing that a test could see.
+fn listed() -> Result<BTreeSet<String>> {
     let path = workspace::root().join(LIST);
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let listed = Listed::parse(&text).context(LIST)?;
-    let progress = ProgressView::new();
-    install(&progress, signals)?;
-    let mut total = Tally::default();
-    for area in areas {
-        if signals.caught().is_some() {
-            break;
-        }
-        total.add(area.run(&listed, &progress, signals)?);
-    }
-    Ok(verdict(total, signals))
+    let names = text.lines().filter_map(|line| line.strip_prefix("- ``")?.strip_suffix("``"));
+    Ok(names.map(|name| name.trim().to_owned()).collect())
 }
 
-/// Installs cargo-mutants into cargo's directory for the user's programs, unless it is installed.
-fn install(progress: &ProgressView, signals: &Signals) -> Result<()> {
-    let mut command = workspace::cargo();
-    command.args(["mutants", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-    if command.status().context("cannot start cargo")?.success() {
-        return Ok(());
+/// The mutants to be tried: of each room the same ones each time, in an order that says nothing.
+fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tried)> {
+    let mut all: Vec<Vec<_>> = ROOMS.iter().map(|_| Vec::new()).collect();
+    for (number, source, site) in tree.mutants() {
+        let name = tree::name(source, site);
+        if !equal.contains(&name) {
+            let order = *blake3::hash(format!("{name} {}", site.wraps[0].range.start).as_bytes()).as_bytes();
+            let tried = Tried { room: source.room, name, line: site.line, outcome: Outcome::NotReached };
+            all[source.room].push((order, number, tried));
+        }
     }
-    progress.say("installing cargo-mutants into cargo's home directory; that takes some minutes");
-    let running = progress.begin("cargo-mutants");
-    let mut command = workspace::cargo();
-    command.args(["install", "cargo-mutants", "--locked"]);
-    let mut last = String::new();
-    let status = lines::read(command, INSTALL_TIMEOUT, signals, |line| {
-        running.note(lines::shorten(&line));
-        last = line;
-    })?;
-    ensure!(status.is_some_and(|status| status.success()), "cargo-mutants cannot be installed: {last}");
-    Ok(())
+    all.iter_mut().for_each(|room| room.sort_by_key(|(order, ..)| *order));
+    let chosen = all.into_iter().flat_map(|room| room.into_iter().take(sample));
+    chosen.map(|(_, number, tried)| (number, tried)).collect()
 }
 
-impl Area {
-    /// Runs it, and counts as one test.
-    fn run(&self, listed: &Listed, progress: &ProgressView, signals: &Signals) -> Result<Tally> {
-        let running = progress.begin(self.name);
-        let output = workspace::target_dir("mutants").join(self.package);
-        fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
-        let mut said = Vec::new();
-        let status = lines::read(self.command(&output), AREA_TIMEOUT, signals, |line| {
-            running.note(lines::shorten(&line));
-            said.push(line);
-        })?;
-        // 2: some were missed. 3: some timed out. Any other status means no result.
-        let has_result = status.is_some_and(|status| matches!(status.code(), Some(0 | 2 | 3)));
-        if !has_result {
-            let why = status.map_or("stopped".to_owned(), |status| status.to_string());
-            let is_verdict = |line: &String| ["caught", "MISSED"].iter().any(|word| line.starts_with(word));
-            said.retain(|line| !is_verdict(line));
-            running.end(false, &format!("cargo-mutants: {why}"), &said.join("\n"));
-            return Ok(Tally { failed: 1, ..Tally::default() });
+/// Prints survivors and the table; how many rooms have their share, and how many do not.
+fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
+    let mut table = comfy_table::Table::new();
+    table.set_header([
+        "room",
+        "mutants",
+        "tried",
+        "killed",
+        "survived",
+        "not reached",
+        "killed of 100",
+        "due",
+    ]);
+    let mut passed = (0, 0);
+    for (index, (room, due)) in ROOMS.iter().enumerate() {
+        let tried: Vec<_> = done.iter().filter(|tried| tried.room == index).collect();
+        if tried.is_empty() {
+            continue;
         }
-        let path = output.join("mutants.out/missed.txt");
-        let missed = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let missed: Vec<_> = missed.lines().map(str::to_owned).collect();
-        let unlisted = listed.unlisted(&missed);
-        let mut detail = unlisted.iter().map(|name| format!("missed: {name}")).collect::<Vec<_>>();
-        if !unlisted.is_empty() {
-            detail.push(format!("Add a test, or list it in {LIST} with the reason why none can see it."));
+        for tried in tried.iter().filter(|tried| !matches!(tried.outcome, Outcome::Killed(_))) {
+            let (path, what) = tried.name.split_once(": ").unwrap_or((&tried.name, ""));
+            let how = if tried.outcome == Outcome::Survived { "survived" } else { "not reached" };
+            println!("{how:<12} {path}:{}: {what}", tried.line);
         }
-        let passed = unlisted.is_empty();
-        // Its last line says how many were caught, missed, and not built.
-        running.end(passed, said.last().map_or("", String::as_str), &detail.join("\n"));
-        for name in listed.outdated(&missed, self.directory) {
-            progress.say(&format!("     | listed in {LIST}, but not missed any more: {name}"));
-        }
-        Ok(Tally { passed: usize::from(passed), failed: usize::from(!passed), second: 0 })
+        let count =
+            |outcome: fn(&Outcome) -> bool| tried.iter().filter(|tried| outcome(&tried.outcome)).count();
+        let killed = count(|outcome| matches!(outcome, Outcome::Killed(_)));
+        let has_share = killed * 100 >= due * tried.len();
+        passed = if has_share { (passed.0 + 1, passed.1) } else { (passed.0, passed.1 + 1) };
+        let all = tree.mutants().filter(|(_, source, _)| source.room == index).count();
+        let numbers = [
+            all,
+            tried.len(),
+            killed,
+            count(|outcome| *outcome == Outcome::Survived),
+            count(|outcome| *outcome == Outcome::NotReached),
+            killed * 100 / tried.len(),
+            *due,
+        ];
+        table.add_row([(*room).to_owned()].into_iter().chain(numbers.map(|number| number.to_string())));
     }
-
-    fn command(&self, output: &Path) -> Command {
-        let mut command = workspace::cargo();
-        // The copy of the tree is built in a separate directory.
-        command.env_remove("CARGO_TARGET_DIR").envs(ENVIRONMENT);
-        command.args(["mutants", "--package", self.package, "--jobs", "1", "--caught", "--unviable"]);
-        command.args(["--timeout", TEST_TIMEOUT_SECS, "--build-timeout", BUILD_TIMEOUT_SECS]);
-        command.args(["--exclude-re", TEST_MODULES]);
-        for glob in TEST_FILES {
-            command.args(["--exclude", glob]);
-        }
-        command.arg("--output").arg(output).args(["--", "--lib"]);
-        command
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_in_the_sources_can_be_read() {
-        let text = fs::read_to_string(workspace::root().join(LIST)).unwrap();
-        Listed::parse(&text).unwrap();
-    }
+    println!("{table}");
+    passed
 }

@@ -1,0 +1,42 @@
+//! Which mutant runs: what each place of a mutated tree asks. It is built into the copy only.
+
+use std::collections::HashSet;
+use std::env;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// Nothing has been asked yet.
+const UNKNOWN: u32 = u32::MAX;
+/// No mutant runs: what is reached is noted.
+const NONE: u32 = u32::MAX - 1;
+
+static CHOSEN: AtomicU32 = AtomicU32::new(UNKNOWN);
+
+/// Numbers that were reached, and the file that they are written to, one in four bytes.
+static REACHED: LazyLock<Option<Mutex<(HashSet<u32>, File)>>> = LazyLock::new(|| {
+    let path = env::var_os("QUELL_MUTANTS_REACHED")?;
+    let file = OpenOptions::new().create(true).append(true).open(path).expect("can be opened");
+    Some(Mutex::new((HashSet::new(), file)))
+});
+
+/// Whether mutant `number` runs.
+#[inline]
+pub fn is(number: u32) -> bool {
+    let chosen = CHOSEN.load(Ordering::Relaxed);
+    if chosen < NONE { chosen == number } else { ask(number) }
+}
+
+#[cold]
+fn ask(number: u32) -> bool {
+    let chosen = env::var("QUELL_MUTANT").map_or(NONE, |text| text.parse().expect("a number"));
+    CHOSEN.store(chosen, Ordering::Relaxed);
+    if let (NONE, Some(reached)) = (chosen, &*REACHED) {
+        let (seen, file) = &mut *reached.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.insert(number) {
+            file.write_all(&number.to_le_bytes()).expect("can be written");
+        }
+    }
+    chosen == number
+}

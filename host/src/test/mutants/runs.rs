@@ -1,0 +1,231 @@
+//! Tests and mutants are run: each test alone without a mutant, which says what it reaches; then
+//! each mutant against the tests that reach it, quickest first.
+
+use super::tree::Program;
+use crate::machine::signals::Signals;
+use crate::test::Queue;
+use crate::test::progress::Running;
+use anyhow::{Context, Result, ensure};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Tests that run in one process take this long together, and are as many at most.
+const PART_TIME: Duration = Duration::from_secs(3);
+const PART_TESTS: usize = 200;
+/// How many times as long as usual a test may take, in CPU time, and in time of its own.
+const SLOWER: u32 = 10;
+const SLACK: Duration = Duration::from_secs(10);
+/// Property tests try the same values for every mutant: none is killed by luck, or by a value that
+/// an earlier failure has saved.
+const ENVIRONMENT: [(&str, &str); 3] = [
+    ("PROPTEST_RNG_SEED", "1"),
+    ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1"),
+    ("PROPTEST_MAX_SHRINK_ITERS", "0"),
+];
+
+pub(super) struct Test {
+    program: usize,
+    pub(super) name: String,
+    time: Duration,
+}
+
+/// What came of a mutant.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub(super) enum Outcome {
+    /// These tests fail, of those that were run.
+    Killed(Vec<String>),
+    /// No test fails.
+    Survived,
+    NotReached,
+}
+
+/// The tests, and which of them reach which mutant.
+pub(super) struct Tests {
+    programs: Vec<Program>,
+    tests: Vec<Test>,
+    reaching: BTreeMap<u32, Vec<usize>>,
+}
+
+enum Ran {
+    Passed,
+    Failed(Vec<String>),
+}
+
+impl Tests {
+    /// Lists all tests and runs each, or reads in `cache` what an earlier run has found of the same
+    /// tree. Those that fail without a mutant are said, and left out.
+    pub(super) fn find(
+        programs: Vec<Program>,
+        cache: &Path,
+        of_interest: &BTreeSet<u32>,
+        running: &Running<'_>,
+        signals: &Signals,
+    ) -> Result<(Self, Vec<String>)> {
+        fs::create_dir_all(cache).with_context(|| format!("cannot create {}", cache.display()))?;
+        let mut names = Vec::new();
+        for (program, of) in programs.iter().enumerate() {
+            names.extend(listed(of)?.into_iter().map(|name| (program, name)));
+        }
+        let (count, queue) = (names.len(), Queue::of(names.into_iter().enumerate()));
+        let found = Mutex::new(Vec::new());
+        let failed = Mutex::new(Vec::new());
+        on_all_cpus(|| {
+            while let Some((index, (program, name))) = queue.next(signals) {
+                running.note(format!("test {index} of {count}"));
+                match record(&programs[program], &name, &cache.join(index.to_string()))? {
+                    Some((time, reached)) => {
+                        let reached: Vec<_> =
+                            reached.into_iter().filter(|number| of_interest.contains(number)).collect();
+                        found.lock().expect("no panic").push((Test { program, name, time }, reached));
+                    }
+                    None => failed.lock().expect("no panic").push(name),
+                }
+            }
+            Ok(())
+        })?;
+        let (mut tests, mut reaching) = (Vec::new(), BTreeMap::<u32, Vec<usize>>::new());
+        let mut found = found.into_inner().expect("no panic");
+        found.sort_by(|(one, _), (other, _)| (one.time, &one.name).cmp(&(other.time, &other.name)));
+        for (index, (test, reached)) in found.into_iter().enumerate() {
+            tests.push(test);
+            reached.into_iter().for_each(|number| reaching.entry(number).or_default().push(index));
+        }
+        Ok((Self { programs, tests, reaching }, failed.into_inner().expect("no panic")))
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.tests.len()
+    }
+
+    /// Runs a mutant against the tests that reach it.
+    pub(super) fn try_mutant(&self, number: u32, signals: &Signals) -> Result<Option<Outcome>> {
+        let Some(reaching) = self.reaching.get(&number) else { return Ok(Some(Outcome::NotReached)) };
+        for part in self.parts(reaching) {
+            if signals.caught().is_some() {
+                return Ok(None);
+            }
+            let program = &self.programs[self.tests[part[0]].program];
+            let names: Vec<_> = part.iter().map(|index| self.tests[*index].name.as_str()).collect();
+            let time = part.iter().map(|index| self.tests[*index].time).sum();
+            if let Ran::Failed(failed) = run(program, &names, &[("QUELL_MUTANT", &number.to_string())], time)?
+            {
+                return Ok(Some(Outcome::Killed(failed)));
+            }
+        }
+        Ok(Some(Outcome::Survived))
+    }
+
+    /// Tests by process: of one program, quickest first.
+    fn parts(&self, reaching: &[usize]) -> Vec<Vec<usize>> {
+        let mut parts: Vec<Vec<usize>> = Vec::new();
+        let mut open = BTreeMap::<usize, (usize, Duration)>::new();
+        for index in reaching {
+            let test = &self.tests[*index];
+            let fits = open
+                .get(&test.program)
+                .filter(|(part, time)| *time + test.time <= PART_TIME && parts[*part].len() < PART_TESTS);
+            let (part, time) = fits.copied().unwrap_or_else(|| {
+                parts.push(Vec::new());
+                (parts.len() - 1, Duration::ZERO)
+            });
+            parts[part].push(*index);
+            open.insert(test.program, (part, time + test.time));
+        }
+        parts
+    }
+}
+
+/// Runs `each` once per CPU.
+pub(super) fn on_all_cpus(each: impl Fn() -> Result<()> + Sync) -> Result<()> {
+    let lanes = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(&each)).collect();
+        lanes.into_iter().try_for_each(|lane| lane.join().expect("a lane does not panic"))
+    })
+}
+
+fn command(program: &Program) -> Command {
+    let mut command = Command::new(&program.path);
+    command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package).envs(ENVIRONMENT);
+    command.stdin(Stdio::null());
+    command
+}
+
+fn listed(program: &Program) -> Result<Vec<String>> {
+    let output = command(program).args(["--list", "--format", "terse"]).output();
+    let output = output.with_context(|| format!("cannot start {}", program.path.display()))?;
+    ensure!(output.status.success(), "{} does not list its tests", program.path.display());
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// Time and reached numbers of a test; `None` if it fails.
+fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration, Vec<u32>)>> {
+    let times = file.with_extension("time");
+    if !times.exists() {
+        let _ = fs::remove_file(file);
+        let started = Instant::now();
+        let reached = file.to_string_lossy();
+        let ran = run(program, &[name], &[("QUELL_MUTANTS_REACHED", &*reached)], Duration::from_secs(60))?;
+        let millis = started.elapsed().as_millis();
+        let text = if matches!(ran, Ran::Passed) { millis.to_string() } else { "failed".to_owned() };
+        fs::write(&times, text).with_context(|| format!("cannot write {}", times.display()))?;
+    }
+    let Ok(millis) = fs::read_to_string(&times)?.parse() else { return Ok(None) };
+    let bytes = fs::read(file).unwrap_or_default();
+    let (numbers, _) = bytes.as_chunks();
+    let numbers = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    Ok(Some((Duration::from_millis(millis), numbers)))
+}
+
+/// Runs tests in a process of its own, within bounds that follow from their usual time.
+fn run(program: &Program, names: &[&str], environment: &[(&str, &str)], usual: Duration) -> Result<Ran> {
+    let limit = usual * SLOWER + SLACK;
+    let mut limited = Command::new("/bin/sh");
+    let inner = command(program);
+    limited.current_dir(&program.package).stdin(Stdio::null());
+    limited.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    limited.args(["-c", "ulimit -t \"$0\"; exec \"$@\"", &limit.as_secs().to_string()]).arg(&program.path);
+    limited.args(names).args(["--exact", "--test-threads", "1"]).envs(environment.iter().copied());
+    let output = tempfile::tempfile()?;
+    limited.stdout(output.try_clone()?).stderr(Stdio::null()).process_group(0);
+    let mut child = limited.spawn().context("cannot start /bin/sh")?;
+    let deadline = Instant::now() + limit * 3;
+    let mut pause = Duration::from_millis(2);
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if Instant::now() > deadline {
+            rustix::process::kill_process_group(
+                rustix::process::Pid::from_child(&child),
+                rustix::process::Signal::KILL,
+            )?;
+            child.wait()?;
+            break None;
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    };
+    if status.is_some_and(|status| status.success()) {
+        return Ok(Ran::Passed);
+    }
+    let mut text = String::new();
+    let mut output = output;
+    std::io::Seek::rewind(&mut output)?;
+    std::io::Read::read_to_string(&mut output, &mut text).unwrap_or_default();
+    let failed = text.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
+    let mut failed: Vec<_> = failed.map(str::to_owned).collect();
+    if failed.is_empty() {
+        // Its process has ended, or was ended: by the test that had begun.
+        let how = if status.is_some() { "crash" } else { "no end" };
+        failed.push(format!("{how}: {}", names[0]));
+    }
+    Ok(Ran::Failed(failed))
+}
