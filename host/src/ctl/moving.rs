@@ -40,18 +40,52 @@ pub(super) fn migrate(args: &CtlArgs, machine: &Found, of: &MigrateArgs) -> Resu
         to => moving::target_is_gone(&origin, to.as_ref(), &manner)?,
     };
     print(args, json!(moved), || {
-        let (name, size, rounds) = (&moved.guest, size::display(moved.bytes), moved.rounds.len());
+        let name = &moved.guest;
         match &to {
-            Some(to) if moved.away => {
-                format!("{name} runs at {} ({size} in {rounds} rounds){}", to.address, times(&moved))
-            }
+            Some(to) if moved.away => format!("{name} runs at {}{}", to.address, sent(&moved)),
             _ => format!("{name} runs on here"),
         }
     });
     Ok(())
 }
 
+fn sent(moved: &Moved) -> String {
+    match moved.rounds.len() {
+        // An earlier command sent it.
+        0 => String::new(),
+        rounds => format!(" ({} in {rounds} rounds){}", size::display(moved.bytes), times(moved)),
+    }
+}
+
+/// For how long it stood still; nothing if an earlier command sent it, which knew that.
 fn times(moved: &Moved) -> String {
     let (stopped, seconds) = (moved.stopped_seconds * 1e3, moved.seconds);
-    format!(": it stood still for {stopped:.1} ms of {seconds:.1} s")
+    match moved.pages + moved.zeros {
+        0 => String::new(),
+        _ => format!(": it stood still for {stopped:.1} ms of {seconds:.1} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_finds_out_about_another_ones_guest_tells_no_figures_of_its_own() {
+        let moved = Moved {
+            guest: "web".to_owned(),
+            away: true,
+            rounds: Vec::new(),
+            bytes: 12288,
+            pages: 3,
+            zeros: 0,
+            stopped_seconds: 0.002,
+            stop_work_seconds: 0.001,
+            longest_step_seconds: 0.001,
+            seconds: 0.5,
+        };
+        assert_eq!(times(&moved), ": it stood still for 2.0 ms of 0.5 s");
+        let found_out = Moved { pages: 0, stopped_seconds: 0.0, ..moved };
+        assert_eq!([sent(&found_out), times(&found_out)], ["", ""]);
+    }
 }
