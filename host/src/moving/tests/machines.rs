@@ -2,7 +2,7 @@
 
 use super::super::described::Described;
 use super::super::place::{Address, Listener};
-use super::super::port::Meanwhile;
+use super::super::port::Talk;
 use super::super::source::Origin;
 use super::super::target::{Host, receive};
 use super::super::wire::Secret;
@@ -95,7 +95,7 @@ impl Side {
         let (says, ends) = (Arc::clone(&said), Arc::clone(&is_over));
         let (found, ram) = (origin.machine.clone(), Arc::clone(&origin.ram));
         let tool = thread::spawn(move || {
-            let begin = |meanwhile: &mut Meanwhile<'_>| receive(&found, &ram, Name::GUEST, meanwhile);
+            let begin = || -> Result<Talk> { receive(&found, &ram, Name::GUEST) };
             let says = |what: &str| says.lock().expect("nobody panics with it").push(what.to_owned());
             host.serve(begin, || ends.load(Ordering::Relaxed), says).expect("serves");
         });
