@@ -8,8 +8,7 @@ use stay::in_section;
 
 use super::load_store::{self, LoadStore};
 use super::syndrome::{
-    CACHE_MAINTENANCE, CLASS_FETCH, IN_WALK, WRITE, has_page, is_of_stage2, kind, kind_of, needs_write,
-    passed_on,
+    CACHE_MAINTENANCE, CLASS_FETCH, IN_WALK, WRITE, has_page, is_beyond, is_of_stage2, needs_write, passed_on,
 };
 use super::{Described, Syndrome, inject, skip};
 use crate::arm64::guest::devices;
@@ -94,7 +93,7 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, abort: Abort) -> Ne
         // The access is retried, and may fault again.
         return Next::Resume;
     };
-    if kind_of(syndrome) == kind::ADDRESS_SIZE {
+    if is_beyond(syndrome) {
         return pass_on(context, &abort);
     }
     let access = match () {
