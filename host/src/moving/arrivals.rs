@@ -2,7 +2,7 @@
 
 use super::described::{Described, Description};
 use super::place::{Address, Listener};
-use super::port::Talk;
+use super::port::Meanwhile;
 use super::snapshot::Snapshot;
 use super::target::{Host, receive, restore};
 use super::wire::{PATIENCE, Secret};
@@ -181,7 +181,7 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Syn
         }
         thread::sleep(Duration::from_millis(5));
     };
-    let begin = || -> Result<Talk> { receive(machine, &ram, guest) };
+    let begin = |meanwhile: &mut Meanwhile<'_>| receive(machine, &ram, guest, meanwhile);
     match way {
         Way::Restored(path, description, then) => {
             let mut from = Snapshot::open(&path)?;
@@ -190,7 +190,7 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Syn
             if let Err(error) = from.note_restored() {
                 eprintln!("quell: guest {guest}: {error:#}");
             }
-            let is_paused = restore(begin()?, from)?.paused != 0;
+            let is_paused = restore(begin(&mut || Ok(()))?, from)?.paused != 0;
             then(machine, is_paused)
         }
         Way::Incoming(listener, secret) => {

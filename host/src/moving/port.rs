@@ -163,6 +163,9 @@ impl Drop for Port {
     }
 }
 
+/// What is done while a request waits for its turn.
+pub(super) type Meanwhile<'a> = dyn FnMut() -> Result<()> + 'a;
+
 /// How a request ended: its last record.
 pub(super) type Ended = Result<String>;
 
@@ -177,13 +180,14 @@ pub(crate) struct Talk {
 pub(super) type Asking = JoinHandle<(Ended, Option<Control>)>;
 
 impl Talk {
-    /// Makes a request that has a channel.
+    /// Makes a request that has a channel. Until that is heard, `meanwhile` is called again and
+    /// again, and ends it by an error.
     pub(super) fn begin(
         control: Control,
         ram: Arc<Ram>,
         request: Request,
         sizes: Sizes,
-        signals: &Signals,
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<Self> {
         let (says, heard) = mpsc::channel();
         let asking = thread::spawn(move || {
@@ -197,7 +201,7 @@ impl Talk {
             let last = answer.and_then(|records| records.last().cloned().context("the answer is empty"));
             (last, Some(control))
         });
-        Self::of(ram, &heard, asking, sizes, signals)
+        Self::of(ram, &heard, asking, sizes, meanwhile)
     }
 
     /// A request whose channel is heard, when those about the guest that came before have ended.
@@ -206,15 +210,12 @@ impl Talk {
         heard: &Receiver<Channel>,
         asking: Asking,
         sizes: Sizes,
-        signals: &Signals,
+        meanwhile: &mut Meanwhile<'_>,
     ) -> Result<Self> {
         let channel = loop {
             match heard.recv_timeout(LOOK_PERIOD) {
                 Ok(channel) => break channel,
-                Err(RecvTimeoutError::Timeout) => ensure!(
-                    signals.caught().is_none(),
-                    "ended by a signal, while another request about the guest was served: nothing was done"
-                ),
+                Err(RecvTimeoutError::Timeout) => meanwhile()?,
                 Err(RecvTimeoutError::Disconnected) => {
                     bail!(end_of(asking).err().unwrap_or_else(|| anyhow!("there is no channel")))
                 }

@@ -58,7 +58,12 @@ impl Origin {
     pub(super) fn begin(&self, session: u64, way: SendWay, signals: &Signals) -> Result<Talk> {
         let control = Control::open(&self.machine)?;
         let request = Request::Send { guest: self.guest, session, way };
-        Talk::begin(control, Arc::clone(&self.ram), request, Sizes::SOURCE, signals)
+        Talk::begin(control, Arc::clone(&self.ram), request, Sizes::SOURCE, &mut || {
+            let is_over = signals.caught().is_some();
+            let served = "while another request about the guest was served: nothing was done";
+            ensure!(!is_over, "ended by a signal, {served}");
+            Ok(())
+        })
     }
 
     pub(super) fn outflow(&self, manner: &Manner) -> Outflow {
@@ -198,7 +203,7 @@ pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<
     let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
     let guest = Box::new(of.described.description.clone());
     link.say(&Opening::Offer { session, guest })?;
-    match link.hear(PREPARED * manner.patience)? {
+    match link.hear(manner.patience)? {
         Answer::Accepted => {}
         Answer::Refused(why) => bail!("{} does not take the guest: {}", to.address, foreign(&why)),
         other => bail!("{} answers {other:?} to a guest", to.address),
@@ -223,8 +228,6 @@ pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<
     }
 }
 
-/// A target may take so many times the patience to make room for a guest, which runs meanwhile.
-const PREPARED: u32 = 4;
 /// When a signal is to end the command, a target that has all of the guest may be silent for so
 /// long.
 const LAST_WORD: Duration = Duration::from_secs(2);

@@ -3,7 +3,7 @@
 use super::described::Description;
 use super::greeting::{Greeting, Greetings};
 use super::place::Listener;
-use super::port::{Ended, Frame, PAUSE, Talk};
+use super::port::{Ended, Frame, Meanwhile, PAUSE, Talk};
 use super::seal::random;
 use super::snapshot::{Snapshot, is_of_a_guest};
 use super::time::{Relation, now_ns, with_clock};
@@ -19,10 +19,15 @@ use transfer::frame::{Clock, Kind};
 use transfer::handover::{Ended as How, Known, Told};
 
 /// Begins to receive a guest. It gets a generation id that nobody can guess.
-pub(super) fn receive(machine: &Found, ram: &Arc<Ram>, guest: Name) -> Result<Talk> {
+pub(super) fn receive(
+    machine: &Found,
+    ram: &Arc<Ram>,
+    guest: Name,
+    meanwhile: &mut Meanwhile<'_>,
+) -> Result<Talk> {
     let control = Control::open(machine)?;
     let request = Request::Receive { guest, generation: u128::from_le_bytes(random()?) };
-    Talk::begin(control, Arc::clone(ram), request, Sizes::TARGET, &Signals::default())
+    Talk::begin(control, Arc::clone(ram), request, Sizes::TARGET, meanwhile)
 }
 
 /// A guest that is arriving.
@@ -184,7 +189,7 @@ impl Host {
     /// Several connections at a time: whoever is silent keeps nobody else waiting.
     pub(super) fn serve(
         &self,
-        begin: impl Fn() -> Result<Talk> + Sync,
+        begin: impl Fn(&mut Meanwhile<'_>) -> Result<Talk> + Sync,
         is_over: impl Fn() -> bool + Sync,
         says: impl Fn(&str) + Sync,
     ) -> Result<()> {
@@ -213,7 +218,7 @@ impl Host {
     fn serve_one(
         &self,
         stream: OwnedFd,
-        begin: impl Fn() -> Result<Talk>,
+        begin: impl Fn(&mut Meanwhile<'_>) -> Result<Talk>,
         end: &Signals,
         greeting: &Greeting<'_>,
     ) -> Result<Option<String>> {
@@ -231,7 +236,8 @@ impl Host {
         let accepted = match self.description.difference(&guest) {
             Some(what) => Err(anyhow!("{what}")),
             None if self.sessions().contains_key(&session) => Err(anyhow!("this session has been")),
-            None => begin(),
+            // Its memory is freed and zeroed before that.
+            None => begin(&mut || link.give_sign()),
         };
         let talk = match accepted {
             Ok(talk) => talk,

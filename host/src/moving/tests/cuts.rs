@@ -2,6 +2,7 @@
 
 use super::super::outflow::Manner;
 use super::super::source::{InDoubt, Moved, migrate, target_is_gone};
+use super::super::target::receive;
 use super::super::wire::Secret;
 use super::machines::{LONG, address, until};
 use super::way::{At, BACK, Leads, THERE};
@@ -15,6 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PATIENCE: Duration = Duration::from_secs(3);
 /// The same in random histories, where either may come of it.
 const HASTE: Duration = Duration::from_millis(300);
+/// Bytes of magic and nonce, and of a block without bytes.
+const GREETING: u64 = 48;
+const SIGN: u64 = 4 + 32;
 /// Bytes of the block that says that a guest is accepted.
 const ACCEPTED: u64 = 4 + "\"accepted\"".len() as u64 + 32;
 
@@ -136,7 +140,7 @@ fn guests_that_are_refused_or_cancelled_run_on_where_they_are() {
 fn m2_a_target_or_a_source_that_falls_silent_leaves_the_guest_where_it_is() {
     let world = World::new(PATIENCE);
     // It has all of it, and its Ready does not pass: the guest is shown as offered meanwhile.
-    world.ways[1].breaks(At::Byte(BACK, 48 + ACCEPTED), Leads::Silence);
+    world.ways[1].breaks(At::Byte(BACK, GREETING + ACCEPTED), Leads::Silence);
     let (offered, silent) = thread::scope(|scope| {
         let moving = scope.spawn(|| world.migrate(0));
         let state = until("it is offered", || {
@@ -182,6 +186,27 @@ fn m2_a_signal_ends_a_command_that_waits_for_the_targets_word() {
     world.mend(1);
     let again = world.migrate(0);
     assert_eq!(world.check(0, &again, "asked again"), Some(1), "{}", said(&again));
+}
+
+#[test]
+fn a_target_that_has_no_room_yet_shows_that_it_is_there() {
+    let world = World::new(LONG);
+    let there = &world.sides[1].origin;
+    // Another guest is arriving in its place.
+    let other = receive(&there.machine, &there.ram, Name::GUEST, &mut || Ok(())).expect("begins");
+    let moved = thread::scope(|scope| {
+        let moving = scope.spawn(|| world.migrate(0));
+        until("it gives two signs", || (world.ways[1].passed()[BACK] >= GREETING + 2 * SIGN).then_some(()));
+        other.end().expect_err("does not arrive");
+        moving.join().expect("ends")
+    });
+    assert_eq!(world.check(0, &moved, "at last"), Some(1));
+    // It is given up when it gives none.
+    let silent = World::new(PATIENCE);
+    silent.ways[1].breaks(At::Byte(BACK, GREETING), Leads::Silence);
+    let silence = silent.migrate(0);
+    assert!(said(&silence).contains("says nothing"), "{}", said(&silence));
+    silent.check(0, &silence, "before it has accepted");
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn restored(path: &Path, to: &Side) -> Result<()> {
     let mut file = Snapshot::open(path)?;
     let (kernel, initrd) = file.files()?;
     assert_eq!((kernel, initrd), (vec![7; 300_000], Some(b"initrd".to_vec())));
-    let talk = receive(&to.origin.machine, &to.origin.ram, Name::GUEST)?;
+    let talk = receive(&to.origin.machine, &to.origin.ram, Name::GUEST, &mut || Ok(()))?;
     restore(talk, file).map(drop)
 }
 

@@ -2,7 +2,7 @@
 
 use super::super::described::Described;
 use super::super::place::{Address, Listener};
-use super::super::port::Talk;
+use super::super::port::Meanwhile;
 use super::super::source::Origin;
 use super::super::target::{Host, receive};
 use super::super::wire::Secret;
@@ -55,7 +55,8 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// Its files are in this directory. Its tool's patience is for the silence of others.
+    /// Its files are in this directory. If it has a guest, that runs already. Its tool's patience
+    /// is for the silence of others.
     pub(super) fn start(directory: &Path, name: &str, has_guest: bool, patience: Duration) -> Self {
         Self::start_for(directory, name, has_guest, patience, described())
     }
@@ -95,12 +96,16 @@ impl Side {
         let (says, ends) = (Arc::clone(&said), Arc::clone(&is_over));
         let (found, ram) = (origin.machine.clone(), Arc::clone(&origin.ram));
         let tool = thread::spawn(move || {
-            let begin = || -> Result<Talk> { receive(&found, &ram, Name::GUEST) };
+            let begin = |meanwhile: &mut Meanwhile<'_>| receive(&found, &ram, Name::GUEST, meanwhile);
             let says = |what: &str| says.lock().expect("nobody panics with it").push(what.to_owned());
             host.serve(begin, || ends.load(Ordering::Relaxed), says).expect("serves");
         });
         let machine = Some(board.expect("starts"));
-        Self { path, origin, said, machine, _relay: relay, is_over, tool: Some(tool) }
+        let side = Self { path, origin, said, machine, _relay: relay, is_over, tool: Some(tool) };
+        if has_guest {
+            side.until_it_is(GuestState::Running);
+        }
+        side
     }
 
     pub(super) fn state(&self) -> GuestState {
