@@ -115,9 +115,10 @@ const fn probed(name: &'static str, test: &'static str, defect: &'static [&'stat
     probe(name, test, ProbeEnd::Failed(2, 2)).on(SKYLAKE).with(defect).about(PLANTED_ABOUT)
 }
 
-/// Few VPIDs begin anew without a flush: a process runs by the tables of another one.
+/// Few VPIDs begin anew without a flush, whenever a third vCPU has the only CPU: a process runs by
+/// the tables of another one.
 const fn mixed_up(name: &'static str, defect: &'static [&'static str]) -> Case {
-    stock(name, (4, 2), THRASH_SHORT, Expect::Damage).on(SKYLAKE).with(defect).about(PLANTED_ABOUT)
+    stock(name, (5, 1), THRASH_SHORT, Expect::Damage).on(SKYLAKE).with(defect).about(PLANTED_ABOUT)
 }
 
 pub(super) const PLANTED_ON_VMX: [Case; 13] = [
