@@ -8,6 +8,7 @@ use super::expressions::{
 use super::inserted::Wrap;
 use proc_macro2::Span;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{BinOp, Block, Expr, ReturnType, Stmt, Type};
@@ -19,21 +20,32 @@ pub(super) struct Site {
     pub(super) what: String,
     pub(super) line: usize,
     pub(super) wraps: Vec<Wrap>,
+    /// The function around it, if the compiler can compute that (`const fn`).
+    pub(super) computed: Option<String>,
+}
+
+/// What is in a file.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) sites: Vec<Site>,
+    /// Functions that the compiler can compute, and where it says so.
+    pub(super) computed: Vec<(String, Range<usize>)>,
 }
 
 struct Finder<'a> {
     text: &'a str,
     function: String,
+    is_computed: bool,
     /// Constants of the file by name: the next one of the same type.
     neighbours: &'a BTreeMap<String, String>,
-    sites: Vec<Site>,
+    found: Found,
 }
 
 /// All sites of a file.
 ///
 /// # Errors
 /// What cannot be parsed.
-pub(super) fn find(text: &str) -> syn::Result<Vec<Site>> {
+pub(super) fn find(text: &str) -> syn::Result<Found> {
     let file = syn::parse_file(text)?;
     let mut constants = BTreeMap::<String, Vec<String>>::new();
     for item in &file.items {
@@ -48,11 +60,13 @@ pub(super) fn find(text: &str) -> syn::Result<Vec<Site>> {
         names.iter().cloned().zip(next.cloned())
     });
     let neighbours = neighbours.collect();
-    let mut finder = Finder { text, function: String::new(), neighbours: &neighbours, sites: Vec::new() };
+    let found = Found { sites: Vec::new(), computed: Vec::new() };
+    let mut finder =
+        Finder { text, function: String::new(), is_computed: false, neighbours: &neighbours, found };
     finder.visit_file(&file);
-    let sites = finder.sites;
+    let found = finder.found;
     proc_macro2::extra::invalidate_current_thread_spans();
-    Ok(sites)
+    Ok(found)
 }
 
 fn cut(text: &str, span: Span) -> String {
@@ -73,7 +87,8 @@ const YES: &str = "::quell_mutant::is(#)";
 impl Finder<'_> {
     fn add(&mut self, what: &str, place: Span, wraps: Vec<Wrap>) {
         let what = format!("fn {}: {what}", self.function);
-        self.sites.push(Site { what, line: place.start().line, wraps });
+        let computed = self.is_computed.then(|| self.function.clone());
+        self.found.sites.push(Site { what, line: place.start().line, wraps, computed });
     }
 
     fn text_of(&self, spanned: &impl Spanned) -> &str {
@@ -141,16 +156,19 @@ impl Finder<'_> {
     }
 
     fn function(&mut self, signature: &syn::Signature, block: &Block, more: impl FnOnce(&mut Self)) {
-        // What the compiler computes cannot ask. The start of a program is not a function to leave.
-        if signature.constness.is_some()
-            || matches!(signature.output, ReturnType::Type(_, ref of) if matches!(**of, Type::Never(_)))
-        {
+        // The start of a program is not a function to leave.
+        if matches!(signature.output, ReturnType::Type(_, ref of) if matches!(**of, Type::Never(_))) {
             return;
         }
-        let outer = std::mem::replace(&mut self.function, signature.ident.to_string());
+        let name = signature.ident.to_string();
+        if let Some(says) = signature.constness {
+            self.found.computed.push((name.clone(), says.span().byte_range()));
+        }
+        let outer = std::mem::replace(&mut self.function, name);
+        let outside = std::mem::replace(&mut self.is_computed, signature.constness.is_some());
         self.body(&signature.output, block);
         more(self);
-        self.function = outer;
+        (self.function, self.is_computed) = (outer, outside);
     }
 
     fn compared(&mut self, binary: &syn::ExprBinary) {

@@ -2,14 +2,14 @@
 
 use super::built::is_built;
 use super::inserted;
-use super::sites::{self, Site};
+use super::sites::{self, Found, Site};
 use crate::machine::signals::Signals;
 use crate::test::lines;
 use crate::test::progress::Running;
 use crate::workspace;
 use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::Message;
-use cargo_metadata::diagnostic::{DiagnosticLevel, DiagnosticSpan};
+use cargo_metadata::diagnostic::{Diagnostic, DiagnosticLevel, DiagnosticSpan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::Range;
@@ -28,6 +28,8 @@ const CHECK: &str = "check --profile test --keep-going";
 const BUILD: &str = "test --no-run";
 /// What the compiler would refuse to compute.
 const FLAGS: &str = "-Awarnings -Aarithmetic-overflow -Aunconditional-panic -Aoverflowing-literals";
+/// What functions that must be computed are listed after.
+const COMPUTED: &str = "const fn ";
 /// The crate that the copy's places ask, below the copy.
 const CHOSEN: &str = "crates/mutant";
 const CHOSEN_SOURCE: &str = include_str!("chosen/lib.rs");
@@ -43,7 +45,7 @@ pub(super) struct Source {
     text: String,
     /// Numbers of its sites begin here.
     first: u32,
-    pub(super) sites: Vec<Site>,
+    found: Found,
 }
 
 pub(super) struct Tree {
@@ -54,6 +56,8 @@ pub(super) struct Tree {
     pub(super) sources: Vec<Source>,
     /// Numbers of those that do not compile.
     dropped: BTreeSet<u32>,
+    /// Names of functions that the compiler must compute, and that so cannot ask.
+    computed: BTreeSet<String>,
     /// Where the inserted text of each file is.
     places: BTreeMap<String, Vec<(u32, Range<usize>)>>,
 }
@@ -81,21 +85,29 @@ impl Tree {
             else {
                 continue;
             };
-            let sites = sites::find(&text).with_context(|| path.clone())?;
-            let count = sites.len() as u32;
-            sources.push(Source { room, path, text, first, sites });
+            let found = sites::find(&text).with_context(|| path.clone())?;
+            let count = found.sites.len() as u32;
+            sources.push(Source { room, path, text, first, found });
             first += count;
         }
-        let (dropped, places) = (BTreeSet::new(), BTreeMap::new());
-        Ok(Self { packages, root, build, sources, dropped, places })
+        let (dropped, computed, places) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
+        Ok(Self { packages, root, build, sources, dropped, computed, places })
     }
 
     /// All that compile: number, source and site.
     pub(super) fn mutants(&self) -> impl Iterator<Item = (u32, &Source, &Site)> {
-        let all = self.sources.iter().flat_map(|source| {
-            (source.first..).zip(&source.sites).map(move |(number, site)| (number, source, site))
-        });
-        all.filter(|(number, ..)| !self.dropped.contains(number))
+        self.all().filter(|(number, _, site)| self.compiles(*number, site))
+    }
+
+    fn all(&self) -> impl Iterator<Item = (u32, &Source, &Site)> {
+        self.sources.iter().flat_map(|source| {
+            (source.first..).zip(&source.found.sites).map(move |(number, site)| (number, source, site))
+        })
+    }
+
+    fn compiles(&self, number: u32, site: &Site) -> bool {
+        let is_computed = site.computed.as_ref().is_some_and(|function| self.computed.contains(function));
+        !is_computed && !self.dropped.contains(&number)
     }
 
     /// Copies the tree and builds its tests, without what does not compile.
@@ -157,9 +169,14 @@ impl Tree {
     /// Writes the mutated sources.
     fn write(&mut self) -> Result<()> {
         for source in &self.sources {
-            let left =
-                (source.first..).zip(&source.sites).filter(|(number, _)| !self.dropped.contains(number));
-            let (text, places) = inserted::insert(&source.text, left);
+            let left = (source.first..).zip(&source.found.sites);
+            let left = left.filter(|(number, site)| self.compiles(*number, site));
+            // The compiler computes nothing that it need not.
+            let mut text = source.text.clone();
+            for (_, says) in source.found.computed.iter().filter(|(name, _)| !self.computed.contains(name)) {
+                text.replace_range(says.clone(), &" ".repeat(says.len()));
+            }
+            let (text, places) = inserted::insert(&text, left);
             put(&self.root.join(&source.path), text.as_bytes())?;
             self.places.insert(source.path.clone(), places);
         }
@@ -171,7 +188,7 @@ impl Tree {
         what: &str,
         running: &Running<'_>,
         signals: &Signals,
-    ) -> Result<(Vec<Program>, Vec<Vec<DiagnosticSpan>>)> {
+    ) -> Result<(Vec<Program>, Vec<Diagnostic>)> {
         let mut command = workspace::cargo();
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.build).env("RUSTFLAGS", FLAGS);
         command.env("CARGO_PROFILE_DEV_DEBUG", "0").env("CARGO_PROFILE_TEST_DEBUG", "0");
@@ -181,8 +198,8 @@ impl Tree {
             .args(self.packages.iter().flat_map(|(package, _)| named(package)))
             .args(["--message-format=json", "--offline"]);
         let (mut programs, mut errors, mut said) = (Vec::new(), Vec::new(), Vec::new());
-        let status =
-            lines::read(command, BUILD_TIMEOUT, signals, |line| match serde_json::from_str(&line) {
+        let status = lines::read(command, BUILD_TIMEOUT, BUILD_TIMEOUT, signals, |line| {
+            match serde_json::from_str(&line) {
                 Ok(Message::CompilerArtifact(artifact)) => {
                     running.note(format!("builds {}", artifact.target.name));
                     if let Some(path) = artifact.executable.filter(|_| artifact.profile.test) {
@@ -193,12 +210,13 @@ impl Tree {
                 }
                 Ok(Message::CompilerMessage(message)) if message.message.level == DiagnosticLevel::Error => {
                     if !message.message.spans.is_empty() {
-                        errors.push(message.message.spans);
+                        errors.push(message.message);
                     }
                 }
                 Ok(_) => {}
                 Err(_) => said.push(line),
-            })?;
+            }
+        })?;
         let succeeded = status.is_some_and(|status| status.success());
         ensure!(
             succeeded || !errors.is_empty(),
@@ -211,18 +229,23 @@ impl Tree {
 
     /// Drops those that the compiler complains about: the innermost at each place that it names, or
     /// else all nearby.
-    fn drop_those(&mut self, errors: &[Vec<DiagnosticSpan>]) -> Result<()> {
-        let before = self.dropped.len();
-        for spans in errors {
+    fn drop_those(&mut self, errors: &[Diagnostic]) -> Result<()> {
+        let before = (self.dropped.len(), self.computed.len());
+        for error in errors {
+            if let Some(name) = must_be_computed(error) {
+                self.computed.insert(name);
+                continue;
+            }
+            let spans = &error.spans;
             let mut found: Vec<_> = spans.iter().filter_map(|span| self.around(span, 0)).flatten().collect();
             if found.is_empty() {
                 found = spans.iter().filter_map(|span| self.around(span, NEARBY)).flatten().collect();
             }
             self.dropped.extend(found);
         }
-        if self.dropped.len() == before {
-            let span = &errors[0][0];
-            bail!("no change is at {}:{}, which does not compile", span.file_name, span.line_start);
+        if (self.dropped.len(), self.computed.len()) == before {
+            let (span, what) = (&errors[0].spans[0], &errors[0].message);
+            bail!("no change is at {}:{}: {what}", span.file_name, span.line_start);
         }
         Ok(())
     }
@@ -255,14 +278,14 @@ impl Tree {
         let known = self.mutants().filter(|(_, source, site)| names.contains(name(source, site).as_str()));
         let known: Vec<_> = known.map(|(number, ..)| number).collect();
         self.dropped.extend(known);
+        self.computed.extend(text.lines().filter_map(|line| line.strip_prefix(COMPUTED)).map(str::to_owned));
     }
 
     fn write_dropped(&self) -> Result<()> {
-        let all = self.sources.iter().flat_map(|source| {
-            (source.first..).zip(&source.sites).map(move |(number, site)| (number, name(source, site)))
-        });
-        let names: Vec<_> =
-            all.filter(|(number, _)| self.dropped.contains(number)).map(|(_, name)| name).collect();
+        let dropped = self.all().filter(|(number, ..)| self.dropped.contains(number));
+        let dropped = dropped.map(|(_, source, site)| name(source, site));
+        let computed = self.computed.iter().map(|name| format!("{COMPUTED}{name}"));
+        let names: Vec<_> = computed.chain(dropped).collect();
         put(&self.dropped_list(), names.join("\n").as_bytes())
     }
 
@@ -272,11 +295,25 @@ impl Tree {
         for source in &self.sources {
             hasher.update(source.text.as_bytes());
         }
-        for number in &self.dropped {
+        for (number, ..) in self.mutants() {
             hasher.update(&number.to_le_bytes());
         }
         hasher.finalize().to_hex().to_string()
     }
+}
+
+/// The name of a function that is called where the compiler computes.
+fn must_be_computed(error: &Diagnostic) -> Option<String> {
+    error.code.as_ref().filter(|code| code.code == "E0015")?;
+    let path = error.message.split('`').nth(1)?;
+    let mut depth = 0;
+    let is_outside = |letter: &char| {
+        depth += i32::from(*letter == '<') - i32::from(*letter == '>');
+        depth == 0 && *letter != '>'
+    };
+    let plain: String = path.chars().filter(is_outside).collect();
+    let name = plain.split("::").filter(|part| !part.is_empty()).last()?;
+    (!path.starts_with("quell_mutant")).then(|| name.to_owned())
 }
 
 /// How cargo is told a package's directory.
