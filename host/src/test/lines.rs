@@ -2,7 +2,7 @@
 
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 /// The time that a stopped command has to end by itself.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Runs `command` in its own process group and passes each line of its output to `each`.
+/// Runs `command` in its own process group and passes each line of its output to `each`. Each of
+/// its processes may use so much of `cpu_time`.
 ///
 /// After `timeout`, or when a signal arrives, interrupts the command, and kills it if that does not
 /// help. There is no status then: whatever the command makes of it, it has not come to its end.
 pub(super) fn read(
     mut command: Command,
     timeout: Duration,
+    cpu_time: Duration,
     signals: &Signals,
     mut each: impl FnMut(String),
 ) -> Result<Option<ExitStatus>> {
@@ -29,6 +31,9 @@ pub(super) fn read(
     // The command holds copies of the pipe's writing end, which prevent end of file while it lives.
     drop(command);
     let group = Pid::from_child(&child);
+    let limit = Some(cpu_time.as_secs());
+    prlimit(Some(group), Resource::Cpu, Rlimit { current: limit, maximum: limit })
+        .context("cannot limit the CPU time of cargo's processes")?;
     let (sender, lines) = mpsc::channel();
     let reader = thread::spawn(move || send_lines(source, &sender));
     let mut deadline = Instant::now() + timeout;
@@ -77,7 +82,7 @@ mod tests {
     fn status_of(script: &str, timeout: Duration) -> Option<bool> {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", script]);
-        let status = read(shell, timeout, &Signals::default(), |_| {}).expect("starts");
+        let status = read(shell, timeout, timeout, &Signals::default(), |_| {}).expect("starts");
         status.map(|status| status.success())
     }
 

@@ -15,6 +15,9 @@ use std::time::Duration;
 
 /// Longest time for one step, including building.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1800);
+/// CPU time of one program of unit tests, several times as long as usual. A test that has no end
+/// takes its program with it, and is named.
+const UNIT_TESTS_CPU_TIME: Duration = Duration::from_secs(900);
 
 pub(super) struct Step {
     pub(super) name: &'static str,
@@ -22,13 +25,15 @@ pub(super) struct Step {
     args: &'static str,
     /// Model-checked: built with `cfg(loom)`, in a target directory of its own.
     loom: bool,
+    /// CPU time of each of its processes.
+    cpu_time: Duration,
     /// Run only with `--long`.
     pub(super) only_long: bool,
     env: &'static [(&'static str, &'static str)],
 }
 
 const fn step(name: &'static str) -> Step {
-    Step { name, about: "", args: "", loom: false, only_long: false, env: &[] }
+    Step { name, about: "", args: "", loom: false, cpu_time: STEP_TIMEOUT, only_long: false, env: &[] }
 }
 
 impl Step {
@@ -42,6 +47,10 @@ impl Step {
 
     const fn under_loom(self) -> Self {
         Self { loom: true, ..self }
+    }
+
+    const fn within(self, cpu_time: Duration) -> Self {
+        Self { cpu_time, ..self }
     }
 
     const fn only_long(self, env: &'static [(&'static str, &'static str)]) -> Self {
@@ -58,7 +67,8 @@ pub(super) const FORMAT: &str = "fmt --all -- --check --color never";
 pub(super) const STEPS: [Step; 18] = [
     step("format").runs(FORMAT).about("the sources are formatted"),
     step("unit-tests").runs("test --workspace --exclude quell-probe --features quell-hypervisor/trace")
-        .about("unit and property tests of all crates; the hypervisor's record a trace"),
+        .about("unit and property tests of all crates; the hypervisor's record a trace")
+        .within(UNIT_TESTS_CPU_TIME),
     step("model-tests").runs("test --profile model --lib -p quell-coherence -p quell-iommu -p quell-memslots -p quell-hostlink -p quell-transfer")
     .about("flush protocol, IOMMU rings, memory slots, dirty logs, rings and channels under loom")
     .under_loom(),
@@ -139,7 +149,7 @@ impl Step {
         mut note: impl FnMut(&Reading, &str),
     ) -> Result<(bool, Reading)> {
         let mut reading = Reading::default();
-        let status = lines::read(self.command(cargo), STEP_TIMEOUT, signals, |line| {
+        let status = lines::read(self.command(cargo), STEP_TIMEOUT, self.cpu_time, signals, |line| {
             note(&reading, &line);
             reading.line(line);
         })?;

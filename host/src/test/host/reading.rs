@@ -59,9 +59,16 @@ impl Reading {
             return names.chain(messages).chain(said).collect::<Vec<_>>().join("\n");
         }
         let shown: Vec<&str> = lines().filter(|line| !line.ends_with(" ... ok")).collect();
+        let goes_on = |line: &str| {
+            let name = line.strip_prefix("test ")?.strip_suffix(" has been running for over 60 seconds")?;
+            let is_over = lines().any(|line| line == format!("test {name} ... ok"));
+            (!is_over).then(|| format!("NO END {name}"))
+        };
+        let endless: Vec<_> = shown.iter().filter_map(|line| goes_on(line)).collect();
         let first = shown.iter().position(|line| line.starts_with("error"));
         let start = first.unwrap_or_else(|| shown.len().saturating_sub(DETAIL_LINES));
-        shown[start..].iter().take(DETAIL_LINES).copied().collect::<Vec<_>>().join("\n")
+        let said = shown[start..].iter().take(DETAIL_LINES).map(|line| (*line).to_owned());
+        endless.into_iter().chain(said).collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -84,12 +84,23 @@ fn u50_all_failed_tests_are_named_with_their_messages() {
     assert!(!["printed before", "core::panicking", "note: ", " ... ok"].iter().any(|it| shown.contains(it)));
 }
 
+#[test]
+fn a_test_without_an_end_is_named() {
+    let shown = shown(
+        "echo running 2 tests; echo 'test long has been running for over 60 seconds'; echo 'test long ... ok'; \
+         echo 'test endless has been running for over 60 seconds'; (while :; do :; done); echo over; exit 1",
+    );
+    assert!(shown.contains("NO END endless") && shown.contains("over"), "{shown}");
+    assert!(!shown.contains("NO END long"), "{shown}");
+}
+
 /// What is shown of a step of tests that runs this script in cargo's place.
 fn shown(script: &str) -> String {
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", script]);
     let signals = Signals::default();
-    let (_, reading) = step("made").runs("test ").read(shell, &signals, |_, _| {}).expect("starts");
+    let step = step("made").runs("test ").within(Duration::from_secs(1));
+    let (_, reading) = step.read(shell, &signals, |_, _| {}).expect("starts");
     reading.detail()
 }
 
