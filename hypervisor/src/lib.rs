@@ -30,6 +30,7 @@ pub mod page_pool;
 #[cfg(not(loom))]
 pub mod pages;
 pub mod quota;
+pub mod red_zones;
 pub mod sched;
 pub mod stopping;
 #[cfg(not(loom))]

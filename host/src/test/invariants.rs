@@ -135,7 +135,10 @@ const UNSAFE: &[Group] = &[
     ("crates", &[("pic", 1), ("stay", 1), ("transfer", 1)]),
     ("guests", &[("boot", 3), ("hostile", 23), ("load", 9), ("probe", 31)]),
     ("hypervisor/src", &[("arch", 38), ("arm64", 3), ("bringup.rs", 1), ("image", 5), ("iommu", 1)]),
-    ("hypervisor/src", &[("owned", 3), ("pages.rs", 1), ("svm", 5), ("vm", 24), ("vmx", 2), ("x86", 4)]),
+    (
+        "hypervisor/src",
+        &[("owned", 3), ("pages.rs", 1), ("red_zones.rs", 1), ("svm", 5), ("vm", 24), ("vmx", 2), ("x86", 4)],
+    ),
     ("tlbcheck", &[("src", 12)]),
 ];
 

@@ -129,6 +129,9 @@ impl<V: Kind> Board for On<V> {
     }
 
     fn exit(code: ExitCode) -> ! {
+        if let Some(damage) = image::heap::damage().filter(|_| !image::panic::has_panicked()) {
+            panic!("{damage}");
+        }
         cpu::exit(code)
     }
 }

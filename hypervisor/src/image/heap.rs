@@ -12,6 +12,7 @@ use talc::source::Manual;
 
 use super::blocks::{BLOCK_SIZE, GUARD_PAGES};
 use crate::free_memory::FreeMemory;
+use crate::red_zones::{Damage, RedZones};
 
 /// Minimum heap of the hypervisor: its own page tables, VMCBs, device state. Neither guest memory
 /// nor nested page tables are allocated from it.
@@ -24,11 +25,13 @@ const HEAP_MAX: u64 = 1 << 30;
 
 #[global_allocator]
 static HEAP: Counted =
-    Counted { heap: TalcLock::new(Manual), size: AtomicU64::new(0), used: AtomicU64::new(0) };
+    Counted { heap: Heap::new(TalcLock::new(Manual)), size: AtomicU64::new(0), used: AtomicU64::new(0) };
+
+type Heap = RedZones<TalcLock<Mutex<()>, Manual>>;
 
 /// The heap, with the number of bytes that are allocated from it.
 struct Counted {
-    heap: TalcLock<Mutex<()>, Manual>,
+    heap: Heap,
     size: AtomicU64,
     used: AtomicU64,
 }
@@ -49,6 +52,11 @@ unsafe impl GlobalAlloc for Counted {
         // SAFETY: as above.
         unsafe { self.heap.dealloc(start, layout) };
     }
+}
+
+/// What somebody wrote past a block, which is noticed in images under test only.
+pub(crate) fn damage() -> Option<Damage> {
+    HEAP.heap.damage()
 }
 
 pub(crate) fn used() -> u64 {
@@ -94,7 +102,7 @@ pub(crate) fn init_heap(free: &mut FreeMemory, reach: u64) -> Result<(), &'stati
     let size = (HEAP_MIN + free.total() / RAM_PER_HEAP).min(HEAP_MAX) & !(PAGE - 1);
     let base = free.take(size, PAGE, reach).ok_or("no room for the heap")?;
     // SAFETY: the range was taken from free RAM, is mapped, and has no other user.
-    unsafe { HEAP.heap.lock().claim(base as *mut u8, size as usize) };
+    unsafe { HEAP.heap.heap().lock().claim(base as *mut u8, size as usize) };
     HEAP.size.store(size, Ordering::Relaxed);
     Ok(())
 }

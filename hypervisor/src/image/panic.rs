@@ -64,6 +64,9 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
             vcpu => writeln!(port, "  on CPU {}, vCPU {}, last exit {exit:#x}", cpu.index, vcpu - 1),
         };
     }
+    if let Some(damage) = heap::damage() {
+        let _ = writeln!(port, "  {damage}");
+    }
     let _ = writeln!(port, "  backtrace:");
     if let Some(address) = address {
         print_frame(address);
