@@ -5,5 +5,7 @@ pub mod amd_vi;
 pub mod lines;
 pub mod messages;
 pub mod mirror;
+#[cfg(test)]
+pub(crate) mod moment;
 pub mod routes;
 pub mod smmu;

@@ -36,6 +36,11 @@ impl Reader {
         Self { order, cons: 0 }
     }
 
+    /// Whether it has read and acknowledged all, when EVENTQ_PROD was `prod`.
+    pub const fn is_at(self, prod: u32) -> bool {
+        (prod ^ self.cons) & (OVERFLOW | (2 * self.len() - 1)) == 0
+    }
+
     const fn len(self) -> u32 {
         1 << self.order
     }

@@ -42,6 +42,9 @@ const WORDS: usize = 8;
 const CONTEXTS: usize = 64;
 /// Commands up to which addresses are invalidated one by one.
 const COMMANDS_MAX: u32 = 32;
+/// Events are taken until there are none, but no more often than this: devices may cause them
+/// faster than they are taken.
+const EVENT_ROUNDS_MAX: u32 = 1 << 10;
 /// Turns of waiting for the SMMU. A sync takes microseconds; this is seconds.
 const TURNS_MAX: u64 = 1 << 26;
 
@@ -267,15 +270,22 @@ impl Iommu<Pin> for Smmu {
 
     fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool {
         let registers = self.queue.port().0;
-        let mut reader = self.reader.lock();
-        let prod = registers.read(EVENTQ_PROD);
-        for event in reader.unread(prod).filter_map(|index| self.record(index)).map(Event::decode) {
-            let device = u16::try_from(event.stream.0).ok().map(DeviceId);
-            report(device, &event);
+        let (mut reader, mut has_lost) = (self.reader.lock(), false);
+        for _ in 0..EVENT_ROUNDS_MAX {
+            let prod = registers.read(EVENTQ_PROD);
+            if reader.is_at(prod) {
+                break;
+            }
+            for event in reader.unread(prod).filter_map(|index| self.record(index)).map(Event::decode) {
+                let device = u16::try_from(event.stream.0).ok().map(DeviceId);
+                report(device, &event);
+            }
+            let advance = reader.advance(prod);
+            // An event that comes before this does not interrupt: the queue was not empty (3.18.2).
+            registers.write(EVENTQ_CONS, advance.cons.into());
+            has_lost |= advance.has_lost;
         }
-        let advance = reader.advance(prod);
-        registers.write(EVENTQ_CONS, advance.cons.into());
-        advance.has_lost
+        has_lost
     }
 }
 

@@ -12,6 +12,7 @@ use stay::iommu::{Device, Domain, amd_vi as engine, finish};
 
 use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::amd_vi::{Iommu, NotStarted};
+use crate::iommu::moment::each_moment;
 use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;
 
@@ -312,6 +313,38 @@ fn events_are_taken_once_and_the_next_one_interrupts_again() {
         let expected = alloc::vec![(0x18, round << 12), (0x19, round << 12 | 8)];
         assert_eq!(events(&driver), (expected, false), "round {round}");
         assert_eq!(made.register(EVENT_HEAD), made.register(EVENT_TAIL));
+    }
+}
+
+#[test]
+fn events_at_any_moment_are_taken_once_and_in_order_or_are_said_to_be_lost() {
+    for count in [1, 300] {
+        each_moment(|at| {
+            let Pair { made, driver, .. } = pair();
+            made.log(fault(0x18, 0));
+            made.moment.set(at, move || (1..=count).for_each(|index| made.log(fault(0x18, index << 12))));
+            let (mut found, mut losses, mut served) = (Vec::new(), 0, 0);
+            let mut serve = || {
+                while served < made.interrupts() {
+                    served += 1;
+                    let (events, has_lost) = events(&driver);
+                    found.extend(events.into_iter().map(|(_, address)| address >> 12));
+                    losses += u32::from(has_lost);
+                }
+                (core::mem::take(&mut found), losses)
+            };
+            let (taken, losses) = serve();
+            let has_come = made.moment.has_come();
+            if has_come {
+                assert_eq!(losses, u32::from(count > 1), "before access {at}");
+                let all: Vec<_> = (0..=count).collect();
+                let is_right = if count > 1 { all.starts_with(&taken) } else { taken == all };
+                assert!(is_right && !taken.is_empty(), "before access {at}: {taken:?}");
+                made.log(fault(0x18, 0x5000));
+                assert_eq!(serve(), (alloc::vec![5], losses), "it goes on, before access {at}");
+            }
+            has_come
+        });
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::walk::{Kept, Refusal, word};
 use super::{Note, Notes};
 use crate::iommu::amd_vi::Registers;
+use crate::iommu::moment::Moment;
 
 /// Offsets of registers (3.4).
 pub(super) const DEVICE_TABLE: u64 = 0;
@@ -42,6 +43,7 @@ pub(super) struct State {
 pub(in crate::svm::tests) struct MadeIommu {
     state: Mutex<State>,
     notes: &'static Notes,
+    pub(in crate::svm::tests) moment: Moment,
 }
 
 /// A block of ACPI's table for the IOMMU with an id, and the entries of its devices.
@@ -161,7 +163,7 @@ impl MadeIommu {
             state.set(offset, 0x40);
         }
         state.set(STATUS, 3);
-        Self { state: Mutex::new(state), notes }
+        Self { state: Mutex::new(state), notes, moment: Moment::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -272,10 +274,12 @@ impl MadeIommu {
 
 impl Registers for MadeIommu {
     fn read(&self, offset: u64) -> u64 {
+        self.moment.pass();
         self.register(offset)
     }
 
     fn write(&self, offset: u64, value: u64) {
+        self.moment.pass();
         self.notes.add(Note::Register(offset, value));
         let mut state = self.lock();
         match offset {
