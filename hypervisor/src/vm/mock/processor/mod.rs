@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::stopping;
-use crate::vm::CreateError;
 use crate::vm::arch::Board;
 use crate::vm::mock::{End, MockBoard, OnMockBoard};
+use crate::vm::{CreateError, Vm};
 
 /// An address without memory: a device.
 pub(in crate::vm) const DEVICE: u64 = 0xf000_0000;
@@ -79,6 +79,14 @@ pub(in crate::vm) enum Op {
     Crash,
     /// Has finished. When all vCPUs have, the machine is switched off.
     Done,
+}
+
+/// No vCPU executes anything while its guest stands still, whatever has happened before.
+fn assert_may_run(vm: &Vm<MockArch>) {
+    use GuestState::{Empty, Given, Loaded, Offered, Paused};
+    let state = vm.host.state_of(vm.number);
+    let stands_still = [Empty, Loaded, Paused, Offered, Given].contains(&state);
+    assert!(!stands_still, "a vCPU of guest {} goes on, which is {state}", vm.number);
 }
 
 thread_local! {

@@ -178,6 +178,7 @@ impl Vcpu {
 
     /// Executes some of the program; returns an exit if there is one.
     pub(in crate::vm) fn execute(&mut self, vm: &Vm<MockArch>, inbox: &Inbox) -> Option<Exit> {
+        super::assert_may_run(vm);
         let Some(&op) = self.program.get(self.at) else {
             self.wants = 0;
             return Some(Exit::Halt);
