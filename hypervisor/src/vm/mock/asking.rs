@@ -17,7 +17,7 @@ impl<A: Arch> MockBoard<A> {
         }
         {
             let mut turns = self.lock();
-            turns.enough = Some(turns.answered() + requests.len());
+            turns.enough = Some(turns.answered + requests.len());
         }
         assert_eq!(self.run(1), End::Quiet, "{requests:?}");
         self.lock().enough = None;
@@ -39,7 +39,7 @@ impl<A: Arch> MockBoard<A> {
         }
         {
             let mut turns = self.lock();
-            turns.enough = Some(turns.answered() + requests.len());
+            turns.enough = Some(turns.answered + requests.len());
         }
         assert_eq!(self.run(seed), End::Quiet, "seed {seed}: {requests:?}, {:?}", self.answers());
         let mut turns = self.lock();

@@ -1,6 +1,5 @@
 //! Creates boards and their guests.
 
-use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -9,7 +8,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use hostlink::bundle::{self, BundleError, Member, Reader};
 use hostlink::config::{self, Config, Console};
-use std::cell::Cell;
+use memmap2::MmapMut;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, OnceLock};
 
@@ -22,6 +22,8 @@ use crate::vm::percpu::PerCpu;
 
 thread_local! {
     static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    /// What the thread's machines have had: freed with it, when none of them is used any more.
+    static MAPPED: RefCell<Vec<MmapMut>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The next machine of the calling thread has this memory, if it has so much.
@@ -37,10 +39,11 @@ fn memory(bytes: u64) -> Range<u64> {
     if size == bytes {
         return last..last + bytes;
     }
-    let layout = Layout::from_size_align(bytes as usize, 2 << 20).expect("a size");
-    // SAFETY: the size is not 0.
-    let start = unsafe { alloc_zeroed(layout) }.expose_provenance() as u64;
-    assert_ne!(start, 0, "no memory for a test");
+    // Aligned to a large page.
+    const ALIGNMENT: u64 = 2 << 20;
+    let mut map = MmapMut::map_anon((bytes + ALIGNMENT) as usize).expect("no memory for a test");
+    let start = (map.as_mut_ptr().expose_provenance() as u64).next_multiple_of(ALIGNMENT);
+    MAPPED.with_borrow_mut(|all| all.push(map));
     LAST.set((start, bytes));
     start..start + bytes
 }
@@ -134,6 +137,7 @@ impl<A: Arch> MockBoard<A> {
                 to_hypervisor: VecDeque::new(),
                 answers: Vec::new(),
                 answered_at: Vec::new(),
+                answered: 0,
                 line: String::new(),
                 hung_up: None,
                 enough: None,

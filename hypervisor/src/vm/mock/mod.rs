@@ -82,6 +82,8 @@ struct Turns {
     /// The answers: complete lines, and when they were sent. `line` is the incomplete one.
     answers: Vec<String>,
     answered_at: Vec<u64>,
+    /// How many of them are the last lines of their answers.
+    answered: usize,
     line: String,
     /// The sender of the request of this number does not ask for more records.
     hung_up: Option<u64>,
@@ -106,10 +108,6 @@ impl Turns {
     fn is_due(&self, cpu: u32, now: u64) -> bool {
         let Lines { kick, control, serial, timer, .. } = self.lines[cpu as usize];
         kick || control || serial || timer <= now
-    }
-
-    fn answered(&self) -> usize {
-        self.answers.iter().filter(|line| !line.contains(" : ")).count()
     }
 
     fn deliver(&mut self, now: u64) {
@@ -320,7 +318,7 @@ impl<A: Arch> MockBoard<A> {
         for line in tool.as_mut().map(|tool| tool(answers)).unwrap_or_default() {
             asked.push_back((now, [line.as_bytes(), b"\n"].concat()));
         }
-        if turns.enough.is_some_and(|enough| turns.answered() >= enough) {
+        if turns.enough.is_some_and(|enough| turns.answered >= enough) {
             self.stop(turns, End::Quiet);
         }
         turns.lines[cpu as usize].waits = waits;
@@ -347,9 +345,12 @@ impl<A: Arch> MockBoard<A> {
                 self.clock.store(next, Ordering::Relaxed);
             }
         }
-        if turns.running != cpu {
-            self.turned[turns.running as usize].notify_one();
-            self.wait_for_turn(turns, cpu);
+        let next = turns.running;
+        if next != cpu {
+            // It would wait for the lock first, if that were held still.
+            drop(turns);
+            self.turned[next as usize].notify_one();
+            self.wait_for_turn(self.lock(), cpu);
         }
     }
 

@@ -188,6 +188,7 @@ impl<A: OnMockBoard + Arch> Board for A {
             turns.to_hypervisor.extend(format!("{}\n", Reply::Next(number)).bytes());
             turns.lines[0].control = true;
         }
+        turns.answered += usize::from(record.is_none());
         turns.answers.push(line);
         turns.answered_at.push(board.time());
     }

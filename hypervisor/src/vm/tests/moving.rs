@@ -283,6 +283,9 @@ fn a_guest_that_pauses_does_so_where_it_arrives_or_stays() {
         if resumes {
             // It would have ended long before, had it run. Refused if it does not pause.
             board.ask(600_000_000, "8 guest-resume there");
+        } else {
+            board.ask(600_000_000, "8 guests");
+            board.enough(5);
         }
         let end = board.run(5);
         assert_eq!(end == OFF, resumes, "{:?}", board.answers());
