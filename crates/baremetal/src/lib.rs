@@ -15,9 +15,9 @@
 //! starts the image; the host tool makes a bzImage of it for loaders that support only Linux. On
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
-//! On all other targets the crate has only `devicetree`, [`pages`], [`random`], [`sleep`],
-//! [`startup`], [`stops`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly
-//! for the machine.
+//! On all other targets the crate has only `devicetree`, [`HardwareId`], [`pages`], [`random`],
+//! [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest
+//! is assembly for the machine.
 #![no_std]
 
 #[cfg(test)]
@@ -25,6 +25,7 @@ extern crate std;
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 pub mod devicetree;
+mod hardware_id;
 pub mod pages;
 pub mod random;
 pub mod sleep;
@@ -53,6 +54,8 @@ pub mod processors;
 pub mod report;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
+
+pub use hardware_id::HardwareId;
 
 /// The machine's own architecture, for programs that are built for both: modules with the same name
 /// have the same function.

@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use crate::HardwareId;
 use crate::arch::{clock, processors};
 
 /// The most processors.
@@ -28,12 +29,12 @@ static ALL: [Processor; MAX_PROCESSORS] =
 /// How long a processor may take to start: a virtual one that shares its CPU may wait for long.
 pub(crate) const PATIENCE_MS: u64 = 5000;
 
-pub(crate) fn set_id(number: usize, id: u64) {
-    ALL[number].id.store(id, Ordering::Relaxed);
+pub(crate) fn set_id(number: usize, id: HardwareId) {
+    ALL[number].id.store(id.0, Ordering::Relaxed);
 }
 
-pub(crate) fn id(number: usize) -> u64 {
-    ALL[number].id.load(Ordering::Relaxed)
+pub(crate) fn id(number: usize) -> HardwareId {
+    HardwareId(ALL[number].id.load(Ordering::Relaxed))
 }
 
 /// Whether processor `number` has been started, and not been reset since.

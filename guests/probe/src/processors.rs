@@ -3,6 +3,7 @@
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
+use baremetal::HardwareId;
 use baremetal::x86_64::{apic, processors};
 
 use crate::clock;
@@ -23,7 +24,7 @@ pub(crate) const PATIENCE_MS: u64 = 60_000;
 pub(crate) fn prepare() {
     apic::enable();
     clock::prepare();
-    (0..PROCESSORS).for_each(|id| processors::set_apic_id(id, id as u32));
+    (0..PROCESSORS).for_each(|id| processors::set_apic_id(id, HardwareId(id as u64)));
 }
 
 /// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it is not running already.

@@ -14,6 +14,7 @@
 //! 0x1f000  PerCpu
 //! ```
 
+use baremetal::HardwareId;
 use baremetal::pages::PAGE;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -124,7 +125,7 @@ fn data_of<V: 'static>(block: u64) -> *mut vm::PerCpu<On<V>> {
 /// The free memory below `reach` is RAM and mapped. Called once.
 pub(crate) unsafe fn create(
     free: &mut FreeMemory,
-    ids: &[u64],
+    ids: &[HardwareId],
     reach: u64,
 ) -> Result<Range<u64>, &'static str> {
     assert!(ids.len() <= MAX_CPUS);

@@ -1,5 +1,6 @@
 //! The data of each CPU.
 
+use baremetal::HardwareId;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -18,8 +19,8 @@ pub const MAX_CPUS: usize = 256;
 pub struct PerCpu<A: Cpus> {
     /// Number of this CPU: 0 for the boot CPU, dense.
     pub index: u32,
-    /// Its hardware id: the local APIC id, or the affinity in MPIDR_EL1.
-    pub id: u64,
+    /// What the hardware calls it.
+    pub id: HardwareId,
     /// Whether it came up, was given up, or is still awaited. Settled for all CPUs before there is
     /// a machine.
     pub presence: Presence,
@@ -53,7 +54,7 @@ pub struct PerCpu<A: Cpus> {
 
 impl<A: Cpus> PerCpu<A> {
     /// The data of a CPU that has not started.
-    pub fn new(index: u32, id: u64, arch: A::CpuData) -> Self {
+    pub fn new(index: u32, id: HardwareId, arch: A::CpuData) -> Self {
         Self {
             index,
             id,

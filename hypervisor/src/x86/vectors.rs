@@ -4,6 +4,8 @@
 //! higher class first (APM volume 2, 16.6.4). The hypervisor's own have the highest class. So
 //! whatever the devices of guests do, a CPU that takes interrupts takes these first.
 
+use baremetal::HardwareId;
+
 /// An IOMMU has logged something. The lowest of the hypervisor's own: guests can cause it.
 pub const IOMMU: u8 = 0xf0;
 /// The real COM1 has received something.
@@ -19,8 +21,8 @@ pub const POSTED: u8 = 0xf5;
 
 /// Destinations in interrupt remapping tables, in messages and of I/O APICs have 8 bits, of which
 /// all ones mean everybody.
-pub fn destination(apic_id: u64) -> Option<u8> {
-    u8::try_from(apic_id).ok().filter(|&id| id != u8::MAX)
+pub fn destination(id: HardwareId) -> Option<u8> {
+    u8::try_from(id.0).ok().filter(|&id| id != u8::MAX)
 }
 
 #[cfg(test)]
@@ -45,7 +47,7 @@ mod tests {
 
     #[test]
     fn u42_ids_that_do_not_fit_are_no_destinations() {
-        let given = [0, 1, 0xfe, 0xff, 0x100, 0x1_0000_0001].map(destination);
+        let given = [0, 1, 0xfe, 0xff, 0x100, 0x1_0000_0001].map(|id| destination(HardwareId(id)));
         assert_eq!(given, [Some(0), Some(1), Some(0xfe), None, None, None]);
     }
 }

@@ -12,6 +12,7 @@ use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use arm_sysregs::el1::accessors::read_mpidr_el1;
 
 use super::clock;
+use crate::HardwareId;
 use crate::devicetree::{Gic, REGIONS};
 
 /// The first INTID that is not an interrupt.
@@ -88,13 +89,13 @@ fn write(address: u64, value: u32) {
 }
 
 /// Affinity levels 3 to 0 in the format of GICR_TYPER, from a value in the format of MPIDR_EL1.
-const fn packed(affinity: u64) -> u64 {
+const fn packed(HardwareId(affinity): HardwareId) -> u64 {
     affinity >> 32 << 24 & 0xff00_0000 | affinity & 0x00ff_ffff
 }
 
 /// The calling processor's affinity, as MPIDR_EL1 and the device tree have it.
-pub fn affinity() -> u64 {
-    read_mpidr_el1().bits() & 0xff_00ff_ffff
+pub fn affinity() -> HardwareId {
+    HardwareId(read_mpidr_el1().bits() & 0xff_00ff_ffff)
 }
 
 /// Waits until the controller is done, for a limited time.
@@ -113,13 +114,13 @@ pub fn set_control(distributor: u64, bits: u32) -> Result<(), &'static str> {
 }
 
 /// Routes a shared, level-triggered interrupt to the processor with this affinity.
-pub fn route(distributor: u64, intid: u32, affinity: u64) {
+pub fn route(distributor: u64, intid: u32, affinity: HardwareId) {
     route_as(distributor, intid, affinity, false);
     set_enabled(distributor, intid, true);
 }
 
 /// Routes an interrupt that is edge-triggered or level-triggered, and not enabled.
-pub fn route_as(distributor: u64, intid: u32, affinity: u64, is_edge: bool) {
+pub fn route_as(distributor: u64, intid: u32, affinity: HardwareId, is_edge: bool) {
     let (word, bit) = (u64::from(intid / 32) * 4, 1 << (intid % 32));
     let trigger = distributor + CONFIGURATION + u64::from(intid / 16) * 4;
     let edge = 2 << (intid % 16 * 2);
@@ -128,7 +129,7 @@ pub fn route_as(distributor: u64, intid: u32, affinity: u64, is_edge: bool) {
     unsafe { ((distributor + PRIORITY + u64::from(intid)) as *mut u8).write_volatile(MIDDLE) };
     write(distributor + GROUP + word, read(distributor + GROUP + word) | bit);
     // SAFETY: as above.
-    unsafe { ((distributor + ROUTE + u64::from(intid) * 8) as *mut u64).write_volatile(affinity) };
+    unsafe { ((distributor + ROUTE + u64::from(intid) * 8) as *mut u64).write_volatile(affinity.0) };
 }
 
 /// Enables a shared interrupt, or disables it.
@@ -138,7 +139,7 @@ pub fn set_enabled(distributor: u64, intid: u32, is_enabled: bool) {
 }
 
 /// The redistributor of the processor with this affinity, if it is in the region.
-pub fn find_redistributor(region: Range<u64>, affinity: u64) -> Option<u64> {
+pub fn find_redistributor(region: Range<u64>, affinity: HardwareId) -> Option<u64> {
     let (mut frame, wanted) = (region.start, packed(affinity));
     for _ in 0..REDISTRIBUTORS {
         if frame.saturating_add(STRIDE) > region.end {
@@ -221,8 +222,8 @@ pub fn enable() -> Result<(), &'static str> {
 
 /// Sends SGI `number`, below 16, to the processor with this affinity. Earlier stores are visible to
 /// the CPU that takes it.
-pub fn send(affinity: u64, number: u8) {
-    let [zero, one, two, _, three, ..] = affinity.to_le_bytes().map(u64::from);
+pub fn send(affinity: HardwareId, number: u8) {
+    let [zero, one, two, _, three, ..] = affinity.0.to_le_bytes().map(u64::from);
     let list = 1 << (zero % 16) | (zero / 16) << 44;
     let value = three << 48 | two << 32 | u64::from(number & 15) << 24 | one << 16 | list;
     // SAFETY: ICC_SGI1R_EL1: an interrupt that its target handles. The barrier completes earlier

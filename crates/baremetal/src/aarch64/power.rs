@@ -9,6 +9,7 @@ use smccc::psci::error::Error;
 use smccc::{Call, Hvc, Smc, psci};
 
 use super::guarded::{FAULTED, Fault};
+use crate::HardwareId;
 use crate::devicetree::Conduit;
 use crate::guarded;
 
@@ -34,7 +35,7 @@ pub fn set_conduit(conduit: Option<Conduit>) {
 /// # Errors
 ///
 /// PSCI's error, or that there is no PSCI.
-pub fn cpu_on(affinity: u64, entry: u64, context: u64) -> Result<(), Error> {
+pub fn cpu_on(HardwareId(affinity): HardwareId, entry: u64, context: u64) -> Result<(), Error> {
     match CONDUIT.load(Ordering::Relaxed) {
         BY_HVC => psci::cpu_on::<Hvc>(affinity, entry, context),
         BY_SMC => psci::cpu_on::<Smc>(affinity, entry, context),

@@ -4,6 +4,7 @@ use core::mem::MaybeUninit;
 
 use super::interrupts::{self, WAKE};
 use super::{boot, clock, gic, power};
+use crate::HardwareId;
 use crate::processors::{self as all, PATIENCE_MS};
 pub use crate::processors::{Job, MAX_PROCESSORS, give, is_busy, join, runs};
 
@@ -22,12 +23,12 @@ pub struct Stack(MaybeUninit<[u8; STACK_SIZE]>);
 pub static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack(MaybeUninit::uninit()) }; MAX_PROCESSORS];
 
 /// Sets the affinity of processor `number`; that of the first is needed as well.
-pub fn set_affinity(number: usize, affinity: u64) {
+pub fn set_affinity(number: usize, affinity: HardwareId) {
     all::set_id(number, affinity);
 }
 
 /// The affinity of processor `number`.
-pub fn affinity(number: usize) -> u64 {
+pub fn affinity(number: usize) -> HardwareId {
     all::id(number)
 }
 
@@ -37,7 +38,7 @@ pub fn affinity(number: usize) -> u64 {
 /// # Panics
 ///
 /// There is no interrupt controller that answers.
-pub fn find(affinities: &[u64]) -> usize {
+pub fn find(affinities: &[HardwareId]) -> usize {
     if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
         panic!("{why}");
     }

@@ -4,6 +4,7 @@
 //! `arm,armv8-timer`, `arm,psci`, `arm,pl011`, `arm,pl031` and `pci-host-ecam-generic` of the Linux
 //! kernel (Documentation/devicetree/bindings); PCI Bus Binding to IEEE 1275.
 
+use crate::HardwareId;
 use arrayvec::{ArrayString, ArrayVec};
 use dtoolkit::fdt::{Fdt, FdtNode};
 use dtoolkit::standard::NodeStandard;
@@ -94,7 +95,7 @@ pub struct Board {
     /// RAM that must not be used, except for the device tree itself.
     pub reserved: ArrayVec<Ram, RANGES>,
     /// Affinities of the processors that are not disabled, as in MPIDR_EL1, in the tree's order.
-    pub processors: ArrayVec<u64, PROCESSORS>,
+    pub processors: ArrayVec<HardwareId, PROCESSORS>,
     /// Processors for which there was no room.
     pub left_out: usize,
     /// How PSCI is called, if it is there.
@@ -193,7 +194,7 @@ fn reserved(tree: Fdt<'_>) -> ArrayVec<Ram, RANGES> {
 }
 
 /// The affinities of all processors that can be started.
-fn affinities<'a>(tree: Fdt<'a>) -> impl Iterator<Item = u64> + 'a {
+fn affinities<'a>(tree: Fdt<'a>) -> impl Iterator<Item = HardwareId> + 'a {
     let runs = |node: &FdtNode<'_>| {
         let status = node.property("status").and_then(|status| status.value_as::<&str>().ok());
         node.name_without_address() == "cpu" && !matches!(status, Some("fail" | "fail-sss"))
@@ -202,7 +203,7 @@ fn affinities<'a>(tree: Fdt<'a>) -> impl Iterator<Item = u64> + 'a {
     let affinity = |node: FdtNode<'a>| {
         let property = node.property("reg")?;
         let narrow = property.value_as::<u32>().map(u64::from);
-        narrow.or_else(|_| property.value_as::<u64>()).ok()
+        narrow.or_else(|_| property.value_as::<u64>()).ok().map(HardwareId)
     };
     let cpus = tree.find_node("/cpus").into_iter();
     cpus.flat_map(|cpus| cpus.children()).filter(runs).filter_map(affinity)

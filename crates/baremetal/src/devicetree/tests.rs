@@ -1,4 +1,5 @@
 use super::*;
+use crate::HardwareId;
 use dtoolkit::model::{DeviceTree, DeviceTreeNode, DeviceTreeProperty};
 use std::string::String;
 use std::vec::Vec;
@@ -146,7 +147,7 @@ fn a_machine_is_read() {
     let ram = [Ram { start: 0x4000_0000, end: 0x5000_0000 }, Ram { start: 1 << 32, end: 2 << 32 }];
     assert_eq!(board.ram.as_slice(), ram);
     // A disabled processor can be started; a failed one cannot.
-    assert_eq!(board.processors.as_slice(), [0, 0x101]);
+    assert_eq!(board.processors.as_slice(), [0, 0x101].map(HardwareId));
     assert_eq!(board.psci, Some(Conduit::Hvc));
     let gic = board.gic.expect("it has one");
     let redistributors =
@@ -189,7 +190,7 @@ fn numbers_that_do_not_fit_are_left_out() {
     ])));
     let board = board.expect("it is a tree");
     assert_eq!((board.ram.as_slice(), board.initrd, board.psci), (&[][..], None, None));
-    assert_eq!(board.processors.as_slice(), [1 << 32 | 3]);
+    assert_eq!(board.processors.as_slice(), [HardwareId(1 << 32 | 3)]);
     assert_eq!(board.virtual_timer, VIRTUAL_TIMER);
 }
 

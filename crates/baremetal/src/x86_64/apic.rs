@@ -8,6 +8,8 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use x86_64::registers::model_specific::Msr;
 
+use crate::HardwareId;
+
 /// Spurious interrupts.
 pub const VECTOR_SPURIOUS: u8 = 0xff;
 
@@ -110,8 +112,8 @@ pub fn enable() {
 }
 
 /// The calling processor's id.
-pub fn id() -> u32 {
-    if is_x2apic() { read(ID) } else { read(ID) >> 24 }
+pub fn id() -> HardwareId {
+    HardwareId::from(if is_x2apic() { read(ID) } else { read(ID) >> 24 })
 }
 
 /// Whether the calling processor's APIC has delivered an interrupt with this vector that has not
@@ -149,44 +151,44 @@ pub fn end_of_interrupt() {
 
 /// Whether interrupts reach the processor with this APIC id: memory-mapped registers have eight
 /// bits for it, and all ones mean all processors.
-pub fn reaches(id: u32) -> bool {
-    is_x2apic() || id < 0xff
+pub fn reaches(id: HardwareId) -> bool {
+    is_x2apic() || id.0 < 0xff
 }
 
-fn send(destination: u32, command: u32) {
+fn send(destination: HardwareId, command: u32) {
     if is_x2apic() {
         // WRMSR to the x2APIC is not serialising: stores meant for the target are made visible
         // first (APM volume 2, section 16.11.2). The fence pairs with the interrupt, whose handler
         // runs after it.
         fence(Ordering::SeqCst);
-        let value = u64::from(destination) << 32 | u64::from(ASSERT | command);
+        let value = destination.0 << 32 | u64::from(ASSERT | command);
         // SAFETY: x2APIC mode is on; the ICR is one register of 64 bits there.
         return unsafe { Msr::new(MSR_X2APIC + ICR).write(value) };
     }
     assert!(reaches(destination), "APIC id {destination} needs x2APIC mode");
     assert!((0..ICR_TRIES).any(|_| read(ICR) & ICR_BUSY == 0), "the local APIC does not send");
-    write(ICR_HIGH, destination << 24);
+    write(ICR_HIGH, destination.apic() << 24);
     write(ICR, ASSERT | command);
 }
 
 /// Sends an interrupt. An interrupt handler that sends must not interrupt this: the memory-mapped
 /// interface needs two writes.
-pub fn send_fixed(destination: u32, vector: u8) {
+pub fn send_fixed(destination: HardwareId, vector: u8) {
     send(destination, u32::from(vector));
 }
 
 /// Sends an NMI.
-pub fn send_nmi(destination: u32) {
+pub fn send_nmi(destination: HardwareId) {
     send(destination, MODE_NMI);
 }
 
 /// Resets a processor, which then waits for a start-up IPI.
-pub fn send_init(destination: u32) {
+pub fn send_init(destination: HardwareId) {
     send(destination, MODE_INIT);
 }
 
 /// Starts a processor that waits for a start-up IPI, on the page at `page`.
-pub fn send_startup(destination: u32, page: u64) {
+pub fn send_startup(destination: HardwareId, page: u64) {
     send(destination, MODE_STARTUP | (page >> 12) as u32);
 }
 

@@ -12,6 +12,7 @@ pub use pvh::xen_elfnote_phys32_entry;
 
 use super::info::{self, BootInfo, Protocol};
 use super::{apic, interrupts, tables};
+use crate::HardwareId;
 use crate::startup::offer;
 
 unsafe extern "C" {
@@ -306,10 +307,10 @@ impl StartupPage {
 
     /// Offers the stack that ends at `stack_top`, below 4 GiB, to the processor with this APIC id.
     /// Send the interrupt that starts it afterwards.
-    pub fn offer(&self, apic_id: u32, stack_top: u64) {
+    pub fn offer(&self, id: HardwareId, stack_top: u64) {
         debug_assert!(stack_top >> 32 == 0, "stacks lie below 4 GiB");
         // Pairs with the locked exchange of the code on the page, which sees all earlier stores.
-        OFFER.swap(offer(apic_id, stack_top as u32), Ordering::SeqCst);
+        OFFER.swap(offer(id.apic(), stack_top as u32), Ordering::SeqCst);
     }
 
     /// Withdraws an offer that has not been taken; returns whether there was one.

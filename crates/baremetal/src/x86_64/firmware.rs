@@ -1,6 +1,7 @@
 //! The firmware's ACPI tables: processors, the power management timer, the register that switches
 //! the machine off, PCI's configuration space, IOMMUs.
 
+use crate::HardwareId;
 use core::ops::Range;
 use core::ptr::NonNull;
 
@@ -18,7 +19,7 @@ use crate::sleep::sleep_type_s5;
 /// The contents of the tables.
 pub struct FirmwareTables {
     /// APIC ids of the usable processors, in the firmware's order, without duplicates.
-    pub apic_ids: ArrayVec<u32, MAX_PROCESSORS>,
+    pub apic_ids: ArrayVec<HardwareId, MAX_PROCESSORS>,
     /// Processors for which there was no room.
     pub left_out: usize,
     /// Register page of the I/O APIC that takes interrupt 0 upwards.
@@ -137,10 +138,11 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
                 }
                 continue;
             }
-            MadtEntry::LocalApic(cpu) if cpu.flags & ENABLED != 0 => cpu.apic_id.into(),
+            MadtEntry::LocalApic(cpu) if cpu.flags & ENABLED != 0 => u32::from(cpu.apic_id),
             MadtEntry::LocalX2Apic(cpu) if cpu.flags & ENABLED != 0 => cpu.x2apic_id,
             _ => continue,
         };
+        let id = HardwareId::from(id);
         if !machine.apic_ids.contains(&id) && machine.apic_ids.try_push(id).is_err() {
             machine.left_out += 1;
         }

@@ -5,6 +5,7 @@ use x86_64::instructions::interrupts;
 use super::boot::{STARTUP_PAGE, StartupPage};
 use super::interrupts::VECTOR_WAKE;
 use super::{apic, clock, tables};
+use crate::HardwareId;
 use crate::processors::{self as all, PATIENCE_MS};
 pub use crate::processors::{Job, MAX_PROCESSORS, give, is_busy, join, runs};
 
@@ -21,13 +22,13 @@ const AFTER_INIT_US: u64 = 10_000;
 const AFTER_STARTUP_US: u64 = 200;
 
 /// Sets the APIC id of processor `number`; that of the first is needed as well.
-pub fn set_apic_id(number: usize, id: u32) {
-    all::set_id(number, id.into());
+pub fn set_apic_id(number: usize, id: HardwareId) {
+    all::set_id(number, id);
 }
 
 /// The APIC id of processor `number`.
-pub fn apic_id(number: usize) -> u32 {
-    all::id(number) as u32
+pub fn apic_id(number: usize) -> HardwareId {
+    all::id(number)
 }
 
 /// Starts processor `number`, from 1 on, if it does not run already; returns whether it runs.

@@ -97,7 +97,7 @@ pub(crate) fn listen(config: &ConfigSpace, _: u64, table: u64) {
 fn unmask(config: &ConfigSpace, table: u64, vectors: impl Iterator<Item = u8>) {
     apic::enable();
     for (number, vector) in (0..).zip(vectors) {
-        for (word, value) in (0..).zip([0xfee0_0000 | apic::id() << 12, 0, u32::from(vector), 0]) {
+        for (word, value) in (0..).zip([0xfee0_0000 | apic::id().apic() << 12, 0, u32::from(vector), 0]) {
             shared::write(table + number * ENTRY_BYTES + word * 4, value);
         }
     }

@@ -60,7 +60,7 @@ pub(crate) fn wait_for_interrupt() {
 }
 
 pub(crate) fn kick(cpu: &PerCpu) {
-    apic::send_fixed(cpu.id as u32, vectors::KICK);
+    apic::send_fixed(cpu.id, vectors::KICK);
 }
 
 /// Zeroes memory by words: a byte-wise string store is many times slower in emulation.
@@ -128,7 +128,7 @@ impl Bare for Local {
     }
 
     fn stop_other(cpu: &PerCpu) {
-        apic::send_nmi(cpu.id as u32);
+        apic::send_nmi(cpu.id);
     }
 
     fn log_byte(byte: u8) {

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use baremetal::HardwareId;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
 use core::ops::Range;
 use iommu::DeviceId;
@@ -67,7 +68,7 @@ pub(crate) unsafe fn find(firmware: &FirmwareTables) -> Option<Found> {
 impl Found {
     /// Puts the IOMMUs into operation: from now on no function reaches memory, unless a guest owns
     /// it. The registers are mapped.
-    pub(crate) fn start(&self, cpu: u64) {
+    pub(crate) fn start(&self, cpu: HardwareId) {
         let buses = owned::buses(&self.nodes);
         let mut iommus = Vec::new();
         let mut own = Vec::new();
@@ -92,7 +93,7 @@ impl Found {
     }
 
     /// Lets an IOMMU interrupt a CPU for its events, by MSI. Its own interrupts are not remapped.
-    fn send_events(&self, iommu: Address, cpu: u64) {
+    fn send_events(&self, iommu: Address, cpu: HardwareId) {
         let Some(cpu) = vectors::destination(cpu) else {
             return log::error!("IOMMU {iommu} reports nothing: the boot CPU has APIC id {cpu}");
         };

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
+use baremetal::HardwareId;
 use baremetal::pages::PAGE;
 use baremetal::x86_64::boot::{STARTUP_PAGE, StartupPage};
 use baremetal::x86_64::firmware;
@@ -134,10 +135,10 @@ fn beyond(module: &Range<u64>, ram: &[Range<u64>]) -> Option<Range<u64>> {
 }
 
 /// APIC ids of all CPUs, the calling one first.
-fn boot_cpu_first(firmware: &firmware::FirmwareTables) -> ArrayVec<u64, { MAX_CPUS }> {
+fn boot_cpu_first(firmware: &firmware::FirmwareTables) -> ArrayVec<HardwareId, { MAX_CPUS }> {
     let own = cpuid::host_apic_id::<Local>();
     let others = firmware.apic_ids.iter().copied().filter(|&id| id != own);
-    core::iter::once(own).chain(others).take(MAX_CPUS).map(u64::from).collect()
+    core::iter::once(own).chain(others).take(MAX_CPUS).collect()
 }
 
 /// The boot CPU on its final stack.
@@ -237,7 +238,7 @@ fn start_others() {
     // SAFETY: the page is in low memory, which is never handed out, and is mapped.
     let page = unsafe { StartupPage::install() };
     for cpu in PerCpu::all().skip(1) {
-        let id = cpu.id as u32;
+        let id = cpu.id;
         if !apic::reaches(id) {
             log::error!("CPU {} (APIC id {id}) is not used: such an id needs x2APIC mode", cpu.index);
             cpu.presence.give_up();
@@ -249,7 +250,7 @@ fn start_others() {
         // is being started.
         let is_later = |cpu: &PerCpu| cpu.index == 2 && files::makes(Defect::LateCpu);
         if let Some(late) = PerCpu::get(cpu.index - 1).filter(|before| is_later(before)) {
-            apic::send_startup(late.id as u32, STARTUP_PAGE);
+            apic::send_startup(late.id, STARTUP_PAGE);
         }
         clock::delay_us(200);
         for patience in [AP_RETRY_US, AP_START_US] {

@@ -1,5 +1,6 @@
 //! The guest's devices: dispatches register accesses.
 
+use baremetal::HardwareId;
 use core::sync::atomic::Ordering;
 
 use crate::arm64::processor::Arm64;
@@ -50,7 +51,7 @@ impl<A: Arm64> Receiver for Vm<A> {
         set_line(self, intid, true);
     }
 
-    fn cpu(&self, number: usize) -> Option<u64> {
+    fn cpu(&self, number: usize) -> Option<HardwareId> {
         let count = self.cpus().count().max(1);
         self.cpus().nth(number % count).map(|cpu| cpu.id)
     }

@@ -21,6 +21,7 @@
 
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
+use baremetal::HardwareId;
 use pci::function::Interrupts as Wanted;
 use pci::{Address, Function, Physical};
 use spin::Mutex;
@@ -61,7 +62,7 @@ pub trait Receiver: Sync {
     /// An interrupt's line is high.
     fn raise(&self, intid: u8);
     /// The affinity of one of the CPUs that run the guest's vCPUs, chosen by a number.
-    fn cpu(&self, number: usize) -> Option<u64>;
+    fn cpu(&self, number: usize) -> Option<HardwareId>;
 }
 
 /// The real lines.
@@ -71,7 +72,7 @@ pub trait Gate: Send + Sync {
     /// Lets a line interrupt, or masks it.
     fn set_open(&self, line: usize, is_open: bool);
     /// Has a line, which is masked, interrupt the CPU with this affinity.
-    fn aim(&self, line: usize, cpu: u64);
+    fn aim(&self, line: usize, cpu: HardwareId);
     /// Whether a function wants an interrupt by its pin.
     fn is_high(&self, function: Address) -> bool;
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use alloc::boxed::Box;
+use baremetal::HardwareId;
 use pci::ConfigSpace;
 use pci::function::Windows;
 
@@ -47,9 +48,9 @@ impl Gate for Machine {
         self.open.lock()[line] = is_open;
     }
 
-    fn aim(&self, line: usize, cpu: u64) {
+    fn aim(&self, line: usize, cpu: HardwareId) {
         assert!(!self.open.lock()[line], "it would interrupt the former CPU");
-        self.aims.lock().push((line, cpu));
+        self.aims.lock().push((line, cpu.0));
     }
 
     fn is_high(&self, function: Address) -> bool {
@@ -63,8 +64,8 @@ impl Receiver for Machine {
         self.delivered.lock().push(intid);
     }
 
-    fn cpu(&self, number: usize) -> Option<u64> {
-        Some(number as u64 + 7)
+    fn cpu(&self, number: usize) -> Option<HardwareId> {
+        Some(HardwareId(number as u64 + 7))
     }
 }
 

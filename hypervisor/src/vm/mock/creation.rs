@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
+use baremetal::HardwareId;
 use baremetal::random::Random;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -46,6 +47,17 @@ fn memory(bytes: u64) -> Range<u64> {
     MAPPED.with_borrow_mut(|all| all.push(map));
     LAST.set((start, bytes));
     start..start + bytes
+}
+
+/// The board's CPUs have odd ids, with gaps.
+fn hardware_id(index: u32) -> HardwareId {
+    HardwareId(u64::from(2 * index + 1))
+}
+
+/// The index of the CPU with this id.
+pub(crate) fn index_of(id: HardwareId) -> u32 {
+    assert!(id.0 % 2 == 1, "no CPU has id {id}");
+    id.0 as u32 / 2
 }
 
 impl<A: Arch> MockBoard<A> {
@@ -121,7 +133,7 @@ impl<A: Arch> MockBoard<A> {
     /// A board without guests; the calling thread is CPU 0.
     fn board(cpus: impl IntoIterator<Item = A::CpuData>) -> &'static Self {
         let cpus: Vec<_> =
-            (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, index.into(), data)).collect();
+            (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, hardware_id(index), data)).collect();
         let lines = Lines { timer: u64::MAX, ..Lines::default() };
         let board: &'static Self = Box::leak(Box::new(Self {
             host: OnceLock::new(),

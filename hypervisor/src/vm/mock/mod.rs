@@ -10,7 +10,7 @@
 //! and [`MockBoard::with_vcpu`] gives it a vCPU.
 
 mod asking;
-mod creation;
+pub(crate) mod creation;
 pub mod live;
 pub(crate) mod offer;
 pub(crate) mod processor;

@@ -7,6 +7,7 @@
 pub mod kept;
 pub mod same;
 
+use baremetal::HardwareId;
 use kept::{
     EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, Hidden, LEAF_1_ECX, LEAF_1_EDX,
     LEAF_7_EBX, LEAF_7_ECX, LEAF_7_EDX, XSAVE_EAX, enabled,
@@ -275,10 +276,10 @@ pub fn host_has_rdtscp<A: Processor>() -> bool {
 }
 
 /// APIC id of the calling CPU.
-pub fn host_apic_id<A: Processor>() -> u32 {
-    if host_has_x2apic::<A>() && A::cpuid(0, 0).eax >= 0xb {
+pub fn host_apic_id<A: Processor>() -> HardwareId {
+    HardwareId::from(if host_has_x2apic::<A>() && A::cpuid(0, 0).eax >= 0xb {
         A::cpuid(0xb, 0).edx
     } else {
         A::cpuid(1, 0).ebx >> 24
-    }
+    })
 }

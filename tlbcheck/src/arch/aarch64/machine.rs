@@ -1,6 +1,7 @@
 //! Processors and platform, determined once at the beginning.
 
 use arm_sysregs::el1::accessors as registers;
+use baremetal::HardwareId;
 use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::processors::{self, MAX_PROCESSORS};
 use baremetal::aarch64::{clock, gic, interrupts, power};
@@ -56,7 +57,7 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
 }
 
 /// Starts the processors with these affinities, at most `limit`; returns their number.
-fn start(affinities: &[u64], limit: usize) -> usize {
+fn start(affinities: &[HardwareId], limit: usize) -> usize {
     let own = gic::affinity();
     processors::set_affinity(0, own);
     let mut number = 1;

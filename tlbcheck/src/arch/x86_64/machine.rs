@@ -1,5 +1,6 @@
 //! Processors, platform and VP indices, determined once at the beginning.
 
+use baremetal::HardwareId;
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -78,13 +79,12 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
 }
 
 /// Starts the processors with these APIC ids, at most `limit`; returns their number.
-fn start(apic_ids: &[u32], limit: usize) -> usize {
+fn start(apic_ids: &[HardwareId], limit: usize) -> usize {
     let own = apic::id();
     processors::set_apic_id(0, own);
     let mut number = 1;
     for id in apic_ids.iter().filter(|id| **id != own) {
-        // The memory-mapped interface has 8 bits for an id, and the highest value names all.
-        if number >= limit.min(MAX_PROCESSORS) || (!apic::is_x2apic() && *id >= 0xff) {
+        if number >= limit.min(MAX_PROCESSORS) || !apic::reaches(*id) {
             break;
         }
         processors::set_apic_id(number, *id);

@@ -45,7 +45,7 @@ pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
     let table = config.base(table as u8 & 7) + u64::from(table & !7);
     for number in 0..count {
         let vector = u32::from(interrupts::VECTOR_FREE) + number as u32;
-        let message = [0xfee0_0000 | processors::apic_id(number) << 12, 0, vector, 0];
+        let message = [0xfee0_0000 | processors::apic_id(number).apic() << 12, 0, vector, 0];
         for (word, value) in message.into_iter().enumerate() {
             let entry = table + 16 * (number as u64 + 1) + 4 * word as u64;
             // SAFETY: it is the table of messages; vectors are only counted.

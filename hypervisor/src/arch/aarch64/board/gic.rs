@@ -4,6 +4,7 @@
 //! priority drops when the hypervisor has seen it; the guest's own interrupts are deactivated by
 //! the guest, through its list registers.
 
+use baremetal::HardwareId;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::aarch64::gic::{self, GROUP_1, ROUTING};
@@ -35,7 +36,7 @@ pub(crate) fn route_masked(intid: u32, cpu: &PerCpu) {
 }
 
 /// Routes one that is masked to the CPU with this affinity.
-pub(crate) fn aim(intid: u32, affinity: u64) {
+pub(crate) fn aim(intid: u32, affinity: HardwareId) {
     gic::route_as(DISTRIBUTOR.load(Ordering::Relaxed), intid, affinity, false);
 }
 

@@ -5,6 +5,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use baremetal::HardwareId;
 use baremetal::devicetree::{PciHost, Smmu as SmmuPlace};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -192,7 +193,7 @@ impl Gate for HostBus {
         }
     }
 
-    fn aim(&self, line: usize, cpu: u64) {
+    fn aim(&self, line: usize, cpu: HardwareId) {
         if let Some(intid) = self.intid(line) {
             gic::aim(intid, cpu);
         }

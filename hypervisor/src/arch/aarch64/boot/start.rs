@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
+use baremetal::HardwareId;
 use baremetal::aarch64::{info, power};
 use baremetal::devicetree::{Board, Gic, PROCESSORS, RANGES, Ram};
 use core::ops::Range;
@@ -140,7 +141,7 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
 }
 
 /// Affinities of all CPUs, the calling one's first.
-fn boot_cpu_first(firmware: &Board) -> ArrayVec<u64, { MAX_CPUS }> {
+fn boot_cpu_first(firmware: &Board) -> ArrayVec<HardwareId, { MAX_CPUS }> {
     let own = features::affinity();
     let others = firmware.processors.iter().copied().filter(|&id| id != own);
     core::iter::once(own).chain(others).take(MAX_CPUS).collect()

@@ -208,7 +208,7 @@ impl Vmx for On<OnVmx<Processor>> {
     }
 
     fn tell(cpu: &PerCpu<Self>) {
-        apic::send_fixed(cpu.id as u32, vectors::POSTED);
+        apic::send_fixed(cpu.id, vectors::POSTED);
     }
 
     #[inline(always)]

@@ -1,5 +1,6 @@
 //! What functions of the made machine do.
 
+use baremetal::HardwareId;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use pci::mock::at;
@@ -7,6 +8,7 @@ use pci::mock::at;
 use super::Machine;
 use super::bus::BRIDGED;
 use super::walk::Refusal;
+use crate::vm::mock::creation::index_of;
 
 /// How an interrupt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,8 @@ impl Machine {
     /// arrives.
     fn send(&self, function: &str, address: u64, data: u32, deliver: impl FnOnce(u8, u8)) -> Arrived {
         match self.iommu.remap(device_id(function), address, data) {
-            Ok((cpu, vector)) => {
+            Ok((id, vector)) => {
+                let cpu = index_of(HardwareId(id.into())) as u8;
                 deliver(cpu, vector);
                 Arrived::At(cpu, vector)
             }

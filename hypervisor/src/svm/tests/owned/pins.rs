@@ -7,6 +7,7 @@ use crate::owned::{Functions, nodes};
 use crate::svm::tests::machine::{Machine, NVME};
 use ::pci::Address;
 use ::pci::function::Windows;
+use baremetal::HardwareId;
 use hostlink::name::Name;
 
 /// All lines are wired, and nothing happens.
@@ -19,7 +20,7 @@ impl Gate for Wires {
 
     fn set_open(&self, _: usize, _: bool) {}
 
-    fn aim(&self, _: usize, _: u64) {}
+    fn aim(&self, _: usize, _: HardwareId) {}
 
     fn is_high(&self, _: Address) -> bool {
         false
