@@ -7,6 +7,7 @@ use super::copies::{BASE, FIELDS, LIMIT, RIGHTS, SELECTOR, place};
 use super::exits::reserved_in_pointers;
 use super::fields::{self as f, Named};
 use super::processor::Intel64;
+use super::switch::DELIVERABLE;
 use super::table::{ENTRY_FAILURE, Exit, REFUSED};
 use super::vmcs::{BLOCKING_BY_NMI, SHADOWS, Vmcs};
 use crate::vm::{Context, GUEST, Next};
@@ -47,10 +48,13 @@ fn first_wrong(checks: impl IntoIterator<Item = Check>) -> Option<(Named, u64)> 
     wrong.map(|(encoding, value, _)| (Named(encoding), value))
 }
 
+/// Of an event: what an entry is given of it, and its error code.
+const WRITTEN: u64 = DELIVERABLE | !0 << 32;
+
 /// What the entry delivers, if it is no event that exists (27.2.1.3). An exception has an error
 /// code where the manual says so, and in protected mode.
 pub(super) fn wrong_event(vmcs: &Vmcs) -> Option<(Named, u64)> {
-    let (delivered, is_protected) = (vmcs.delivered(), vmcs.read(Cr0) & CR0_PE != 0);
+    let (delivered, is_protected) = (vmcs.delivered() & WRITTEN, vmcs.read(Cr0) & CR0_PE != 0);
     let kind = delivered & (VALID | TYPE_MASK);
     let is_known = kind == VALID | TYPE_NMI || kind == VALID | TYPE_EXCEPTION;
     let is_right = !is_known || event::kept(delivered, is_protected) == delivered;

@@ -12,7 +12,7 @@ use crate::x86::vectors::POSTED;
 use crate::x86::{CR0_PG, CR4_PAE, DR6_BREAKPOINTS, EFER_LMA};
 
 /// Bits of interruption information that an entry takes.
-const DELIVERABLE: u64 = 0x8000_0fff;
+pub(super) const DELIVERABLE: u64 = 0x8000_0fff;
 
 /// What the processor has at an exit: a CPU's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

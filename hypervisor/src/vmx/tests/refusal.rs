@@ -166,6 +166,8 @@ fn an_event_that_is_none_is_named() {
         (exception(13), 0, true),
         (exception(1) | ERROR_VALID, CR0_PE, false),
         (VALID | TYPE_NMI | 2, 0, true),
+        // What an exit has said besides, an entry is not given.
+        (VALID | TYPE_NMI | 1 << 12 | 2, 0, true),
         (VALID | TYPE_NMI | 3, 0, false),
     ] {
         with_guest(&[], |guest| {
