@@ -142,106 +142,87 @@ pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vmx::capabilities::Capabilities;
+    use crate::vmx::controls::{DELIVERY, LISTS, PAUSE_LOOP, POSTED, VPID, Word};
     use crate::vmx::copies::Copied;
     use crate::vmx::fields as f;
-    use crate::x86::vcpu::block::{ControlBlock, Field};
+    use crate::vmx::tests::mock::{self, Mock, Stay, mock, written};
+    use crate::vmx::tests::processor::capability;
+    use crate::x86::vcpu::block::{ControlBlock, Field, SegmentName};
+    use crate::x86::vcpu::state::Permissions;
     use crate::x86::{CR0_PG, CR4_PAE};
-    use std::cell::RefCell;
-    use std::collections::BTreeMap;
-    use std::vec::Vec;
 
-    /// What a processor has of one VMCS.
-    #[derive(Default)]
-    struct Mock {
-        current: Option<u64>,
-        fields: BTreeMap<u32, u64>,
-        writes: Vec<u32>,
-        entries: Vec<bool>,
-        reason: u64,
-    }
-
-    thread_local! {
-        static MOCK: RefCell<Mock> = RefCell::default();
-    }
-
-    fn mock<R>(act: impl FnOnce(&mut Mock) -> R) -> R {
-        MOCK.with_borrow_mut(act)
-    }
-
-    impl Instructions for Mock {
-        fn vmread(field: u32) -> u64 {
-            mock(|mock| {
-                assert!(mock.current.is_some(), "VMREAD without a VMCS");
-                if field == f::EXIT_REASON.raw() {
-                    mock.reason
-                } else {
-                    mock.fields.get(&field).copied().unwrap_or(0)
-                }
-            })
-        }
-
-        fn vmwrite(field: u32, value: u64) {
-            mock(|mock| {
-                assert!(mock.current.is_some() && field >> 10 & 3 != 1, "{}", f::Named(field));
-                mock.writes.push(field);
-                mock.fields.insert(field, value);
-            });
-        }
-
-        fn vmclear(region: u64) {
-            mock(|mock| mock.current = mock.current.filter(|&current| current != region));
-        }
-
-        fn vmptrld(region: u64) {
-            mock(|mock| assert_eq!(mock.current.replace(region), None, "another one was not cleared"));
-        }
-
-        fn host_state() -> HostState {
-            HostState::default()
-        }
-
-        fn read_outside(register: Register) -> u64 {
-            register as u64 + 100
-        }
-
-        fn write_outside(_: Register, _: u64) {}
-
-        unsafe fn enter(_: &mut Registers, is_launched: bool) -> Result<(), Failed> {
-            mock(|mock| {
-                mock.entries.push(is_launched);
-                mock.fields.insert(f::GUEST_RIP.raw(), 0x5000);
-                mock.fields.insert(f::GUEST_FS_BASE.raw(), 0x7000);
-                if mock.reason == u64::MAX { Err(Failed::Valid) } else { Ok(()) }
-            })
-        }
-
-        fn take_nmi() {}
-    }
-
-    fn enter(vmcs: &mut Vmcs, cpu: u32) -> bool {
+    fn enter_and(vmcs: &mut Vmcs, cpu: u32, act: impl FnMut(&mut Stay, &mut Registers) + 'static) -> bool {
         if !vmcs.active.is_anywhere() {
             arrive::<Mock>(CpuId(cpu), vmcs);
         }
         mock(|mock| mock.writes.clear());
-        // SAFETY: nothing runs.
-        unsafe { run::<Mock>((CpuId(cpu), &Held::default()), vmcs, &mut Registers::default()) }
+        mock::expect(act);
+        mock::run(cpu, vmcs, &mut Registers::default())
+    }
+
+    fn enter(vmcs: &mut Vmcs, cpu: u32) -> bool {
+        enter_and(vmcs, cpu, |_, _| {})
+    }
+
+    /// A VMCS with two exits behind it, on a processor that lacks this control.
+    fn after_exits_without(lacks: Option<(Word, u32)>) -> Vmcs {
+        mock::begin();
+        mock(|mock| mock.lacks = lacks);
+        let without = |word, number: u32| match lacks {
+            Some((lacking, bit)) if lacking == word => capability(number) & !(1 << (32 + bit)),
+            _ => capability(number),
+        };
+        let read = |number| match number {
+            0x48d => without(Word::Pin, number),
+            0x48b => without(Word::Secondary, number),
+            _ => capability(number),
+        };
+        let capabilities = Capabilities::read(true, read);
+        let controls = capabilities.choose().expect("it can do without");
+        let permissions = Permissions { io: 0x1000, msr: 0x3000, nested_root: 0x6000, apic: true };
+        let mut vmcs = Vmcs::new();
+        vmcs.set_up((&capabilities, controls), !0, &permissions, (Mock::vmread, Mock::read_outside));
+        vmcs.write(Field::Efer, 0);
+        assert!(enter(&mut vmcs, 0));
+        assert!(enter_and(&mut vmcs, 0, |stay, _| {
+            stay.write(f::GUEST_RIP, 0x5000);
+            stay.write(f::GUEST_FS_BASE, 0x7000);
+            Mock::write_outside(Register::Cr2, 100);
+        }));
+        vmcs
     }
 
     fn after_exits() -> Vmcs {
-        MOCK.set(Mock { reason: 1, ..Mock::default() });
-        let mut vmcs = Vmcs::new();
-        vmcs.vmread = Mock::vmread;
-        assert!(enter(&mut vmcs, 0) && enter(&mut vmcs, 0));
-        vmcs
+        after_exits_without(None)
+    }
+
+    fn fs_base(vmcs: &Vmcs) -> u64 {
+        vmcs.segment(SegmentName::Fs).base
     }
 
     #[test]
     fn i6_launched_where_it_arrives_and_resumed_after_that() {
         let mut vmcs = after_exits();
         leave::<Mock>(&mut vmcs);
-        assert_eq!(mock(|mock| mock.current), None, "cleared before another CPU can have it");
-        assert!(enter(&mut vmcs, 1));
+        assert!(enter(&mut vmcs, 1), "cleared before another CPU can have it");
         assert_eq!(mock(|mock| mock.entries.clone()), [false, true, false]);
+    }
+
+    #[test]
+    fn no_field_is_touched_that_comes_with_a_control_which_is_not_there() {
+        for lacks in [
+            (Word::Pin, POSTED),
+            (Word::Secondary, VPID),
+            (Word::Secondary, DELIVERY),
+            (Word::Secondary, LISTS),
+            (Word::Secondary, PAUSE_LOOP),
+        ] {
+            let mut vmcs = after_exits_without(Some(lacks));
+            vmcs.read_all();
+            leave::<Mock>(&mut vmcs);
+            assert!(enter(&mut vmcs, 1));
+        }
     }
 
     #[test]
@@ -268,12 +249,11 @@ mod tests {
     #[test]
     fn what_an_exit_has_changed_is_read_when_it_is_asked_for() {
         let mut vmcs = after_exits();
-        let base = |vmcs: &Vmcs| vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs).base;
-        assert_eq!((vmcs.copy(Copied::Rip), base(&vmcs)), (0x5000, 0x7000));
+        assert_eq!((vmcs.copy(Copied::Rip), fs_base(&vmcs)), (0x5000, 0x7000));
         leave::<Mock>(&mut vmcs);
-        assert_eq!(vmcs.outside.read(Register::Cr2), Register::Cr2 as u64 + 100);
+        assert_eq!(vmcs.outside.read(Register::Cr2), 100);
         arrive::<Mock>(CpuId(1), &mut vmcs);
-        assert_eq!(base(&vmcs), 0x7000, "the VMCS still has it");
+        assert_eq!(fs_base(&vmcs), 0x7000, "the VMCS still has it");
     }
 
     #[test]
@@ -281,18 +261,17 @@ mod tests {
         let mut vmcs = after_exits();
         vmcs.write(Field::Cr4, CR4_PAE);
         vmcs.write(Field::Cr0, CR0_PG);
-        assert!(enter(&mut vmcs, 0));
-        mock(|mock| {
-            let written =
-                [(f::GUEST_CR3.raw(), 0x9000), (f::GUEST_PDPTE0.raw(), 1), (f::GUEST_PDPTE3.raw(), 3)];
-            mock.fields.extend(written);
-        });
+        assert!(enter_and(&mut vmcs, 0, |stay, _| {
+            stay.write(f::GUEST_CR3, 0x9000);
+            stay.write(f::GUEST_PDPTE0, 1);
+            stay.write(f::GUEST_PDPTE3, 3);
+        }));
         vmcs.read_all();
         leave::<Mock>(&mut vmcs);
-        assert_eq!(vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs).base, 0x7000);
+        assert_eq!(fs_base(&vmcs), 0x7000);
         assert_eq!((vmcs.read(Field::Cr3), vmcs.pointers), (0x9000, [1, 0, 0, 3]));
         assert!(enter(&mut vmcs, 1), "it goes on");
-        assert_eq!(mock(|mock| mock.fields[&f::GUEST_CR3.raw()]), 0x9000);
+        assert_eq!(written(f::GUEST_CR3.raw()), 0x9000);
     }
 
     #[test]
@@ -300,13 +279,13 @@ mod tests {
     fn i6_nobody_reads_a_vmcs_that_is_not_active() {
         let mut vmcs = after_exits();
         leave::<Mock>(&mut vmcs);
-        let _segment = vmcs.segment(crate::x86::vcpu::block::SegmentName::Fs);
+        let _segment = fs_base(&vmcs);
     }
 
     #[test]
     fn an_instruction_that_fails_is_a_refusal() {
         let mut vmcs = after_exits();
-        mock(|mock| mock.reason = u64::MAX);
+        mock(|mock| mock.fails = true);
         assert!(!enter(&mut vmcs, 0));
         assert_eq!(vmcs.code, REFUSED);
         assert!(InstructionError(7).to_string().ends_with("invalid control fields"));

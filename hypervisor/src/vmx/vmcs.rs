@@ -185,7 +185,7 @@ impl Vmcs {
     }
 
     #[inline(always)]
-    fn copy_at(&self, place: usize) -> u64 {
+    pub(super) fn copy_at(&self, place: usize) -> u64 {
         if !is_read_at_once(place) && self.stale >> place & 1 != 0 {
             self.read_late(place)
         } else {

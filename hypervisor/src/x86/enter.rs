@@ -73,7 +73,9 @@ pub fn take_flush<A: X86>(context: &mut Context<'_, A>) {
     }
 }
 
-fn after_exit<A: X86>(context: &mut Context<'_, A>) {
+/// The exit has ended the stay: takes over what it has changed of interrupts, and the event that it
+/// has cut short.
+pub(crate) fn after_exit<A: X86>(context: &mut Context<'_, A>) {
     if context.state.sync_interrupts() {
         context.count(Counter::IrqInjected);
     }

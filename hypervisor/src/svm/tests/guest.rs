@@ -20,29 +20,33 @@ const FLAT: u16 = 0x9b | Segment::GRANULAR;
 
 /// A kind of processor, as tests for all of them see it.
 pub(crate) trait Kind: X86 + Cpus<CpuData = CpuData> {
-    /// Handles an exit, which is described as by SVM.
-    fn take_exit(context: &mut Context<'_, Self>, code: u64, info_1: u64, info_2: u64) -> Next;
+    /// Handles an exit, whose code and information are described as by SVM, and which has cut this
+    /// event short.
+    fn take_exit(context: &mut Context<'_, Self>, exit: [u64; 3], event: u64) -> Next;
+    /// Enters the guest, which an exit ends at once, or which the processor refuses.
+    fn enter_once(context: &mut Context<'_, Self>) -> bool;
     /// Sets the privilege level.
     fn set_cpl(block: &mut Self::Block, cpl: u8);
-    /// The last exit cut this event's delivery short.
-    fn set_cut_short(block: &mut Self::Block, event: u64);
     /// Whether reads and writes of this MSR cause exits.
     fn msr_exits(number: u32) -> [bool; 2];
 }
 
 impl Kind for MockSvm {
-    fn take_exit(context: &mut Context<'_, Self>, code: u64, info_1: u64, info_2: u64) -> Next {
+    fn take_exit(context: &mut Context<'_, Self>, exit: [u64; 3], event: u64) -> Next {
         let vmcb = &mut *context.state.block;
-        (vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2) = (code, info_1, info_2);
+        [vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2] = exit;
+        (vmcb.exit_interrupt_info, vmcb.event_injection) = (event, 0);
+        enter::after_exit(context);
         crate::svm::table::handle_exit(context)
+    }
+
+    fn enter_once(context: &mut Context<'_, Self>) -> bool {
+        processor(|processor| processor.stay = Some(Box::new(|_, _| {})));
+        enter::enter(context)
     }
 
     fn set_cpl(vmcb: &mut Vmcb, cpl: u8) {
         vmcb.cpl = cpl;
-    }
-
-    fn set_cut_short(vmcb: &mut Vmcb, event: u64) {
-        vmcb.exit_interrupt_info = event;
     }
 
     fn msr_exits(number: u32) -> [bool; 2] {
@@ -90,7 +94,6 @@ impl<A: Kind> Guest<'_, '_, A> {
         block.set_segment(SegmentName::Cs, code);
         block.set_event(0);
         A::set_cpl(block, 0);
-        A::set_cut_short(block, 0);
     }
 
     /// Protected mode without paging, of 32 or 16 bits, at ring 0.
@@ -137,7 +140,12 @@ impl<A: Kind> Guest<'_, '_, A> {
     }
 
     pub(crate) fn exit(&mut self, code: u64, info_1: u64, info_2: u64) -> Next {
-        A::take_exit(self.0, code, info_1, info_2)
+        self.exit_in_delivery(0, [code, info_1, info_2])
+    }
+
+    /// An exit that has cut this event short.
+    pub(crate) fn exit_in_delivery(&mut self, event: u64, exit: [u64; 3]) -> Next {
+        A::take_exit(self.0, exit, event)
     }
 
     /// A WRMSR by the guest; its code stays at RIP.

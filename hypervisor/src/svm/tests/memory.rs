@@ -4,7 +4,7 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use paging::Progress;
 
-use super::processor::{CODE, DATA, Guest, HOLE, Kind, MEMORY, Tested, with_guest};
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
 use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::Next;
@@ -139,9 +139,7 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
         (event::exception(8) | event::ERROR_VALID, Next::Shutdown, Some(8)),
     ] {
         with_guest(LOAD, |guest| {
-            Tested::set_cut_short(&mut guest.0.state.block, delivered);
-            guest.0.state.recover_event();
-            assert_eq!(guest.exit(NESTED, WRITE, HOLE), next, "{delivered:#x}");
+            assert_eq!(guest.exit_in_delivery(delivered, [NESTED, WRITE, HOLE]), next, "{delivered:#x}");
             assert_eq!((guest.raised(), guest.advanced()), (raised, 0), "{delivered:#x}");
         });
     }

@@ -2,6 +2,7 @@
 
 mod audited;
 mod cpuid;
+pub(crate) mod due;
 mod entry;
 pub(crate) mod guest;
 mod handed;

@@ -4,7 +4,7 @@ use baremetal::random::Random;
 use hostlink::architecture::Architecture;
 use transfer::{Archive, Flaw};
 
-use super::processor::{CODE, DATA, Guest, Tested, processor, with_guest};
+use super::processor::{CODE, DATA, Guest, Kind, Tested, processor, with_guest};
 
 use crate::devices::pc::lapic::msr::{SVR, TSC_DEADLINE};
 use crate::devices::pc::message::Trigger;
@@ -28,9 +28,11 @@ fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), 
     Tested::describe_vcpu(context.vm, context.state, &context.vcpu.inbox, archive)
 }
 
-/// The vCPU leaves its CPU meanwhile.
+/// The vCPU leaves its CPU meanwhile, because of a stop.
 fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    mock::set_pause(guest.0.vm, true);
     Tested::save_state(guest.0);
+    mock::set_pause(guest.0.vm, false);
     let result = act(guest);
     Tested::reload_state(guest.0);
     result
@@ -65,7 +67,7 @@ fn enters(guest: &mut Guest<'_, '_>, seed: u64) {
     Tested::expire_timers(guest.0, now);
     assert!(guest.0.state.next_deadline(now) > now, "seed {seed}");
     for code in [CPUID, HLT, MSR] {
-        goes_on(guest, (seed, 0), |guest| guest.enter(|_, _| {}));
+        goes_on(guest, (seed, 0), |guest| Tested::enter_once(guest.0));
         let _next = guest.exit(code, 0, 0);
     }
 }

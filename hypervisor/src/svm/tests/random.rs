@@ -3,14 +3,18 @@
 
 use baremetal::random::Random;
 
+use super::due::Due;
 use super::guest::{Guest as GuestOf, Kind};
 use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, TABLES, UNMAPPED, board, processor};
+use crate::devices::pc::message::Trigger;
 use crate::sched::VcpuIndex;
 use crate::svm::features::Features;
 use crate::svm::table::{Event, Row};
 use crate::svm::vmcb::{EFER_SVME, clean};
 use crate::vm::Next;
 use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::{CR0_PE, EFER_LMA, RFLAGS_VM};
 
 /// A number that may be an address, a register's number or a size.
@@ -69,7 +73,7 @@ pub(crate) const CODES: [&[u8]; 20] = [
     &[0x0f, 0xb6, 0x07],
 ];
 
-fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
+fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> (u64, Next) {
     let code: Vec<u8> = match random.below(3) {
         0 => (0..16).map(|_| random.word() as u8).collect(),
         _ => CODES[random.below(CODES.len() as u64) as usize].to_vec(),
@@ -108,11 +112,6 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
     vmcb.fetched_count = random.word() as u8;
     vmcb.fetched_bytes =
         std::array::from_fn(|index| if index < code.len() { code[index] } else { random.word() as u8 });
-    vmcb.exit_interrupt_info = 0;
-    if random.one_in(4) {
-        vmcb.exit_interrupt_info = random.word() & 0xffff_ffff_8000_0fff;
-        guest.0.state.recover_event();
-    }
     // A test's changes are no guest's: nothing that the processor holds is of use.
     vmcb_is_new(guest);
     processor(|processor| processor.features = Features(random.word() as u32));
@@ -127,7 +126,41 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> Next {
             break code;
         }
     };
-    guest.exit(code, number(random), number(random))
+    let event = event_of(random, guest, matches!(code, 0x40..=0x5f | 0x7d | 0x400));
+    let next = guest.exit_in_delivery(event, [code, number(random), number(random)]);
+    guest.check_request(event);
+    (event, next)
+}
+
+/// What the exit cuts short, if it may: an interrupt or an NMI that the entry before has delivered,
+/// or an event of the guest's own.
+fn event_of(random: &mut Random, guest: &mut Guest<'_, '_>, may_cut: bool) -> u64 {
+    let state = &mut *guest.0.state;
+    while state.lapic.highest_isr().is_some() {
+        let _effect = state.lapic.eoi();
+    }
+    let vector = 0x20 + random.below(0xe0) as u8;
+    let code = event::ERROR_VALID | random.word() << 48 >> 16;
+    let event = match random.below(8) {
+        _ if !may_cut => return 0,
+        0 => {
+            state.lapic.accept_fixed(vector, Trigger::Edge);
+            state.lapic.begin_service(vector);
+            if state.lapic.highest_isr() != Some(vector) {
+                return 0; // The guest has switched it off.
+            }
+            event::TYPE_INTERRUPT | u64::from(vector)
+        }
+        1 => {
+            state.nmi.insert(Nmi::BLOCKED);
+            event::TYPE_NMI | 2
+        }
+        2 => event::TYPE_SOFTWARE | u64::from(vector),
+        3 => event::TYPE_EXCEPTION | random.one_of([0, 1, 3, 4, 6, 17]),
+        4 => event::TYPE_EXCEPTION | code | random.one_of([8, 11, 13, 14]),
+        _ => return 0,
+    };
+    event | event::VALID
 }
 
 fn vmcb_is_new(guest: &mut Guest<'_, '_>) {
@@ -154,13 +187,32 @@ fn play(seed: u64, steps: u32) {
             guest.enable_hypercalls();
         }
         for step in 0..steps {
-            let next = exit_of(&mut random, guest);
+            let (event, next) = exit_of(&mut random, guest);
+            let raised = guest.0.state.exception;
             let mask = guest.0.vm.guest.cr4_mask;
             check(guest, mask);
             if matches!(next, Next::Reset | Next::PowerOff | Next::Shutdown | Next::Dead) {
                 continue;
             }
-            goes_on(guest, (seed, step), |guest| guest.enter(|_, _| {}));
+            if random.one_in(8) {
+                guest.0.state.nmi.post();
+            }
+            if random.one_in(4) {
+                let vector = 0x20 + random.below(0xe0) as u8;
+                guest.0.state.lapic.accept_fixed(vector, Trigger::Edge);
+            }
+            let mut due = Due::default();
+            goes_on(guest, (seed, step), |guest| {
+                let is_blocked = guest.0.state.nmi.contains(Nmi::BLOCKED);
+                let due = due.of(guest, event, raised, is_blocked);
+                guest.enter(move |vmcb, _| {
+                    let taken = processor(|processor| processor.taken);
+                    let taken = taken.map_or(0, |vector| event::VALID | u64::from(vector));
+                    let delivered = if taken == 0 { vmcb.event_injection } else { taken };
+                    assert_eq!(delivered, due, "{delivered:#x} is delivered, and {due:#x} is due");
+                })
+            });
+            guest.check_nmi(event, due.0);
         }
     });
 }
@@ -169,7 +221,7 @@ fn play(seed: u64, steps: u32) {
 pub(crate) fn goes_on<A: Kind>(
     guest: &mut GuestOf<'_, '_, A>,
     (seed, step): (u64, u32),
-    enter: impl Fn(&mut GuestOf<'_, '_, A>) -> bool,
+    mut enter: impl FnMut(&mut GuestOf<'_, '_, A>) -> bool,
 ) {
     let mut entries = 0;
     while !enter(guest) {

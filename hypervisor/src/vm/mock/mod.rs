@@ -37,11 +37,17 @@ use super::machine::Vm;
 use super::percpu::PerCpu;
 use super::run;
 use crate::sched::Turn;
+use crate::stopping::PAUSE;
 
 /// Ticks per second: one per nanosecond.
 pub(crate) const HZ: u64 = 1_000_000_000;
 /// Turns of CPUs after which a run is ended: no test takes this many.
 const TURNS_MAX: u64 = 2_000_000;
+
+/// The guest is to pause, or goes on. No vCPU is told.
+pub(crate) fn set_pause<A: Arch>(vm: &Vm<A>, wanted: bool) {
+    if wanted { vm.stopping.set(PAUSE) } else { vm.stopping.clear(PAUSE) }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {

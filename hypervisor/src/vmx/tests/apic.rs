@@ -5,21 +5,19 @@ use baremetal::random::Random;
 use core::cell::RefCell;
 use hostlink::counters::Counter;
 
+use super::delivery::{Cpu, Seen, is_processors};
+use super::mock::Stay;
 use super::processor::{ACKNOWLEDGED, Guest, TOLD, Tested, with_guest_of, written};
-use crate::devices::pc::lapic::VectorSet;
+use super::said::Said;
 use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, SVR, TPR};
 use crate::devices::pc::message::{Destination, Message, MessageKind, Trigger};
 use crate::devices::pc::platform::PortSize;
 use crate::vm::arch::State;
-use crate::vmx::apic::{IRR, ISR, Keeper, SELF_IPI as SELF_IPI_PLACE, TPR as TPR_PLACE};
-use crate::vmx::controls::{ACKNOWLEDGE, APIC_REGISTERS, DELIVERY, POSTED, Word, X2APIC};
-use crate::vmx::copies::Copied;
+use crate::vmx::apic::Keeper;
+use crate::vmx::controls::{ACKNOWLEDGE, DELIVERY, POSTED, Word};
 use crate::vmx::fields as f;
-use crate::vmx::vmcs::Vmcs;
 use crate::x86::RFLAGS_IF;
-use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::Rflags;
-use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::{RAX, RCX, RDX};
 use crate::x86::vcpu::signals;
 use crate::x86::vcpu::state::Activity;
@@ -31,110 +29,7 @@ const NMI: Message =
     Message { kind: MessageKind::Nmi, destination: Destination::SelfOnly, trigger: Trigger::Edge };
 const HLT: u64 = 12;
 const WRMSR: u64 = 32;
-const END_OF_INTERRUPT: u64 = 45;
-const APIC_WRITE: u64 = 56;
 const WINDOW: u64 = 7;
-
-/// What a guest sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
-    Taken(u8),
-    CutShort(u8),
-    /// Whether an end of interrupt is for the I/O APIC.
-    Level(bool),
-    Wakes(bool),
-    Registers([VectorSet; 2], u8, u64),
-}
-
-/// The guest's processor, in guest mode.
-#[derive(Default)]
-struct Cpu {
-    seen: Vec<Seen>,
-    /// The delivery of the next interrupt is cut short.
-    cuts: bool,
-}
-
-impl Cpu {
-    fn take(&mut self, vmcs: &mut Vmcs, vector: u8) {
-        if core::mem::take(&mut self.cuts) {
-            vmcs.vectoring = event::VALID | event::TYPE_INTERRUPT | u64::from(vector);
-            return self.seen.push(Seen::CutShort(vector));
-        }
-        self.seen.push(Seen::Taken(vector));
-    }
-
-    /// An entry delivers the event that it is given, or the processor what it has (30.2.1, 30.2.2).
-    fn run(&mut self, vmcs: &mut Vmcs) {
-        check_map(vmcs);
-        let event = written(f::ENTRY_EVENT.raw());
-        if event & event::VALID != 0 {
-            if event & event::TYPE_MASK == event::TYPE_INTERRUPT {
-                self.take(vmcs, event as u8);
-            }
-            return;
-        }
-        let [mut rvi, mut svi] = status(vmcs);
-        while is_processors(vmcs)
-            && vmcs.read(Rflags) & RFLAGS_IF != 0
-            && vmcs.vectoring == 0
-            && rvi >> 4 > vmcs.apic.priority().max(svi >> 4)
-        {
-            insert(vmcs, ISR, rvi);
-            remove(vmcs, IRR, rvi);
-            svi = rvi;
-            rvi = highest(vmcs, IRR);
-            set_status(vmcs, [rvi, svi]);
-            self.take(vmcs, svi);
-        }
-    }
-}
-
-fn is_processors(vmcs: &Vmcs) -> bool {
-    vmcs.control(Word::Secondary, DELIVERY)
-}
-
-/// The guest reaches registers without an exit only where they are its own.
-fn check_map(vmcs: &Vmcs) {
-    let controls = written(f::SECONDARY_CONTROLS.raw());
-    let set = [X2APIC, APIC_REGISTERS, DELIVERY].map(|bit| controls >> bit & 1 != 0);
-    assert_eq!(set, [is_processors(vmcs); 3]);
-    assert_eq!(written(f::MSR_BITMAPS.raw()) - vmcs.maps[1], if set[0] { 0x1000 } else { 0 });
-    if set[0] {
-        assert_eq!(vmcs.apic.keeper, Keeper::Page);
-        let status = written(f::INTERRUPT_STATUS.raw());
-        assert_eq!(status, u64::from(highest(vmcs, ISR)) << 8 | u64::from(highest(vmcs, IRR)));
-    }
-}
-
-fn status(vmcs: &Vmcs) -> [u8; 2] {
-    if is_processors(vmcs) { (vmcs.copy(Copied::InterruptStatus) as u16).to_le_bytes() } else { [0; 2] }
-}
-
-fn set_status(vmcs: &mut Vmcs, status: [u8; 2]) {
-    vmcs.set_copy(Copied::InterruptStatus, u16::from_le_bytes(status).into());
-}
-
-const fn place(set: usize, vector: u8) -> (usize, u64) {
-    (set + 2 * (vector / 32) as usize, 1 << (vector % 32))
-}
-
-fn insert(vmcs: &Vmcs, set: usize, vector: u8) {
-    let (at, bit) = place(set, vector);
-    vmcs.apic.write(at, vmcs.apic.read(at) | bit);
-}
-
-fn remove(vmcs: &Vmcs, set: usize, vector: u8) {
-    let (at, bit) = place(set, vector);
-    vmcs.apic.write(at, vmcs.apic.read(at) & !bit);
-}
-
-fn highest(vmcs: &Vmcs, set: usize) -> u8 {
-    let is_there = |&vector: &u8| {
-        let (at, bit) = place(set, vector);
-        vmcs.apic.read(at) & bit != 0
-    };
-    (0..=255).rev().find(is_there).unwrap_or(0)
-}
 
 struct Driver<'g, 'c, 'a> {
     guest: &'g mut Guest<'c, 'a>,
@@ -143,13 +38,16 @@ struct Driver<'g, 'c, 'a> {
 
 impl Driver<'_, '_, '_> {
     /// The guest runs until nothing happens any more. It may begin with another priority.
-    fn run(&mut self, priority: Option<u8>) {
+    fn run(&mut self, priority: Option<u64>) {
         let cpu = Rc::clone(&self.cpu);
         let before = self.cpu.borrow().seen.len();
-        assert!(self.guest.enter(move |vmcs, _| {
-            priority.into_iter().for_each(|priority| vmcs.apic.set_priority(priority));
-            cpu.borrow_mut().run(vmcs);
+        assert!(self.guest.enter(move |stay, _| {
+            let mut cpu = cpu.borrow_mut();
+            priority.into_iter().for_each(|priority| cpu.set_priority(priority));
+            cpu.run(stay);
         }));
+        self.guest.handle();
+        self.check_map();
         let is_open = self.guest.field(Rflags) & RFLAGS_IF != 0 && self.guest.windows()[0];
         if is_open {
             self.guest.leave(WINDOW, 0, 0);
@@ -157,6 +55,24 @@ impl Driver<'_, '_, '_> {
         if is_open || self.cpu.borrow().seen.len() != before {
             self.run(None);
         }
+    }
+
+    fn check_map(&mut self) {
+        let vmcs = self.guest.vmcs();
+        let is_mapped = written(f::MSR_BITMAPS.raw()) != vmcs.maps[1];
+        assert_eq!(is_mapped, is_processors());
+        assert!(!is_mapped || written(f::MSR_BITMAPS.raw()) == vmcs.maps[1] + 0x1000);
+    }
+
+    /// The guest does this.
+    fn stay(&mut self, mut act: impl FnMut(&mut Cpu, &mut Stay) + 'static) {
+        let cpu = Rc::clone(&self.cpu);
+        assert!(self.guest.enter(move |stay, _| act(&mut cpu.borrow_mut(), stay)));
+        self.guest.handle();
+    }
+
+    fn is_processors(&mut self) -> bool {
+        self.guest.vmcs().control(Word::Secondary, DELIVERY)
     }
 
     fn see(&self, seen: Seen) {
@@ -173,49 +89,28 @@ impl Driver<'_, '_, '_> {
     }
 
     fn eoi(&mut self) {
-        if !is_processors(self.guest.vmcs()) {
+        if !self.is_processors() {
             let lapic = &mut self.guest.0.state.lapic;
             let ended = lapic.highest_isr();
             let is_level = ended.is_some_and(|vector| lapic.sets().2.contains(vector));
             self.see(Seen::Level(is_level));
             return self.write_msr(EOI, 0);
         }
-        // 30.1.4.
-        assert!(self.guest.enter(|_, _| {}));
-        let vmcs = self.guest.vmcs();
-        let [rvi, ended] = status(vmcs);
-        remove(vmcs, ISR, ended);
-        set_status(vmcs, [rvi, highest(vmcs, ISR)]);
-        let exits = [f::EOI_EXITS_0, f::EOI_EXITS_1, f::EOI_EXITS_2, f::EOI_EXITS_3];
-        let is_level = written(exits[usize::from(ended / 64)].raw()) >> (ended % 64) & 1 != 0;
-        self.see(Seen::Level(is_level));
-        if is_level {
-            self.guest.leave(END_OF_INTERRUPT, 0, ended.into());
-        }
+        self.stay(Cpu::end);
     }
 
     fn self_ipi(&mut self, vector: u8) {
-        if !is_processors(self.guest.vmcs()) {
+        if !self.is_processors() {
             return self.write_msr(SELF_IPI, vector.into());
         }
-        // 30.1.5.
-        assert!(self.guest.enter(|_, _| {}));
-        let vmcs = self.guest.vmcs();
-        if vector < 16 {
-            vmcs.apic.write(SELF_IPI_PLACE, vector.into());
-            self.guest.leave(APIC_WRITE, 0, 0x3f0);
-            return;
-        }
-        insert(vmcs, IRR, vector);
-        let [rvi, svi] = status(vmcs);
-        set_status(vmcs, [rvi.max(vector), svi]);
+        self.stay(move |cpu, stay| cpu.interrupt_itself(stay, vector));
     }
 
     fn write_tpr(&mut self, value: u64) {
-        if !is_processors(self.guest.vmcs()) {
+        if !self.is_processors() {
             return self.write_msr(TPR, value);
         }
-        assert!(self.guest.enter(move |vmcs, _| vmcs.apic.write(TPR_PLACE, value)));
+        self.stay(move |cpu, _| cpu.write_tpr(value));
     }
 
     fn look(&mut self) {
@@ -244,7 +139,7 @@ impl Driver<'_, '_, '_> {
             3 => self.guest.set_field(Rflags, 2 | (RFLAGS_IF * random.below(2))),
             4 if random.one_in(2) => self.write_tpr(random.below(256)),
             4 => {
-                let priority = random.below(16) as u8;
+                let priority = random.below(16);
                 self.run(Some(priority));
             }
             5..=7 => self.eoi(),
@@ -365,9 +260,9 @@ fn i11_who_is_in_guest_mode_is_told_once_and_not_kicked() {
         driver.run(None);
         let vm = driver.guest.0.vm;
         let (id, inbox) = (driver.guest.0.state.lapic.apic_id(), &vm.vcpus[0].inbox);
-        assert!(driver.guest.enter(move |vmcs, _| {
-            assert_eq!(written(f::PIN_CONTROLS.raw()) >> POSTED & 1, 1);
-            assert_eq!(vmcs.apic.posted, core::ptr::from_ref(inbox.posted()).addr() as u64);
+        assert!(driver.guest.enter(move |stay, _| {
+            assert_eq!(stay.read(f::PIN_CONTROLS) >> POSTED & 1, 1);
+            assert_eq!(stay.read(f::POSTED), core::ptr::from_ref(inbox.posted()).addr() as u64);
             TOLD.take();
             assert_eq!([0x51, 0x52].map(|vector| vm.post_fixed(id, vector)), [1; 2]);
             assert_eq!(TOLD.take(), [0], "it takes both");
@@ -389,12 +284,9 @@ fn i11_who_is_in_guest_mode_is_told_once_and_not_kicked() {
 fn i10_the_handler_of_an_interrupt_that_an_exit_has_taken_runs_once() {
     with_guest_of("memory=16777216", |guest| {
         assert!(guest.vmcs().control(Word::Exit, ACKNOWLEDGE));
-        assert!(guest.enter(|vmcs, _| {
-            let interruption = event::VALID | event::TYPE_INTERRUPT | 0x31;
-            (vmcs.code, vmcs.interruption) = (1, interruption);
-        }));
+        assert!(guest.enter(|stay, _| stay.said.exception = 0x31));
         assert_eq!(ACKNOWLEDGED.take(), [0x31]);
-        assert!(guest.enter(|_, _| {}));
+        assert!(guest.enter(|stay, _| stay.said = Said::of(WINDOW, 0, 0)));
         assert_eq!(ACKNOWLEDGED.take(), []);
     });
 }

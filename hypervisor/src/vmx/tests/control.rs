@@ -4,7 +4,6 @@ use super::processor::{DATA, Guest, HOLE, TABLES, Tested, with_guest, written};
 use super::refusal::wrong_field;
 use super::rows::{GP, MSR};
 use crate::vm::Next;
-use crate::vmx::copies::Copied;
 use crate::vmx::fields;
 use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Efer, Pat};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
@@ -46,10 +45,10 @@ fn i16_cr0_reads_as_it_was_written() {
 fn i16_what_vmx_fixes_is_set_and_not_shown() {
     with_guest(&[], |guest| {
         let (cr0, cr4) = (guest.field(Cr0), guest.field(Cr4));
-        assert!(guest.enter(|vmcs, _| {
+        assert!(guest.enter(|stay, _| {
             // The guest sets TS, and PGE, which are its own.
-            vmcs.set_copy(Copied::Cr0, written(fields::GUEST_CR0.raw()) | 1 << 3);
-            vmcs.set_copy(Copied::Cr4, written(fields::GUEST_CR4.raw()) | 1 << 7);
+            stay.write(fields::GUEST_CR0, stay.read(fields::GUEST_CR0) | 1 << 3);
+            stay.write(fields::GUEST_CR4, stay.read(fields::GUEST_CR4) | 1 << 7);
         }));
         let real = [fields::GUEST_CR0, fields::GUEST_CR4].map(|field| written(field.raw()));
         assert_eq!((real[0] ^ cr0, real[1] ^ cr4), (NE, 1 << 13 | 1 << 6), "NE; VMXE and MCE");
@@ -97,7 +96,9 @@ fn the_entries_of_pae_paging_are_loaded_and_checked() {
         guest.set_field(Cr4, CR4_PAE);
         guest.set_field(Cr3, at);
         assert_eq!(set_cr0(guest, CR0_PG | CR0_PE), None);
-        assert_eq!(guest.vmcs().pointers, [0, 1, 2, 3].map(|index| TABLES + index * 0x1000 + 1));
+        assert!(guest.enter(|_, _| {}));
+        let pointers = fields::POINTERS.map(|field| written(field.raw()));
+        assert_eq!(pointers, [0, 1, 2, 3].map(|index| TABLES + index * 0x1000 + 1));
         // A reserved bit; one in an entry that is not present; tables where no memory is.
         for (entry, cr3, fault) in [(TABLES | 3, at, GP), (TABLES | 2, at, None), (0, HOLE, GP)] {
             guest.write(at + 8, &entry.to_le_bytes());

@@ -1,11 +1,12 @@
 //! What an entry delivers, what was cut short, and what holds events off.
 
 use super::processor::{DATA, Guest, TOLD, with_guest, with_guest_of, written};
+use super::said::Said;
 use crate::devices::pc::lapic::msr::{APIC_BASE, SVR};
 use crate::devices::pc::message::Trigger;
 use crate::vm::Next;
 use crate::vm::arch::State;
-use crate::vmx::controls::{NMI_WINDOW as NMI_WINDOW_EXITING, Word};
+use crate::vmx::controls::NMI_WINDOW as NMI_WINDOW_EXITING;
 use crate::vmx::fields;
 use crate::vmx::vmcs::BLOCKING_BY_NMI;
 use crate::x86::vcpu::block::Field::{Dr6, Dr7, Rflags};
@@ -32,6 +33,11 @@ const WINDOW: u64 = 7;
 const NMI_WINDOW: u64 = 8;
 const EPT_VIOLATION: u64 = 48;
 const AC: u64 = 0x111;
+
+/// A fault of memory, in an event's delivery.
+fn violation(event: u64) -> Said {
+    Said { event, physical: DATA, ..Said::of(EPT_VIOLATION, 2, 1 << 7 | 1 << 8) }
+}
 
 fn enable_interrupts(guest: &mut Guest<'_, '_>) {
     guest.set_field(Rflags, RFLAGS_IF | 2);
@@ -104,7 +110,8 @@ fn what_was_cut_short_is_delivered_again_or_executed_again() {
         (INTERRUPT & !event::VALID, 0),
     ] {
         with_guest(&[], |guest| {
-            assert!(guest.enter(move |vmcs, _| vmcs.vectoring = info));
+            assert!(guest.enter(move |stay, _| stay.said = violation(info)));
+            assert_eq!(guest.handle(), Next::Resume);
             assert_eq!(guest.delivered(), again, "{info:#x}");
             assert_eq!(guest.delivered() & event::VALID, 0, "once");
         });
@@ -112,7 +119,7 @@ fn what_was_cut_short_is_delivered_again_or_executed_again() {
     with_guest(&[], |guest| {
         enable_interrupts(guest);
         guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
-        assert!(guest.enter(|vmcs, _| vmcs.vectoring = INTERRUPT));
+        assert!(guest.enter(|stay, _| stay.said = violation(INTERRUPT)));
         assert_eq!(guest.0.state.lapic.highest_isr(), None, "the guest has not got it");
         guest.0.state.raise_undefined();
         assert_eq!(guest.delivered(), event::exception(6), "first");
@@ -126,13 +133,13 @@ fn what_was_cut_short_is_delivered_again_or_executed_again() {
 fn i14_an_nmi_that_was_cut_short_comes_once_more_with_none_blocked() {
     with_guest(&[], |guest| {
         guest.0.state.nmi.post();
-        assert!(guest.enter(|vmcs, _| {
-            assert_eq!(vmcs.delivered(), NMI);
-            vmcs.vectoring = NMI;
-            vmcs.set_interruptibility(BLOCKING_BY_NMI);
+        assert!(guest.enter(|stay, _| {
+            assert_eq!(stay.delivered(), NMI);
+            assert_eq!(stay.read(fields::INTERRUPTIBILITY), BLOCKING_BY_NMI.into());
+            stay.said = violation(NMI);
         }));
         assert_eq!(guest.vmcs().interruptibility(), 0);
-        guest.leave(EPT_VIOLATION, 0, 1 << 7 | 1 << 8 | 1 << 12);
+        guest.handle();
         assert_eq!(guest.delivered(), NMI);
         assert_eq!(guest.delivered() & event::VALID, 0, "once");
     });
@@ -143,12 +150,12 @@ fn a_second_nmi_waits_for_the_processor_to_say_that_the_handler_has_ended() {
     with_guest(&[], |guest| {
         guest.0.state.nmi.post();
         guest.0.state.nmi.post();
-        assert!(guest.enter(|vmcs, _| {
-            assert_eq!(vmcs.delivered(), NMI);
-            assert!(vmcs.control(Word::Primary, NMI_WINDOW_EXITING), "for the second");
-            vmcs.set_interruptibility(BLOCKING_BY_NMI);
+        assert!(guest.enter(|stay, _| {
+            assert_eq!(stay.delivered(), NMI);
+            let controls = stay.read(fields::PRIMARY_CONTROLS);
+            assert_eq!(controls >> NMI_WINDOW_EXITING & 1, 1, "for the second");
         }));
-        guest.leave(MACHINE, 0, 0);
+        guest.handle();
         assert!(guest.0.state.nmi.contains(Nmi::BLOCKED | Nmi::PENDING));
         guest.0.state.activity = Activity::Halted;
         assert!(!guest.0.state.wakes_from_halt(), "it is blocked");
@@ -165,20 +172,18 @@ fn a_second_nmi_waits_for_the_processor_to_say_that_the_handler_has_ended() {
 #[test]
 fn i14_an_iret_that_faults_leaves_nmis_blocked() {
     const UNBLOCKED: u64 = 1 << 12;
-    for (code, cut_short, blocked) in [
-        (EPT_VIOLATION, 0, true),
-        (AC, 0, true),
-        (EPT_VIOLATION, event::exception(14), false),
-        (30, 0, false),
-    ] {
+    for (code, cut_short, blocked) in
+        [(EPT_VIOLATION, 0, true), (AC, 0, true), (EPT_VIOLATION, event::exception(6), false), (30, 0, false)]
+    {
         with_guest(&[], |guest| {
-            guest.vmcs().vectoring = cut_short;
-            guest.vmcs().interruption = event::exception(17) | UNBLOCKED;
-            guest.leave(code, 1, UNBLOCKED | 1 << 7 | 1 << 8);
+            let said = Said::of(code, 1, UNBLOCKED | 1 << 7 | 1 << 8);
+            let exception = event::exception(17) | UNBLOCKED;
+            guest.leave_with(Said { exception, event: cut_short, physical: DATA, ..said });
             assert_eq!(guest.0.state.nmi.contains(Nmi::BLOCKED), blocked, "{code:#x}");
             assert_eq!(guest.vmcs().interruptibility() & BLOCKING_BY_NMI != 0, blocked, "{code:#x}");
             guest.0.state.nmi.post();
             guest.0.state.exception = None;
+            assert!(cut_short == 0 || guest.delivered() == cut_short);
             assert_eq!(guest.delivered() == NMI, !blocked);
         });
     }
@@ -192,7 +197,7 @@ fn i13_a_step_in_a_shadow_pends_as_the_trap_flag_says() {
     {
         with_guest(&[], |guest| {
             guest.vmcs().set_interruptibility(shadow);
-            guest.set_field(Rflags, flags | 2);
+            guest.set_field(Rflags, flags | RFLAGS_IF | 2);
             assert_eq!(guest.leave(0x101, 0, DR6_SINGLE_STEP), Next::Resume);
             assert_eq!(guest.delivered(), event::exception(1));
             assert_eq!(written(fields::PENDING_DEBUG.raw()), pending, "{shadow} {flags:#x}");
@@ -269,12 +274,10 @@ fn i13_what_pends_in_a_shadow_stays_for_what_is_executed_again() {
             guest.set_field(Dr6, 0);
             guest.set_field(Dr7, GENERAL_DETECT | 1);
             guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
-            guest.vmcs().guest_physical = DATA;
-            guest.vmcs().vectoring = vectoring;
             guest.vmcs().set_interruptibility(2);
             guest.vmcs().set_pending_debug(WATCHED);
-            guest.0.state.recover_event();
-            assert_eq!(guest.leave(exit, 3, 1 << 1), Next::Resume);
+            let said = Said { physical: DATA, event: vectoring, ..Said::of(exit, 3, 1 << 1) };
+            assert_eq!(guest.leave_with(said), Next::Resume);
             assert_eq!(guest.delivered() & event::VALID, 0);
             let of_shadow = [fields::PENDING_DEBUG.raw(), fields::INTERRUPTIBILITY.raw()].map(written);
             assert_eq!((of_shadow, guest.advanced()), ([WATCHED, 2], 0), "{exit}");
@@ -314,8 +317,8 @@ fn u54_an_edge_triggered_interrupt_is_not_posted_while_its_vector_is_level_trigg
         inbox.post_fixed(VECTOR, Trigger::Level);
         signals::take_signals(guest.0);
         for is_level in [true, false] {
-            assert!(guest.enter(move |vmcs, _| {
-                assert_eq!(vmcs.apic.exits.contains(VECTOR), is_level);
+            assert!(guest.enter(move |stay, _| {
+                assert_eq!(stay.read(fields::EOI_EXITS_1) >> (VECTOR % 64) & 1 != 0, is_level);
                 assert_eq!((vm.post_fixed(id, VECTOR), TOLD.take().is_empty()), (1, is_level));
                 assert_eq!(inbox.posted().has(VECTOR), !is_level, "what the processor may take");
             }));

@@ -6,10 +6,12 @@ mod control;
 #[path = "../../svm/tests/cpuid.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests for both kinds of processors")]
 mod cpuid;
+mod delivery;
 mod events;
 #[path = "../../svm/tests/memory.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod memory;
+pub(super) mod mock;
 #[path = "../../svm/tests/moved.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 pub(crate) mod moved;
@@ -23,8 +25,10 @@ mod refusal;
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod registers;
 mod rows;
+mod said;
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use mock::{Stay, page};
 use processor::{DATA, Guest, INVALIDATED, Invalidated, MockVmx, with_guest, written};
 
 use super::fields;
@@ -63,24 +67,23 @@ fn i7_what_a_processor_lists_is_in_the_log_before_its_stay_is_over() {
         const FULL: u64 = 0xffff;
         let vm = guest.0.vm;
         let slot = vm.space.slots().memory().find(Gpa(DATA)).expect("is memory");
-        let lists = |entry: usize, gpa: u64, index: fn(u32) -> u64| {
-            move |vmcs: &mut super::vmcs::Vmcs, _: &mut _| {
-                vmcs.vmread = index;
-                let list = vmcs.list.as_ref().expect("this processor has lists");
-                list.words()[entry].store(gpa, Ordering::Relaxed);
+        let lists = |entry: usize, gpa: u64, index: u64| {
+            move |stay: &mut Stay, _: &mut _| {
+                page(stay.read(fields::LIST))[entry].store(gpa, Ordering::Relaxed);
+                stay.write(fields::LIST_INDEX, index);
             }
         };
         let is_marked = |gpa| vm.space.slots().memory().is_marked(Gpa(gpa));
-        assert!(guest.enter(lists(511, DATA, |_| 510)));
+        assert!(guest.enter(lists(511, DATA, 510)));
         assert!(!vm.space.has_lists() && !is_marked(DATA), "no log needs it");
         let words = Vec::leak((0..DirtyLog::words_for(slot.size)).map(|_| AtomicU64::new(0)).collect());
         // SAFETY: the words live forever.
         let job = unsafe { vm.space.start_log(slot.id, DirtyLog::new(words), MockVmx::log_way()) };
         drop(job.expect("there is no log"));
-        assert!(guest.enter(lists(511, DATA, |_| 510)) && is_marked(DATA));
-        assert!(guest.enter(lists(511, DATA, |_| 511)));
+        assert!(guest.enter(lists(511, DATA, 510)) && is_marked(DATA));
+        assert!(guest.enter(lists(511, DATA, 511)));
         assert_eq!(written(fields::LIST_INDEX.raw()), 511, "it begins anew");
-        assert!(guest.enter(lists(0, DATA + 0x1000, |_| FULL)) && is_marked(DATA + 0x1000));
+        assert!(guest.enter(lists(0, DATA + 0x1000, FULL)) && is_marked(DATA + 0x1000));
         assert_eq!(guest.leave(62, 0, 0), Next::Resume);
     });
 }

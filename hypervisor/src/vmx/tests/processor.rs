@@ -2,14 +2,17 @@
 //! the same on both are the same.
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
+use coherence::CpuId;
 use memslots::Gpa;
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
+pub(crate) use super::mock::written;
+use super::mock::{self, Stay};
+use super::said::Said;
 use crate::svm::tests::guest::Guest as GuestOf;
 pub(crate) use crate::svm::tests::guest::Kind;
 pub(crate) use crate::svm::tests::processor::{CODE, DATA, HOLE, MEMORY, TABLES, UNMAPPED, processor};
@@ -18,17 +21,19 @@ use crate::vm::mock::offer;
 use crate::vm::{Context, Next, PerCpu};
 use crate::vmx::capabilities::Capabilities;
 use crate::vmx::controls::{self, Controls, Word};
-use crate::vmx::fields::{self, Named};
+use crate::vmx::intercepts;
 use crate::vmx::outside::Register;
 use crate::vmx::processor::{OnVmx, Vmx};
+use crate::vmx::refusal::{wrong_event, wrong_field};
+use crate::vmx::run::{self, Instructions};
+use crate::vmx::table::{self, REFUSED};
 use crate::vmx::vmcs::Vmcs;
-use crate::vmx::{intercepts, table};
 use crate::x86::enter;
 use crate::x86::offer::OnX86;
 use crate::x86::vcpu::block::Field::Rip;
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
-use crate::x86::vcpu::event::ERROR_VALID;
 use crate::x86::vcpu::registers::Registers;
+use crate::x86::vcpu::state::VcpuState;
 
 pub(crate) type MockVmx = OnX86<OnVmx<Mock>>;
 pub(crate) type Tested = MockVmx;
@@ -44,7 +49,7 @@ pub(crate) enum Invalidated {
 }
 
 /// A capability MSR: everything is allowed, and NE and VMXE must be set.
-pub(super) fn capability(number: u32) -> u64 {
+pub(in crate::vmx) fn capability(number: u32) -> u64 {
     match number {
         0x10a => 1 << 6,
         0x480 => 1 << 55 | 1,
@@ -56,13 +61,8 @@ pub(super) fn capability(number: u32) -> u64 {
     }
 }
 
-type Stay = Box<dyn FnMut(&mut Vmcs, &mut Registers)>;
-
 thread_local! {
     pub(crate) static INVALIDATED: RefCell<Vec<Invalidated>> = const { RefCell::new(Vec::new()) };
-    /// The fields of the VMCS.
-    static WRITTEN: RefCell<BTreeMap<u32, u64>> = const { RefCell::new(BTreeMap::new()) };
-    static STAY: RefCell<Option<Stay>> = const { RefCell::new(None) };
     /// The interrupts whose handlers were to run.
     pub(crate) static ACKNOWLEDGED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// The CPUs that were told of posted interrupts.
@@ -77,16 +77,20 @@ impl Vmx for MockVmx {
     }
 
     fn vmread(field: u32) -> u64 {
-        panic!("{} is read of no processor", Named(field))
+        <mock::Mock as Instructions>::vmread(field)
     }
 
     fn read_outside(register: Register) -> u64 {
-        panic!("{register:?} is read of no processor")
+        <mock::Mock as Instructions>::read_outside(register)
     }
 
-    fn arrive(_: &PerCpu<Self>, _: &mut Vmcs) {}
+    fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs) {
+        run::arrive::<mock::Mock>(CpuId(cpu.index), vmcs);
+    }
 
-    fn leave(_: &mut Vmcs) {}
+    fn leave(vmcs: &mut Vmcs) {
+        run::leave::<mock::Mock>(vmcs);
+    }
 
     fn hold_interrupts() {}
 
@@ -99,18 +103,10 @@ impl Vmx for MockVmx {
         TOLD.with_borrow_mut(|told| told.push(cpu.index));
     }
 
-    unsafe fn run(_: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
-        let mut stay = STAY.take().expect("a test says what the guest does");
-        WRITTEN.with_borrow_mut(|written| {
-            // An exit makes it invalid.
-            written.insert(fields::ENTRY_EVENT.raw(), 0);
-            vmcs.write_changes(|field, value| {
-                let _old = written.insert(field, value);
-            });
-        });
-        (vmcs.vectoring, vmcs.code) = (0, 1);
-        stay(vmcs, registers);
-        true
+    unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
+        let refused = wrong_event(vmcs).or_else(|| wrong_field::<Self>(vmcs));
+        mock::mock(|mock| mock.refused = refused);
+        mock::run(cpu.index, vmcs, registers)
     }
 
     fn invalidate(named: Invvpid) {
@@ -125,11 +121,6 @@ impl Vmx for MockVmx {
     fn roots(_: &PerCpu<Self>) -> &Roots {
         ROOTS.with(|roots| *roots)
     }
-}
-
-/// What the VMCS has.
-pub(crate) fn written(field: u32) -> u64 {
-    WRITTEN.with_borrow(|written| written.get(&field).copied().expect("it is written before the first entry"))
 }
 
 /// Reason, length and qualification of the exit that SVM describes so.
@@ -155,23 +146,23 @@ fn translated(code: u64, info_1: u64, next: u64, written: u8) -> (u64, u64, u64)
 }
 
 impl Kind for MockVmx {
-    fn take_exit(context: &mut Context<'_, Self>, code: u64, info_1: u64, info_2: u64) -> Next {
+    fn take_exit(context: &mut Context<'_, Self>, [code, info_1, info_2]: [u64; 3], event: u64) -> Next {
         let written = context.vm.space.slots().memory().read_u64(Gpa(CODE)).expect("code") >> 16;
         let next = info_2.wrapping_sub(context.state.block.read(Rip));
         let (reason, length, qualification) = translated(code, info_1, next, written as u8);
-        let vmcs = &mut *context.state.block;
-        vmcs.guest_physical = info_2;
-        exit_with(context, reason, length, qualification)
+        exit_with(context, Said { physical: info_2, event, ..Said::of(reason, length, qualification) })
+    }
+
+    fn enter_once(context: &mut Context<'_, Self>) -> bool {
+        let has_entered = enter::enter(context);
+        mock::mock(|mock| mock.refused = None);
+        has_entered
     }
 
     fn set_cpl(vmcs: &mut Vmcs, cpl: u8) {
         let attributes = 0xc93 | u16::from(cpl) << 5;
         let segment = Segment { selector: 0x10 | u16::from(cpl), attributes, limit: u32::MAX, base: 0 };
         vmcs.set_segment(SegmentName::Ss, segment);
-    }
-
-    fn set_cut_short(vmcs: &mut Vmcs, event: u64) {
-        vmcs.vectoring = event;
     }
 
     fn msr_exits(number: u32) -> [bool; 2] {
@@ -182,39 +173,48 @@ impl Kind for MockVmx {
     }
 }
 
-/// Handles an exit with this code, as the table has it.
-pub(crate) fn exit_with(
-    context: &mut Context<'_, MockVmx>,
-    code: u64,
-    length: u64,
-    qualification: u64,
-) -> Next {
-    let vmcs = &mut *context.state.block;
-    if (table::EXCEPTION..table::EXCEPTION + 0x100).contains(&code) {
-        vmcs.interruption = vmcs.interruption & !0xff | code & 0xff;
-    }
-    vmcs.code = code;
-    (vmcs.length, vmcs.qualification) = (length, qualification);
+/// Handles an exit of a guest whose state is that of the block.
+fn exit_with(context: &mut Context<'_, MockVmx>, said: Said) -> Next {
+    mock::expect(move |stay, _| stay.said = said);
+    mock::mock(|mock| mock.fails = said.code == REFUSED);
+    let VcpuState { block: vmcs, registers, .. } = &mut *context.state;
+    // It has got what an entry before has delivered.
+    (vmcs.event, vmcs.offered) = (0, 0);
+    let has_run = mock::run(context.cpu.index, vmcs, registers);
+    mock::mock(|mock| mock.fails = false);
+    vmcs.leave(has_run);
+    enter::after_exit(context);
     table::handle_exit(context)
 }
 
 impl Guest<'_, '_> {
     /// An exit with this code, because of an instruction of this length.
     pub(crate) fn leave(&mut self, code: u64, length: u64, qualification: u64) -> Next {
-        exit_with(self.0, code, length, qualification)
+        self.leave_with(Said::of(code, length, qualification))
+    }
+
+    /// An exit that says more.
+    pub(crate) fn leave_with(&mut self, said: Said) -> Next {
+        exit_with(self.0, said)
     }
 
     /// Enters the guest, which does `stay`; returns whether it was entered.
-    pub(crate) fn enter(&mut self, stay: impl FnMut(&mut Vmcs, &mut Registers) + 'static) -> bool {
-        STAY.set(Some(Box::new(stay)));
-        enter::enter(self.0)
+    pub(crate) fn enter(&mut self, stay: impl FnMut(&mut Stay, &mut Registers) + 'static) -> bool {
+        mock::expect(stay);
+        let has_entered = enter::enter(self.0);
+        assert_eq!(mock::mock(|mock| mock.refused.take()), None, "the processor refuses the entry");
+        has_entered
+    }
+
+    /// Handles the exit that has ended the stay.
+    pub(crate) fn handle(&mut self) -> Next {
+        table::handle_exit(self.0)
     }
 
     /// Enters the guest, which an interrupt of the machine ends at once; what the entry delivered.
     pub(crate) fn delivered(&mut self) -> u64 {
         assert!(self.enter(|_, _| {}));
-        let event = written(fields::ENTRY_EVENT.raw());
-        if event & ERROR_VALID == 0 { event } else { event | written(fields::ENTRY_ERROR_CODE.raw()) << 32 }
+        mock::last_delivered()
     }
 
     /// Whether it exits as soon as it can take an interrupt, and an NMI.
@@ -229,10 +229,12 @@ impl Guest<'_, '_> {
 
 /// Gives vCPU 0 of a machine with this configuration to `act`.
 pub(crate) fn with_guest_of<R>(config: &'static str, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    mock::begin();
     board_on::<OnVmx<Mock>>(config).with_vcpu(0, |context| begin_on(context, &[], act))
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.
 pub(crate) fn with_guest<R>(code: &[u8], act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    mock::begin();
     with_guest_on(code, act)
 }

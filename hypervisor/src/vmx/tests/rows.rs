@@ -3,6 +3,7 @@
 use hostlink::counters::Counter;
 
 use super::processor::{DATA, Guest, HOLE, processor, with_guest};
+use super::said::Said;
 use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
 use crate::svm::tests::rows::some_of;
@@ -269,22 +270,23 @@ fn writes_and_reads_a_port(code: u64) {
 /// loads, which has no linear address.
 fn finds_memory(code: u64) {
     with_guest(&[0x8b, 0x03], |guest| {
-        guest.vmcs().guest_physical = DATA;
-        assert_eq!(guest.leave(code, 0, 1 << 1 | 1 << 7 | 1 << 8), Next::Resume);
+        let leave = |guest: &mut Guest<'_, '_>, physical, qualification| {
+            guest.leave_with(Said { physical, ..Said::of(code, 0, qualification) })
+        };
+        assert_eq!(leave(guest, DATA, 1 << 1 | 1 << 7 | 1 << 8), Next::Resume);
         assert_eq!((guest.count(Counter::NestedInstalled), guest.raised(), guest.advanced()), (1, None, 0));
-        guest.vmcs().guest_physical = HOLE;
         guest.set(RBX, HOLE);
         if code == 49 {
-            assert_eq!(guest.leave(code, 0, u64::MAX), Next::Resume);
+            assert_eq!(leave(guest, HOLE, u64::MAX), Next::Resume);
             assert_eq!((guest.raised(), guest.advanced(), guest.get(RAX)), (None, 2, 0xffff_ffff));
             return;
         }
         for qualification in [1 | 1 << 7, 1] {
             guest.0.state.exception = None;
-            assert_eq!(guest.leave(code, 0, qualification), Next::Resume);
+            assert_eq!(leave(guest, HOLE, qualification), Next::Resume);
             assert_eq!((guest.raised(), guest.advanced()), (GP, 0));
         }
-        guest.leave(code, 0, 1 << 2 | 1 << 7 | 1 << 8);
+        leave(guest, HOLE, 1 << 2 | 1 << 7 | 1 << 8);
         assert_eq!((guest.raised(), guest.advanced()), (UD, 0), "a fetch");
     });
 }
@@ -322,16 +324,15 @@ fn gets_the_debug_exception(code: u64) {
         assert_eq!(guest.leave(code, 0, 1 << 13 | 1 << 2 | 1 << 12), Next::Resume);
         assert_eq!((guest.raised(), guest.advanced()), (Some(event::VECTOR_DB), 0));
         assert_eq!((guest.field(Dr6), guest.field(Dr7)), (0xffff_2ff4, 0x400), "VMX has not changed them");
-        guest.vmcs().interruption = event::VALID | 5 << 8;
-        guest.leave(code, 1, 0);
+        guest.leave_with(Said { exception: event::VALID | 5 << 8, ..Said::of(code, 1, 0) });
         assert_eq!((guest.raised(), guest.advanced()), (Some(event::VECTOR_DB), 1), "behind INT1");
     });
 }
 
 fn gets_the_exception(code: u64) {
     with_guest(&[], |guest| {
-        guest.vmcs().interruption = event::exception(0) | event::ERROR_VALID | 0x18 << 32;
-        assert_eq!(guest.leave(code, 0, 0), Next::Resume);
+        let exception = event::exception(0) | event::ERROR_VALID | 0x18 << 32;
+        assert_eq!(guest.leave_with(Said { exception, ..Said::of(code, 0, 0) }), Next::Resume);
         let expected = event::exception(code - EXCEPTION) | event::ERROR_VALID | 0x18 << 32;
         assert_eq!((guest.0.state.exception, guest.advanced()), (Some(expected), 0));
     });
