@@ -234,6 +234,7 @@ mod tests {
             arrive::<Mock>(CpuId(cpu), &mut vmcs);
             assert_eq!(mock(|mock| mock.writes.contains(&f::HOST_RIP.raw())), is_written);
             assert!(mock(|mock| !mock.writes.contains(&f::PIN_CONTROLS.raw())), "no CPU changes that");
+            assert!(enter(&mut vmcs, cpu));
         }
     }
 

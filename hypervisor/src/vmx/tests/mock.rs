@@ -212,7 +212,7 @@ impl Mock {
     /// VMLAUNCH or VMRESUME, up to the guest's first instruction.
     fn enter(&mut self, is_launched: bool) -> Result<Stay, Failed> {
         self.entries.push(is_launched);
-        let current = self.current.ok_or(Failed::Invalid)?;
+        let current = self.current.expect("an entry without a current VMCS");
         let mut region = self.regions.remove(&current).expect("it was cleared");
         if self.fails {
             region.fields.insert(f::INSTRUCTION_ERROR.raw(), 7);
