@@ -2,7 +2,7 @@
 
 use crate::machine::signals::Signals;
 use anyhow::{Context, Result};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, prlimit};
+use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
@@ -19,21 +19,19 @@ const GRACE: Duration = Duration::from_secs(10);
 /// After `timeout`, or when a signal arrives, interrupts the command, and kills it if that does not
 /// help. There is no status then: whatever the command makes of it, it has not come to its end.
 pub(super) fn read(
-    mut command: Command,
+    command: Command,
     timeout: Duration,
     cpu_time: Duration,
     signals: &Signals,
     mut each: impl FnMut(String),
 ) -> Result<Option<ExitStatus>> {
     let (source, sink) = std::io::pipe()?;
+    let mut command = limited(&command, cpu_time);
     command.stdout(sink.try_clone()?).stderr(sink).stdin(Stdio::null()).process_group(0);
     let mut child = command.spawn().context("cannot start cargo")?;
     // The command holds copies of the pipe's writing end, which prevent end of file while it lives.
     drop(command);
     let group = Pid::from_child(&child);
-    let limit = Some(cpu_time.as_secs());
-    prlimit(Some(group), Resource::Cpu, Rlimit { current: limit, maximum: limit })
-        .context("cannot limit the CPU time of cargo's processes")?;
     let (sender, lines) = mpsc::channel();
     let reader = thread::spawn(move || send_lines(source, &sender));
     let mut deadline = Instant::now() + timeout;
@@ -62,6 +60,21 @@ pub(super) fn read(
     Ok((!is_stopping).then_some(status))
 }
 
+/// The same command, each of whose processes has so much CPU time from its beginning.
+fn limited(command: &Command, cpu_time: Duration) -> Command {
+    let mut limited = Command::new("/bin/sh");
+    limited.args(["-c", "ulimit -t \"$0\" && exec \"$@\"", &cpu_time.as_secs().to_string()]);
+    limited.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    command.get_current_dir().into_iter().for_each(|directory| drop(limited.current_dir(directory)));
+    limited
+}
+
 fn send_lines(source: PipeReader, sender: &mpsc::Sender<String>) {
     for line in BufReader::new(source).split(b'\n') {
         let Ok(line) = line else { return };
@@ -82,7 +95,8 @@ mod tests {
     fn status_of(script: &str, timeout: Duration) -> Option<bool> {
         let mut shell = Command::new("/bin/sh");
         shell.args(["-c", script]);
-        let status = read(shell, timeout, timeout, &Signals::default(), |_| {}).expect("starts");
+        let status =
+            read(shell, timeout, Duration::from_secs(60), &Signals::default(), |_| {}).expect("starts");
         status.map(|status| status.success())
     }
 
