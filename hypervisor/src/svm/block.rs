@@ -288,6 +288,7 @@ impl ControlBlock for Vmcb {
         (vmcb.event_injection, vmcb.interrupt_shadow) = (0, 0);
         vmcb.mark_dirty(clean::ALL);
         start_over(&mut state.own.asid, &Defects);
+        state.own.auditor.init();
     }
 
     #[inline(always)]

@@ -57,6 +57,11 @@ impl Auditor {
         (self.left, self.breakpoints) = (Some(Left::RESET), Some([0; 4]));
     }
 
+    /// The vCPU has taken INIT.
+    pub fn init(&mut self) {
+        self.breakpoints = Some([0; 4]);
+    }
+
     /// The vCPU comes from another machine.
     pub fn begin_elsewhere(&mut self) {
         (self.left, self.breakpoints) = (None, None);
@@ -140,6 +145,7 @@ impl Auditor {
         Self {}
     }
     pub const fn reset(&mut self) {}
+    pub const fn init(&mut self) {}
     pub const fn begin_elsewhere(&mut self) {}
     pub const fn take_flush(&mut self) {}
     pub const fn leave<A: Amd64>(&mut self) {}

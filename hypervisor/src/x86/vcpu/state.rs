@@ -136,7 +136,9 @@ impl<B: ControlBlock> VcpuState<B> {
         B::init(self);
         let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
         let table = Segment { attributes: 0, ..data };
+        self.debug = DebugRegisters::default();
         let block = &mut *self.block;
+        block.intercept_debug(true);
         let code = Segment { selector: 0xf000, attributes: 0x09b, base: 0xffff_0000, ..data };
         block.set_segment(SegmentName::Cs, code);
         DATA.into_iter().for_each(|name| block.set_segment(name, data));
@@ -265,7 +267,6 @@ impl<B: ControlBlock> State for VcpuState<B> {
         inbox.set_levels(&self.lapic);
         self.hyperv.reset();
         self.fpu.reset();
-        self.debug = DebugRegisters::default();
         self.tsc_aux = 0;
         // What it has beyond that is the guest's clock, which goes on.
         let clock = self.block.read(TscOffset).wrapping_sub(self.tsc_adjust);
