@@ -4,7 +4,7 @@
 //! exist. Some invariants are checked here, by searching for the words with which a thing is done.
 
 use super::panics::not_for_tests;
-use super::style::documents;
+use super::style::{documents, sources as sources_of};
 use crate::workspace;
 use std::collections::BTreeMap;
 use std::fs;
@@ -126,6 +126,7 @@ const ALLOCATES: &[Group] = &[
     ("hypervisor/src/vmx", &[("block.rs", 1)]),
     ("hypervisor/src/x86", &[("emulator/place.rs", 1), ("guest/mod.rs", 6)]),
     ("hypervisor/src/x86", &[("guest/overlay.rs", 3), ("hyperv/vp/mod.rs", 2), ("vcpu/instruction.rs", 1)]),
+    ("hypervisor/src/x86", &[("vcpu/state.rs", 2)]),
 ];
 
 /// The number of files with `unsafe` in each package of what runs on bare machines, or room of the
@@ -272,6 +273,35 @@ fn no_exit_and_no_call_allocates() {
     let copies = [".to_vec()", ".to_string()", ".to_owned()", ".collect()", ".collect::<"];
     let words = [&makes[..], &copies].concat();
     assert_eq!(places(&sources, &words), expected(ALLOCATES));
+}
+
+/// Files of SVM's tests that do not name the VMCB and do not run on VMX, and why.
+const SVM_ALONE: [(&str, &str); 7] = [
+    ("due.rs", "what tests of both kinds have, and no tests"),
+    ("iommu.rs", "the driver of AMD-Vi has no processor"),
+    ("machine/", "what other tests have: functions behind AMD-Vi"),
+    ("migrated.rs", "the mock of VMX's instructions has one CPU"),
+    ("mod.rs", "what the tests there have in common"),
+    ("owned/", "functions are owned behind AMD-Vi, which is not beside processors with VMX"),
+    ("routes.rs", "vectors of functions have no processor"),
+];
+
+#[test]
+fn tests_that_do_not_name_the_vmcb_run_on_vmx_too() {
+    let [svm, vmx] =
+        ["svm", "vmx"].map(|kind| workspace::root().join(format!("hypervisor/src/{kind}/tests")));
+    let vmx = fs::read_to_string(vmx.join("mod.rs")).unwrap();
+    let mut used = BTreeMap::new();
+    for path in sources_of(&svm) {
+        let text = fs::read_to_string(&path).unwrap();
+        let name = path.strip_prefix(&svm).unwrap().to_str().unwrap();
+        let is_shared = vmx.contains(&format!("#[path = \"../../svm/tests/{name}\"]"));
+        let names = ["vmcb", "Vmcb"].iter().any(|word| text.contains(word));
+        let why = SVM_ALONE.iter().find(|(file, _)| !names && name.starts_with(file));
+        assert!(is_shared != (names || why.is_some()), "svm/tests/{name}: does it run on VMX, or why not?");
+        used.extend(why.copied());
+    }
+    assert_eq!(used.len(), SVM_ALONE.len(), "reasons for files that are not there: {used:?}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ const PAUSE_COUNT: u16 = 3000;
 const PAUSE_THRESHOLD: u16 = 128;
 
 /// The control block.
+#[cfg_attr(test, derive(Debug))]
 #[repr(C, align(4096))]
 pub struct Vmcb {
     // Control area.

@@ -146,7 +146,7 @@ mod tests {
     use crate::vmx::controls::{DELIVERY, LISTS, PAUSE_LOOP, POSTED, VPID, Word};
     use crate::vmx::copies::Copied;
     use crate::vmx::fields as f;
-    use crate::vmx::tests::mock::{self, Mock, Stay, mock, written};
+    use crate::vmx::tests::mock::{self, Mock, Stay, mock};
     use crate::vmx::tests::processor::capability;
     use crate::x86::vcpu::block::{ControlBlock, Field, SegmentName};
     use crate::x86::vcpu::state::Permissions;
@@ -257,22 +257,37 @@ mod tests {
         assert_eq!(fs_base(&vmcs), 0x7000, "the VMCS still has it");
     }
 
+    /// Fields of the guest's state that need not be carried.
+    const NOT_CARRIED: [(u32, &str); 3] = [
+        (f::LIST_INDEX.raw(), "what it lists is taken after each stay"),
+        (f::LINK_POINTER.raw(), "no guest has a VMCS of its own"),
+        (f::GUEST_DEBUGCTL.raw(), "no guest can set it"),
+    ];
+
     #[test]
-    fn m5_a_vcpu_that_stops_leaves_with_all_that_the_vmcs_has() {
+    fn m5_each_field_of_a_guest_leaves_a_processor_and_is_on_the_next() {
         let mut vmcs = after_exits();
-        vmcs.write(Field::Cr4, CR4_PAE);
-        vmcs.write(Field::Cr0, CR0_PG);
-        assert!(enter_and(&mut vmcs, 0, |stay, _| {
-            stay.write(f::GUEST_CR3, 0x9000);
-            stay.write(f::GUEST_PDPTE0, 1);
-            stay.write(f::GUEST_PDPTE3, 3);
-        }));
+        // With PAE paging, whose entries the processor has.
+        let pae = [(f::GUEST_CR0.raw(), CR0_PG), (f::GUEST_CR4.raw(), CR4_PAE), (f::GUEST_EFER.raw(), 1)];
+        let value = |field: u32| {
+            let fixed = pae.iter().find(|(other, _)| *other == field);
+            fixed.map_or(field.into(), |&(_, value)| value)
+        };
+        // Bits 11:10 of an encoding (appendix B).
+        let all = f::NAMES.iter().map(|&(field, _)| field).filter(|field| field >> 10 & 3 == 2);
+        let guests = || all.clone().filter(|field| !NOT_CARRIED.iter().any(|(not, _)| not == field));
+        let left: Vec<_> = guests().map(|field| (field, value(field))).collect();
+        assert!(enter_and(&mut vmcs, 0, move |stay, _| stay.fields.extend(left.iter().copied())));
         vmcs.read_all();
         leave::<Mock>(&mut vmcs);
-        assert_eq!(fs_base(&vmcs), 0x7000);
-        assert_eq!((vmcs.read(Field::Cr3), vmcs.pointers), (0x9000, [1, 0, 0, 3]));
-        assert!(enter(&mut vmcs, 1), "it goes on");
-        assert_eq!(written(f::GUEST_CR3.raw()), 0x9000);
+        // As one that comes from another machine.
+        mock::begin();
+        (vmcs.dirty, vmcs.dirty_words, vmcs.is_new) = (vmcs.changed_by_exits, u8::MAX, true);
+        arrive::<Mock>(CpuId(1), &mut vmcs);
+        vmcs.write_changes(Mock::vmwrite);
+        for field in guests() {
+            assert_eq!(Mock::vmread(field), value(field), "{}", f::Named(field));
+        }
     }
 
     #[test]

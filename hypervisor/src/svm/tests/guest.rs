@@ -4,7 +4,10 @@ use alloc::boxed::Box;
 use hostlink::counters::Counter;
 use memslots::Gpa;
 
+use baremetal::random::Random;
+
 use super::processor::{CODE, CpuData, DATA, MockSvm, TABLES, processor};
+use crate::devices::described::Reasons;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Cpus;
 use crate::vm::{Context, Next};
@@ -29,6 +32,16 @@ pub(crate) trait Kind: X86 + Cpus<CpuData = CpuData> {
     fn set_cpl(block: &mut Self::Block, cpl: u8);
     /// Whether reads and writes of this MSR cause exits.
     fn msr_exits(number: u32) -> [bool; 2];
+    /// All that there is of a block, as `Debug` shows it.
+    fn image(block: &Self::Block) -> String;
+    /// Random values in all that guests and exits change.
+    fn spoil(block: &mut Self::Block, random: &mut Random);
+    /// What of a block no description has.
+    const OWN: Reasons;
+    /// What of a block a reset leaves.
+    const LEFT: Reasons;
+    /// What else of it INIT leaves.
+    const LEFT_BY_INIT: Reasons;
 }
 
 impl Kind for MockSvm {
@@ -57,7 +70,62 @@ impl Kind for MockSvm {
         let exits = map[0x800 * range + bits / 8] >> (bits % 8) & 3;
         [exits & 1 != 0, exits & 2 != 0]
     }
+
+    fn image(vmcb: &Vmcb) -> String {
+        alloc::format!("{vmcb:x?}")
+    }
+
+    fn spoil(vmcb: &mut Vmcb, random: &mut Random) {
+        // SAFETY: the block is so large, and any bytes are one.
+        let image = unsafe { &mut *core::ptr::from_mut(vmcb).cast::<[u8; 4096]>() };
+        CHANGED.into_iter().flatten().for_each(|at| image[at] = random.word() as u8);
+    }
+
+    const OWN: Reasons = &[
+        ("an entry sets it", "block.asid block.tlb_control"),
+        ("nothing is cached", "block.clean_bits"),
+        ("by what the vCPU waits for", "block.intercept_* block.interrupt_control"),
+        ("an exit writes it", "block.exit_* block.next_rip block.fetched_*"),
+        ("an entry takes it from the registers", "block.rax"),
+        (
+            "tables have none",
+            "block.gdtr.attributes block.gdtr.selector block.idtr.attributes \
+             block.idtr.selector",
+        ),
+        ("no guest can set it", "block.debug_ctl"),
+        ("the machine's", "block.iopm_base block.msrpm_base block.nested_* block.pause_filter_*"),
+        ("it is not used", "block.virtualization_control"),
+    ];
+    const LEFT: Reasons = &[
+        ("an exit writes it", "block.exit_* block.next_rip block.fetched_*"),
+        ("an entry takes it from the registers", "block.rax"),
+    ];
+    const LEFT_BY_INIT: Reasons = &[
+        (
+            "the manual",
+            "block.star block.lstar block.cstar block.sfmask block.kernel_gs_base \
+             block.sysenter_*",
+        ),
+        ("time goes on", "block.tsc_offset"),
+    ];
 }
+
+/// Ranges of the control block that change (APM volume 2, appendix B): intercepts, the interrupt
+/// that is offered, what an exit reports, the event to inject, and the guest's state but for what
+/// is reserved. The offset of the TSC changes by the guest's registers, and with its clock.
+const CHANGED: [core::ops::Range<usize>; 11] = [
+    0x00..0x18,
+    0x60..0x90,
+    0xa8..0xb0,
+    0xc8..0xe0,
+    0x400..0x4a0,
+    0x4cb..0x4cc,
+    0x4d0..0x4d8,
+    0x548..0x580,
+    0x5d8..0x5e0,
+    0x5f8..0x648,
+    0x668..0x670,
+];
 
 /// vCPU 0 on a CPU.
 pub(crate) struct Guest<'c, 'a, A: Kind = MockSvm>(pub(crate) &'c mut Context<'a, A>);

@@ -22,14 +22,14 @@ use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR4_PAE, EFER_LME};
 use tlfs::msr;
 
-fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+pub(super) fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     let context = &mut *guest.0;
     Tested::describe_shared(context.vm, archive)?;
     Tested::describe_vcpu(context.vm, context.state, &context.vcpu.inbox, archive)
 }
 
 /// The vCPU leaves its CPU meanwhile, because of a stop.
-fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+pub(super) fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
     mock::set_pause(guest.0.vm, true);
     Tested::save_state(guest.0);
     mock::set_pause(guest.0.vm, false);
@@ -62,28 +62,13 @@ fn read(guest: &mut Guest<'_, '_>, bytes: &[u8], ticks: u64) -> Result<(), Flaw>
 
 /// The vCPU looks at its timers, which are not due for ever, and enters the guest. Its exits are
 /// handled.
-fn enters(guest: &mut Guest<'_, '_>, seed: u64) {
+pub(super) fn enters(guest: &mut Guest<'_, '_>, seed: u64) {
     let now = Tested::now();
     Tested::expire_timers(guest.0, now);
     assert!(guest.0.state.next_deadline(now) > now, "seed {seed}");
     for code in [CPUID, HLT, MSR] {
         goes_on(guest, (seed, 0), |guest| Tested::enter_once(guest.0));
         let _next = guest.exit(code, 0, 0);
-    }
-}
-
-#[test]
-fn m5_each_field_of_a_vcpu_arrives_and_it_enters_the_guest() {
-    for seed in 0..60 {
-        let bytes = with_guest(&[], |guest| {
-            off(guest, |guest| describe(guest, &mut Archive::random(seed)).expect("has values"));
-            written(guest)
-        });
-        with_guest(&[], |guest| {
-            read(guest, &bytes, 1 << 50).expect("is read");
-            assert!(written(guest) == bytes, "seed {seed}");
-            enters(guest, seed);
-        });
     }
 }
 

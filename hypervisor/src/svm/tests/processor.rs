@@ -123,7 +123,7 @@ pub(crate) const HOLE: u64 = 0x3000_0000;
 pub(crate) const UNMAPPED: u64 = 0x4000_0000;
 pub(crate) const MEMORY: u64 = 16 << 20;
 
-const TWO_VCPUS: &str = "vcpus=2\nmemory=16777216";
+pub(crate) const TWO_VCPUS: &str = "vcpus=2\nmemory=16777216";
 
 /// A board with a machine of two vCPUs.
 pub(crate) fn board() -> &'static mock::MockBoard<MockSvm> {

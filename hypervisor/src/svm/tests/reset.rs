@@ -1,206 +1,223 @@
-//! A reset leaves nothing: after random use a vCPU and the devices are as new ones.
+//! What there is of a guest: it moves, and is as new after a reset. So is a vCPU after INIT, but
+//! for what the manuals say.
 
+use alloc::vec::Vec;
 use baremetal::random::Random;
-use core::fmt::Write;
+use core::fmt;
+use transfer::{Archive, Described, Flaw};
 
-use super::processor::{Guest, MockSvm, processor, with_guest};
+use super::moved::{describe, enters, off};
+use super::processor::{Kind, Tested, board, processor};
+use crate::devices::described::{Kept, Reasons, Reset, listed};
 use crate::devices::pc::inbox::Inbox;
-use crate::devices::pc::lapic;
-use crate::devices::pc::message::{MessageKind, Trigger};
-use crate::devices::pc::platform::{PcBoard, PortSize};
-use crate::svm::vmcb::Vmcb;
-use crate::vm::arch::State;
+use crate::devices::pc::ioapic;
+use crate::devices::pc::lapic::APIC_BASE_ADDRESS;
+use crate::devices::pc::message::Trigger;
+use crate::devices::pc::platform::{PortSize, SerialPort};
+use crate::svm::tests::guest::Guest;
+use crate::vm::arch::{Arch, State};
+use crate::vm::mock::MockBoard;
+use crate::x86::processor::Vendor;
+use crate::x86::vcpu::block::Field::{Cr0, Dr6, Dr7, Efer, Pat, Rflags, Rip};
+use crate::x86::vcpu::block::SegmentName::{Cs, Ds, Es, Fs, Gdtr, Gs, Idtr, Ldtr, Ss, Tr};
+use crate::x86::vcpu::block::{ControlBlock, Segment};
+use crate::x86::vcpu::described::REGISTERS;
 use crate::x86::vcpu::nmi::Nmi;
-use crate::x86::vcpu::registers::{RAX, Registers};
-use crate::x86::vcpu::state::{Activity, VcpuState};
+use crate::x86::vcpu::registers::Registers;
 
-const ROUNDS: u64 = 300;
+/// A guest, of whose vCPUs the first is as after power-on.
+struct Moved(&'static MockBoard<Tested>);
 
-/// Ranges of the control block that change (APM volume 2, appendix B): intercepts, the interrupt
-/// that is offered, what an exit reports, the event to inject, and the guest's state but for what
-/// is reserved. The offset of the TSC changes by the guest's registers, and with its clock.
-const CHANGED: [core::ops::Range<usize>; 11] = [
-    0x00..0x18,
-    0x60..0x90,
-    0xa8..0xb0,
-    0xc8..0xe0,
-    0x400..0x4a0,
-    0x4cb..0x4cc,
-    0x4d0..0x4d8,
-    0x548..0x580,
-    0x5d8..0x5e0,
-    0x5f8..0x648,
-    0x668..0x670,
-];
+impl Moved {
+    fn new() -> Self {
+        let this = Self(board());
+        this.act(|guest| {
+            let (vm, vcpu) = (guest.0.vm, guest.0.vcpu);
+            *guest.0.state = vm.guest.new_vcpu::<Tested>(vcpu.index, vcpu.row);
+            vcpu.inbox.set_address(&guest.0.state.lapic);
+        });
+        this
+    }
 
-/// What VMRUN does not read, and writes at the next exit.
-const WRITTEN_BY_EXITS: [core::ops::Range<usize>; 2] = [0x70..0x90, 0xc8..0xe0];
-/// The address space tag and what VMRUN drops: the next entry decides, by `asid`.
-const TAG: core::ops::Range<usize> = 0x58..0x60;
-
-fn bytes(vmcb: &mut Vmcb) -> &mut [u8; 4096] {
-    // SAFETY: the block is so large, and any bytes are one.
-    unsafe { &mut *core::ptr::from_mut(vmcb).cast() }
+    /// With that vCPU, which is on no CPU.
+    fn act<R>(&self, act: impl FnOnce(&mut Guest<'_, '_, Tested>) -> R) -> R {
+        self.0.with_vcpu(0, |context| off(&mut Guest(context), act))
+    }
 }
 
-/// Everything that there is to a vCPU.
-fn describe(state: &mut VcpuState<Vmcb>, inbox: &Inbox) -> String {
-    // As an entry does, and a look at the CPU's queue.
-    state.block.rax = state.registers.0[RAX];
-    state.intercept_pause(true);
-    state.load::<MockSvm>();
-    state.load_debug_registers::<MockSvm>();
-    let VcpuState {
-        block: vmcb,
-        own: _, // The next entry drops what it tags; a record of what was cached.
-        registers,
-        lapic,
-        hyperv,
-        activity,
-        alarm,
-        exception,
-        nmi,
-        tsc_adjust,
-        signature,
-        view,
-        hidden,
-        code: _, // Each walk is looked at again where it is used,
-        mmio: _, // and each page without memory, by the version of the slots.
-        fpu: _,  // What it loads into the processor is compared,
-        debug: _,
-        tsc_aux: _, // and so are these.
-    } = state;
-    let mut text = String::new();
-    let mut note = |name: &str, value: &dyn core::fmt::Debug| {
-        writeln!(text, "{name}: {value:x?}").expect("memory");
-    };
-    let image = bytes(vmcb);
-    for range in WRITTEN_BY_EXITS.into_iter().chain([TAG]) {
-        image[range].fill(0);
+impl Described for Moved {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        self.act(|guest| describe(guest, archive))
     }
-    for (index, word) in image.chunks(8).enumerate() {
-        note(&format!("control block at {:#x}", index * 8), &word);
-    }
-    note("registers", registers);
-    note("local APIC", lapic);
-    note("synthetic", hyperv);
-    note("activity", activity);
-    note("alarm", alarm);
-    note("exception", exception);
-    note("NMIs", nmi);
-    note("TSC_ADJUST", tsc_adjust);
-    note("signature", signature);
-    note("hidden", hidden);
-    note("APIC id", &(view.apic_id, view.vcpus, view.apic, view.osxsave, view.invariant_tsc));
-    note("inbox", inbox);
-    processor(|it| note("in the processor", &(it.xcr0, &it.fpu[..], it.tsc_aux, it.breakpoints)));
-    // As it was.
-    processor(|it| it.xcr0 = it.components);
-    text
 }
 
-/// The guest does what it likes for a while.
-fn use_at_random(guest: &mut Guest<'_, '_>, random: &mut Random) {
-    for _ in 0..random.below(40) {
-        let number = match random.below(6) {
-            0 => lapic::msr::APIC_BASE,
-            1 => 0x800 + random.below(0x40) as u32,
-            2 => random.one_of([0x10, 0x3b, 0x6e0, 0x277]) as u32,
-            3 => 0x4000_0073 + random.below(0x50) as u32,
-            _ => 0xc000_0080 + random.below(0x90) as u32,
-        };
-        let value = {
-            let values = [random.word(), random.below(0x200), 0xfee0_0d00, 0xfee0_0900, 0x1ff];
-            random.one_of(values)
-        };
-        let _next = guest.write_msr(number, value);
-        let trigger = if random.below(2) == 0 { Trigger::Edge } else { Trigger::Level };
-        let vector = random.word() as u8;
-        guest.0.state.lapic.accept_fixed(vector, trigger);
-        guest.0.state.lapic.begin_service(random.word() as u8);
-        let inbox = &guest.0.vcpu.inbox;
-        inbox.set_address(&guest.0.state.lapic);
-        inbox.post_fixed(vector, trigger);
-        let kind =
-            [MessageKind::Nmi, MessageKind::Init, MessageKind::Startup(vector)][random.below(3) as usize];
-        inbox.post(kind, Trigger::Edge);
+impl fmt::Debug for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.act(|guest| {
+            let (vm, state, inbox) = (guest.0.vm, &*guest.0.state, &guest.0.vcpu.inbox);
+            let used: Vec<_> = vm.vcpus.iter().map(|vcpu| vm.ticks_used(vcpu, 0)).collect();
+            write!(f, "Guest {{ shared: Shared {{ {} }}, ", listed(vm.guest.fields()))?;
+            write!(f, "vcpu: Vcpu {{ {} }}, ", listed(state.fields()))?;
+            write!(f, "block: {}, inbox: {inbox:x?}, used: {used:?} }}", Tested::image(&state.block))
+        })
     }
-    let state = &mut *guest.0.state;
-    let image = bytes(&mut state.block);
-    for at in CHANGED.into_iter().flatten() {
-        image[at] = random.word() as u8;
-    }
-    state.registers = Registers(core::array::from_fn(|_| random.word()));
-    state.activity =
-        [Activity::Running, Activity::Halted, Activity::WaitForStartup][random.below(3) as usize];
-    state.alarm = random.word();
-    state.exception = (random.below(2) == 0).then(|| random.word());
-    state.nmi = Nmi::from_bits_truncate(random.word() as u8);
-    processor(|processor| {
-        processor.fpu.fill_with(|| random.word() as u8);
-        processor.xcr0 = random.one_of([1, 3, 7]);
-        processor.tsc_aux = random.word();
-        processor.breakpoints = core::array::from_fn(|_| random.word());
+}
+
+/// What neither VMRUN nor the description of a vCPU switches, and what is posted.
+fn spoil(moved: &mut Moved, random: &mut Random) {
+    moved.0.with_vcpu(0, |context| {
+        let state = &mut *context.state;
+        Tested::spoil(&mut state.block, random);
+        state.registers = Registers(core::array::from_fn(|_| random.word()));
+        (state.alarm, state.exception) = (random.word(), Some(random.word()));
+        state.nmi = Nmi::from_bits_truncate(random.word() as u8);
+        state.load_debug_registers::<Tested>();
+        processor(|processor| {
+            processor.fpu.fill_with(|| random.word() as u8);
+            processor.xcr0 = random.one_of([1, 3, 7]);
+            processor.tsc_aux = random.word();
+            processor.breakpoints = core::array::from_fn(|_| random.word());
+        });
     });
 }
 
-#[test]
-fn u59_after_a_reset_a_vcpu_is_as_a_new_one() {
-    let mut random = Random::new(59);
-    for round in 0..ROUNDS {
-        with_guest(&[], |guest| {
-            use_at_random(guest, &mut random);
-            let (index, identity) = (guest.0.vcpu.index, guest.0.vcpu.row);
-            let mut new = guest.0.vm.guest.new_vcpu::<MockSvm>(index, identity);
-            let (state, inbox) = (&mut *guest.0.state, &guest.0.vcpu.inbox);
-            state.save::<MockSvm>();
-            state.reset(inbox);
-            let fresh = Inbox::default();
-            fresh.set_address(&new.lapic);
-            let (is, expected) = (describe(state, inbox), describe(&mut new, &fresh));
-            for (is, expected) in is.lines().zip(expected.lines()) {
-                assert_eq!(is, expected, "round {round}");
-            }
-            assert_eq!(is.lines().count(), expected.lines().count(), "round {round}");
-        });
-    }
+fn post(inbox: &Inbox) {
+    inbox.post_fixed(0x51, Trigger::Edge);
+    inbox.post_fixed(0x52, Trigger::Level);
+    inbox.post_to_owner(0x53);
+    inbox.post_nmi();
+    inbox.post_startup(0x9a);
 }
 
-/// But for the time, which goes on as on battery.
-#[test]
-fn u59_after_a_reset_the_devices_are_as_new_ones() {
-    let mut random = Random::new(60);
-    for round in 0..ROUNDS {
-        let (mut board, now) = (PcBoard::default(), round << 20);
-        for _ in 0..random.below(400) {
-            let port = match random.below(7) {
-                0 => 0x3f8 + random.below(8),
-                1 => 0x2f8 + random.below(8),
-                2 => 0x40 + random.below(4),
-                3 => random.one_of([0x61, 0x64, 0x602, 0x603, 0x608, 0x609, 0xcf9]),
-                4 => 0x70 + random.below(2),
-                _ => 0xcf8 + random.below(8),
-            } as u16;
+fn reset(moved: &mut Moved) {
+    moved.act(|guest| {
+        post(&guest.0.vcpu.inbox);
+        guest.0.vm.reset_devices();
+        guest.0.state.reset(&guest.0.vcpu.inbox);
+        guest.0.state.intercept_pause(false);
+    });
+}
+
+fn init(moved: &mut Moved) {
+    moved.0.with_vcpu(0, |context| {
+        post(&context.vcpu.inbox);
+        context.vcpu.inbox.post_init();
+        Tested::take_signals(context);
+        context.state.intercept_pause(false);
+    });
+}
+
+/// It uses its devices, and enters the guest.
+fn play(moved: &mut Moved, random: &mut Random) {
+    moved.0.with_vcpu(0, |context| {
+        let mut board = context.vm.guest.platform.lock();
+        let lapic = &mut context.state.lapic;
+        for now in 0..40 {
+            let now = now << 32;
+            let port = random.one_of([0x3f8, 0x2f8, 0x40, 0x60, 0x70, 0x70, 0x600, 0x608, 0xcf8]);
+            let (port, value) = ((port + random.below(8)) as u16, random.word() >> random.below(64));
             let size = [PortSize::Byte, PortSize::Word, PortSize::Dword][random.below(3) as usize];
-            let value = {
-                let values = [random.word(), 0x8000_0000 | random.below(0x1000), 0xff];
-                random.one_of(values)
-            } as u32;
-            // The clock's own registers would set it.
-            let is_clock = port == 0x71;
-            if !is_clock {
-                let _ = board.port_write(port, size, value, || now);
-            }
             let _ = board.port_read(port, size, || now);
-            let register = 0xfec0_0000 + random.one_of([0, 0x10, 0x40]);
-            let _ = board.mmio_write(register, {
-                let values = [random.word(), random.below(0x40)];
-                random.one_of(values)
-            } as u32);
-            let _ = board.happens(value as u8 & 1);
-            let _ = board.receive(crate::devices::pc::platform::SerialPort::Com1, &[value as u8]);
+            let _ = board.port_write(port, size, value as u32, || now);
+            let _ = board.mmio_write(ioapic::BASE + random.one_of([0, 0x10, 0x40]), value as u32);
+            let _ = (board.eoi(value as u8), board.ring(now), board.happens(value as u8 & 7));
+            let _ = (board.rom_base(), board.receive(SerialPort::Com1, &[1; 20]));
+            let number = 0x800 + random.below(0x40) as u32;
+            let _ = (lapic.read_msr(number, now), lapic.write_msr(number, value, now));
+            let page = APIC_BASE_ADDRESS + 16 * random.below(0x40);
+            let _ = (lapic.read_page(page, now), lapic.write_page(page, value as u32, now));
+            let _ = lapic.expire(now);
         }
-        board.reset();
-        assert_eq!(format!("{board:x?}"), format!("{:x?}", PcBoard::default()), "round {round}");
-    }
+        drop(board);
+        context.vcpu.inbox.set_address(&context.state.lapic);
+        context.vcpu.inbox.set_levels(&context.state.lapic);
+        enters(&mut Guest(context), random.word());
+    });
+}
+
+const OWN: Reasons = &[
+    (
+        "what is posted becomes the vCPU's",
+        "inbox.edge inbox.level inbox.posted.edge inbox.posted.signals inbox.posted.told",
+    ),
+    (
+        "the configuration's",
+        "shared.apic_ids shared.layout shared.vcpus vcpu.hyperv.index vcpu.lapic.base.is_bsp \
+         vcpu.lapic.id vcpu.view",
+    ),
+    (
+        "by what CPUID shows, which is compared",
+        "shared.cr4_mask shared.hidden shared.maps vcpu.hidden vcpu.signature",
+    ),
+    ("the machine's", "shared.flush_cost shared.nested_root"),
+    ("it has none", "shared.has_functions shared.platform.data.pci.owned"),
+    (
+        "the rate, which is compared",
+        "shared.partition.clock.0.0 shared.partition.clock.0.1 vcpu.lapic.timer.clock",
+    ),
+    ("it is compared", "shared.partition.platform shared.platform.data.pci.rom.len"),
+    ("by the registers of the bus", "shared.rom"),
+    ("whoever has one looks at the clock at once", "vcpu.alarm"),
+    ("where it runs", "vcpu.debug.are_loaded"),
+    ("the clock's", "vcpu.hyperv.ahead"),
+    ("it never is", "vcpu.lapic.icr.busy"),
+];
+
+const LEFT_BY_RESET: Reasons = &[
+    ("time goes on", "shared.partition.clock"),
+    ("time goes on, as on battery", "shared.platform.data.cmos.ahead"),
+];
+
+const LEFT_BY_INIT: Reasons = &[
+    ("by the mode of the local APIC", "inbox.posted.logical"),
+    ("what is not the vCPU's", "shared used vcpu.alarm"),
+    ("the manual", "vcpu.fpu vcpu.lapic.base vcpu.tsc_aux"),
+    ("the interface's specification", "vcpu.hyperv"),
+    ("time goes on", "vcpu.tsc_adjust"),
+];
+
+#[test]
+fn m5_u59_a_guest_moves_with_all_that_it_is_and_a_reset_leaves_nothing() {
+    let resets: [Reset<'_, _>; 2] = [
+        ("a reset", reset, &[Tested::LEFT, LEFT_BY_RESET]),
+        ("INIT", init, &[Tested::LEFT, Tested::LEFT_BY_INIT, LEFT_BY_INIT]),
+    ];
+    let own = &[Tested::OWN, OWN];
+    let kept = Kept { own, spoil: &spoil, resets: &resets, seeds: 12, ..Kept::of(&Moved::new, &play) };
+    kept.holds();
+}
+
+/// SDM volume 3, table 11-1; APM volume 2, table 14-1.
+#[test]
+fn u59_a_vcpu_begins_as_the_manuals_say() {
+    Moved::new().act(|guest| {
+        for (field, name) in REGISTERS {
+            let expected = match field {
+                Rip => 0xfff0,
+                Rflags => 2,
+                Cr0 => 0x6000_0010,
+                Dr6 => 0xffff_0ff0,
+                Dr7 => 0x400,
+                Pat => 0x0007_0406_0007_0406,
+                Efer => <Tested as Vendor>::Block::EFER_OWN,
+                _ => 0,
+            };
+            assert_eq!(guest.field(field), expected, "{name}");
+        }
+        for (name, attributes, selector, base) in [
+            (Cs, 0x9b, 0xf000, 0xffff_0000),
+            (Ds, 0x93, 0, 0),
+            (Es, 0x93, 0, 0),
+            (Fs, 0x93, 0, 0),
+            (Gs, 0x93, 0, 0),
+            (Ss, 0x93, 0, 0),
+            (Gdtr, 0, 0, 0),
+            (Idtr, 0, 0, 0),
+            (Ldtr, 0x82, 0, 0),
+            (Tr, 0x8b, 0, 0),
+        ] {
+            let expected = Segment { selector, attributes, limit: 0xffff, base };
+            assert_eq!(guest.0.state.block.segment(name), expected, "{name:?}");
+        }
+    });
 }

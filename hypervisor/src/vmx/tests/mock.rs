@@ -126,7 +126,7 @@ pub(crate) fn page(address: u64) -> &'static [AtomicU64; 512] {
 
 /// The guest in guest mode.
 pub(crate) struct Stay {
-    fields: Fields,
+    pub(crate) fields: Fields,
     /// How it ends.
     pub(crate) said: Said,
 }

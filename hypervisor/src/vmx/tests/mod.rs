@@ -24,6 +24,9 @@ mod refusal;
 #[path = "../../svm/tests/registers.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod registers;
+#[path = "../../svm/tests/reset.rs"]
+#[expect(clippy::duplicate_mod, reason = "as above")]
+mod reset;
 mod rows;
 mod said;
 

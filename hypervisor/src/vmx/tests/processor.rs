@@ -2,8 +2,11 @@
 //! the same on both are the same.
 
 use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
 use alloc::vec;
 use alloc::vec::Vec;
+use baremetal::random::Random;
 use coherence::CpuId;
 use memslots::Gpa;
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
@@ -13,14 +16,18 @@ use std::sync::LazyLock;
 pub(crate) use super::mock::written;
 use super::mock::{self, Stay};
 use super::said::Said;
+use crate::devices::described::Reasons;
 use crate::svm::tests::guest::Guest as GuestOf;
 pub(crate) use crate::svm::tests::guest::Kind;
 pub(crate) use crate::svm::tests::processor::{CODE, DATA, HOLE, MEMORY, TABLES, UNMAPPED, processor};
-use crate::svm::tests::processor::{Mock, OnMock, begin_on, board_on, with_guest_on};
-use crate::vm::mock::offer;
+use crate::svm::tests::processor::{Mock, OnMock, TWO_VCPUS, begin_on, board_on, with_guest_on};
+use crate::vm::mock::{MockBoard, offer};
 use crate::vm::{Context, Next, PerCpu};
+use crate::vmx::apic::{IRR, ISR, TPR};
 use crate::vmx::capabilities::Capabilities;
 use crate::vmx::controls::{self, Controls, Word};
+use crate::vmx::copies::{Copied, FIELDS};
+use crate::vmx::fields::Named;
 use crate::vmx::intercepts;
 use crate::vmx::outside::Register;
 use crate::vmx::processor::{OnVmx, Vmx};
@@ -60,6 +67,9 @@ pub(in crate::vmx) fn capability(number: u32) -> u64 {
         _ => 0xffff_ffff << 32,
     }
 }
+
+/// Of the virtual-APIC page.
+const PAGE_WORDS: usize = 512;
 
 thread_local! {
     pub(crate) static INVALIDATED: RefCell<Vec<Invalidated>> = const { RefCell::new(Vec::new()) };
@@ -165,6 +175,68 @@ impl Kind for MockVmx {
         vmcs.set_segment(SegmentName::Ss, segment);
     }
 
+    fn image(vmcs: &Vmcs) -> String {
+        let named = FIELDS.into_iter().zip(vmcs.copies).filter(|(field, _)| *field != 0);
+        let named: Vec<_> = named.map(|(field, copy)| format!("{}: {copy:x}", Named(field))).collect();
+        let page: Vec<_> = (0..PAGE_WORDS).map(|word| vmcs.apic.read(word)).collect();
+        let others = format!("{vmcs:x?}").replace(&format!("{:x?}", vmcs.copies), "above");
+        format!("Block {{ {}, page: {page:x?}, vmcs: {others} }}", named.join(", "))
+    }
+
+    fn spoil(vmcs: &mut Vmcs, random: &mut Random) {
+        for register in [Copied::Interruptibility, Copied::Activity, Copied::PendingDebug] {
+            vmcs.set_copy(register, random.word());
+        }
+        vmcs.set_pointers(core::array::from_fn(|_| random.word()));
+        (vmcs.event, vmcs.offered, vmcs.vectoring) = (random.word(), random.word(), random.word());
+        // TPR, ISR and IRR: a register of 32 bits every 16 bytes.
+        let places = [TPR].into_iter().chain((ISR..ISR + 16).step_by(2)).chain((IRR..IRR + 16).step_by(2));
+        places.for_each(|place| vmcs.apic.write(place, random.word() & 0xffff_ffff));
+        vmcs.set_threshold(random.word() as u8);
+        vmcs.set_interrupt_window(random.one_in(2));
+        vmcs.set_nmi_window(random.one_in(2));
+    }
+
+    const OWN: Reasons = &[
+        ("a vCPU that halts does so in the hypervisor", "block.ACTIVITY"),
+        (
+            "the machine's",
+            "block.EPT_POINTER block.vmcs.changed_by_exits block.vmcs.controls.apic \
+             block.vmcs.controls.p* block.vmcs.controls.words.3 block.vmcs.host \
+             block.vmcs.list block.vmcs.maps block.vmcs.masks \
+             block.vmcs.outside.from_processor block.vmcs.region block.vmcs.vmread",
+        ),
+        ("the local APIC gets it back", "block.INTERRUPT_STATUS block.page block.vmcs.apic"),
+        ("where it runs", "block.vmcs.active block.vmcs.is_new block.vmcs.outside.loaded"),
+        ("each by its name", "block.vmcs.copies"),
+        ("an entry writes it", "block.vmcs.dirty*"),
+        ("an exit sets it", "block.vmcs.stale"),
+        (
+            "an exit writes it",
+            "block.vmcs.code block.vmcs.qualification block.vmcs.guest_physical \
+             block.vmcs.length block.vmcs.interruption block.vmcs.vectoring",
+        ),
+        (
+            "by what the vCPU waits for",
+            "block.vmcs.controls.words.0 block.vmcs.controls.words.1 \
+             block.vmcs.controls.words.2 block.vmcs.threshold block.vmcs.offered",
+        ),
+        ("nobody has used those of the receiver", "block.vmcs.nested_debt"),
+    ];
+    const LEFT: Reasons = &[
+        ("whoever begins PAE paging loads them", "block.vmcs.pointers"),
+        ("an exit writes it", "block.vmcs.vectoring"),
+    ];
+    const LEFT_BY_INIT: Reasons = &[
+        ("the manual", "block.GUEST_SYSENTER_*"),
+        ("time goes on", "block.TSC_OFFSET"),
+        ("STAR: the manual", "block.vmcs.outside.values.2"),
+        ("LSTAR: the manual", "block.vmcs.outside.values.3"),
+        ("CSTAR: the manual", "block.vmcs.outside.values.4"),
+        ("SFMASK: the manual", "block.vmcs.outside.values.5"),
+        ("KERNEL_GS_BASE: the manual", "block.vmcs.outside.values.6"),
+    ];
+
     fn msr_exits(number: u32) -> [bool; 2] {
         let mut map = vec![0; 0x1000];
         intercepts::fill_msr_map::<Self>(&mut map);
@@ -231,6 +303,11 @@ impl Guest<'_, '_> {
 pub(crate) fn with_guest_of<R>(config: &'static str, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
     mock::begin();
     board_on::<OnVmx<Mock>>(config).with_vcpu(0, |context| begin_on(context, &[], act))
+}
+
+/// A board with a machine of two vCPUs.
+pub(crate) fn board() -> &'static MockBoard<MockVmx> {
+    board_on::<OnVmx<Mock>>(TWO_VCPUS)
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.

@@ -41,7 +41,7 @@ macro_rules! keep {
 }
 
 /// The part of a vCPU's state that CPUID depends on.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct View {
     /// Its APIC id.
     pub apic_id: u32,

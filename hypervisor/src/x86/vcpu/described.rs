@@ -21,7 +21,7 @@ use crate::x86::processor::X86;
 use crate::x86::{CR0_DEFINED, CR0_PE, EFER_LMA};
 
 /// The registers in the stream's order: all but the TSC's offset, which follows from the clock.
-const REGISTERS: [(Field, &str); 19] = [
+pub(crate) const REGISTERS: [(Field, &str); 19] = [
     (Field::Rip, "RIP"),
     (Field::Rsp, "RSP"),
     (Field::Rflags, "RFLAGS"),

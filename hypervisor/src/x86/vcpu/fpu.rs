@@ -45,7 +45,7 @@ pub fn is_valid_xcr0(value: u64, components: u64) -> bool {
         && (value & AVX512 == 0 || value & (AVX512 | AVX) == AVX512 | AVX)
 }
 
-#[derive(Debug)]
+#[cfg_attr(not(test), derive(Debug))]
 pub(crate) struct FpuState {
     area: NonNull<u8>,
     size: usize,
@@ -154,6 +154,16 @@ impl Drop for FpuState {
             // SAFETY: allocated in `new` with this layout; no processor has it loaded.
             unsafe { dealloc(self.area.as_ptr(), layout) };
         }
+    }
+}
+
+#[cfg(test)]
+impl core::fmt::Debug for FpuState {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { area, size, xcr0 } = self;
+        // SAFETY: the area is ours, has this size, and was all written in `new`.
+        let area = unsafe { core::slice::from_raw_parts(area.as_ptr(), *size) };
+        f.debug_struct("FpuState").field("area", &area).field("xcr0", xcr0).finish()
     }
 }
 

@@ -4,7 +4,7 @@ pub mod block;
 pub mod checks;
 pub mod code_path;
 pub mod debug;
-mod described;
+pub(crate) mod described;
 pub mod event;
 pub mod fpu;
 pub mod inject;

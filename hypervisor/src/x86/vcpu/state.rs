@@ -253,6 +253,37 @@ impl<B: ControlBlock> VcpuState<B> {
     }
 }
 
+#[cfg(test)]
+impl<B: ControlBlock> VcpuState<B> {
+    /// Each field but the control block.
+    pub(crate) fn fields(&self) -> alloc::vec::Vec<(&'static str, alloc::string::String)> {
+        let Self {
+            block: _,
+            registers,
+            lapic,
+            hyperv,
+            own: _, // The next entry drops what it tags; a record of what was cached.
+            activity,
+            alarm,
+            exception,
+            nmi,
+            tsc_adjust,
+            signature,
+            view,
+            hidden,
+            code: _, // Each walk is looked at again where it is used,
+            mmio: _, // and each page without memory, by the version of the slots.
+            fpu,
+            debug,
+            tsc_aux,
+        } = self;
+        macro_rules! named {
+            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:x?}", $field)),)*] };
+        }
+        named!(registers lapic hyperv activity alarm exception nmi tsc_adjust signature view hidden fpu debug tsc_aux)
+    }
+}
+
 impl<B: ControlBlock> State for VcpuState<B> {
     type Inbox = Inbox;
 

@@ -1,15 +1,20 @@
-//! A reset as a property: whatever a vCPU and its guest's devices have, they are as new ones
-//! afterwards; and so is a vCPU that arrives where another guest's was (U65).
+//! A reset as a property, and the move of a guest: all that a vCPU and its guest's devices have
+//! arrives, and is as new after a reset. So is a vCPU that arrives where another guest's was (U65).
 
+use core::fmt;
+
+use super::moved::Moved;
 use super::*;
 use crate::arm64::mock::machines;
-use crate::arm64::processor::{Configuration, FloatState};
+use crate::arm64::processor::FloatState;
 use crate::arm64::vcpu::debug;
 use crate::arm64::vcpu::exchanged::{MATRIX, Register as R};
+use crate::devices::described::{Kept, Reasons, Reset, listed};
 use crate::devices::virt::map;
 use crate::vm::arch::{Arch, State};
 use baremetal::random::Random;
 use memslots::Gpa;
+use transfer::{Archive, Described, Flaw};
 
 const OPTIONAL: Features = Features::POINTER_KEYS
     .union(Features::ERRORS)
@@ -63,44 +68,86 @@ fn fill(context: &mut Context<'_, MockArm64>, random: &mut Random) {
     }
 }
 
+const OWN: Reasons = &[
+    ("by the date of the clock's", "alarm"),
+    ("the clock's", "base"),
+    ("where it runs", "exit gic.changes gic.linked gic.loaded* gic.progress walks"),
+    ("the configuration's", "gic.is_last"),
+    ("it is compared", "gic.vcpu place"),
+    ("each page is looked up again", "mmio"),
+    ("it is watched anew", "spin"),
+];
+
+const LEFT: Reasons = &[
+    ("it is read when it has been posted", "inbox.interrupts.groups"),
+    ("it is read when a start has been posted", "inbox.power.entry inbox.power.context"),
+];
+
 #[test]
-fn u65_a_vcpu_that_is_reset_is_as_a_new_one() {
-    for seed in 1..50 {
-        let vm = machine_on("vcpus=2\nlocal_tlbi=broadcast", |hardware| {
-            (hardware.features, hardware.preemption_bits) = (OPTIONAL, 7);
-        })
-        .machine();
-        let mut place = workspace(0);
-        let random = &mut Random::new(seed);
-        turn(vm, 0, 1, &mut place, |context| fill(context, random));
-        let vcpu = &vm.vcpus[1];
-        for _ in 0..20 {
-            vcpu.inbox.interrupts.post_private(random.word() as u32);
-            vcpu.inbox.interrupts.post_spi(32 + random.below(200) as u8);
-        }
-        assert!(vcpu.inbox.power.turn_on(Start { entry: 1, context: 2 }).is_ok());
-        let _owner = vcpu.target.owner().expect("nobody runs it");
-        // SAFETY: the owner was just taken.
-        let state = unsafe { vcpu.state() };
-        let new = vm.guest.new_vcpu::<MockArm64>(1, 0);
-        let differing = |state: &VcpuState<MockArm64>| {
-            let pairs = state.fields().into_iter().zip(new.fields());
-            pairs.filter(|(one, other)| one != other).map(|((name, _), _)| name).collect::<Vec<_>>()
-        };
-        let changed = differing(state);
-        for name in ["registers", "gic", "activity", "configuration", "debug", "system", "float", "interface"]
-        {
-            assert!(changed.contains(&name), "{name} was to be changed: {changed:?}");
-        }
-        let is_trapped = state.configuration.bits() & crate::arm64::controls::hcr::TWE != 0;
-        state.reset(&vcpu.inbox);
-        // Whether WFE is trapped is the scheduler's choice, which goes on.
-        assert_eq!(state.configuration, new.configuration.with_wfe_trapped(is_trapped));
-        state.configuration = Configuration::new(state.configuration.bits(), true);
-        assert_eq!(differing(state), <[&str; 0]>::default(), "seed {seed}");
-        assert!(vcpu.inbox.interrupts.is_empty(), "what was posted before is void");
-        assert_eq!(vcpu.inbox.power.take_start(), None);
+fn m5_m6_u65_a_vcpu_moves_with_all_that_it_is_and_a_reset_leaves_nothing() {
+    let vm = machine_on("vcpus=2\nlocal_tlbi=broadcast", |hardware| {
+        (hardware.features, hardware.preemption_bits) = (OPTIONAL, 7);
+    });
+    let vm = vm.machine();
+    let spoil = |moved: &mut Moved, random: &mut Random| moved.act(|context| fill(context, random));
+    let resets: [Reset<'_, _>; 1] = [("a reset", Moved::reset, &[LEFT])];
+    let (new, play) = (|| Moved::new(vm), |moved: &mut Moved, _: &mut Random| moved.play());
+    Kept { own: &[OWN], spoil: &spoil, resets: &resets, ..Kept::of(&new, &play) }.holds();
+}
+
+/// What the vCPUs of a guest share.
+struct SharedOf(MadeVm);
+
+impl Described for SharedOf {
+    fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        MockArm64::describe_shared(self.0, archive)
     }
+}
+
+impl fmt::Debug for SharedOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shared {{ {} }}", listed(self.0.guest.fields()))
+    }
+}
+
+const SHARED_OWN: Reasons = &[
+    ("the machine's", "configuration root"),
+    ("it has no real lines", "distributor.data.ended distributor.data.forwarded"),
+    ("it is compared", "distributor.data.intid_count distributor.data.vcpu_count"),
+    ("by their number", "distributor.data.spis"),
+    ("what the guest sees is compared", "former"),
+    ("it has none", "has_functions pci wires"),
+    ("the configuration's", "local_maintenance vcpus vmid_churn"),
+];
+
+const SHARED_LEFT: Reasons = &[("time goes on, as on battery", "rtc.data.ahead")];
+
+#[test]
+fn m5_m6_u65_devices_move_with_all_that_they_are_and_a_reset_leaves_nothing() {
+    let play = |SharedOf(vm): &mut SharedOf, random: &mut Random| {
+        let mut distributor = vm.guest.distributor.lock();
+        for offset in (0..0x1_0000).step_by(4) {
+            let _ = (distributor.read(offset, 4), distributor.write(offset, 4, random.word()));
+        }
+        for spi in 0..=255 {
+            let effect = distributor.set_line(spi, random.one_in(3));
+            assert!(effect.posts(&distributor).all(|post| post.vcpu < 2));
+        }
+        let _effect = distributor.set_awake(1, random.one_in(2));
+        drop(distributor);
+        for offset in (0..=0x1000).step_by(4) {
+            let mut uart = vm.guest.uart.lock();
+            let _ = (uart.device.read(offset), uart.device.write(offset, random.word() as u32));
+            let _byte = vm.guest.rtc.lock().read(offset, random.word());
+            vm.guest.rtc.lock().write(offset, random.word() as u32 | 1, random.word());
+        }
+        let _taken = MockArm64::type_in(vm, 0, b"typed");
+        MockArm64::receive_console(Some(vm));
+        MockArm64::wake(vm);
+    };
+    let resets: [Reset<'_, SharedOf>; 1] = [("a reset", |shared| shared.0.guest.reset(), &[SHARED_LEFT])];
+    let new = || SharedOf(machine("vcpus=2").machine());
+    Kept { own: &[SHARED_OWN], resets: &resets, seeds: 20, ..Kept::of(&new, &play) }.holds();
 }
 
 #[test]
@@ -139,40 +186,6 @@ fn u65_a_vcpu_meets_nothing_of_another_guests_before_it() {
         });
     }
     assert_eq!(MATRIX.len(), 1);
-}
-
-/// But for the time, which goes on as on battery.
-#[test]
-fn u65_devices_that_are_reset_are_as_new_ones() {
-    let mut all_changed = std::collections::BTreeSet::new();
-    for seed in 1..20 {
-        let vm = machine("vcpus=2").machine();
-        let random = &mut Random::new(seed);
-        let new = vm.guest.fields();
-        let changed = || {
-            let pairs = new.iter().zip(vm.guest.fields());
-            pairs.filter(|(one, other)| **one != *other).map(|(one, _)| one.0).collect::<Vec<_>>()
-        };
-        for _ in 0..500 {
-            let offset = random.below(0x2000) as u32 & !3;
-            let _effect = vm.guest.distributor.lock().write(offset, 4, random.word());
-        }
-        {
-            let mut uart = vm.guest.uart.lock();
-            assert!((0..40).all(|byte| uart.queue(byte)));
-            uart.pass_on();
-            for offset in (0..0x48).step_by(4) {
-                let _effect = uart.device.write(offset, random.word() as u32);
-            }
-        }
-        for offset in [0x4, 0xc, 0x10, 0x1c] {
-            vm.guest.rtc.lock().write(offset, random.word() as u32 | 1, random.word());
-        }
-        all_changed.extend(changed());
-        vm.guest.reset();
-        assert_eq!(changed(), <[&str; 0]>::default(), "seed {seed}");
-    }
-    assert!(all_changed.into_iter().eq(["distributor", "rtc", "uart"]));
 }
 
 #[test]

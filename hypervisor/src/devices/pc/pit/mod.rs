@@ -87,7 +87,7 @@ impl Described for Run {
 }
 
 described! { Counter:
-    mode [|mode| mode % 6], is_decimal, bytes, period [|period| period.clamp(1, 0x1_0000)], run,
+    mode [|mode| mode % 6], is_decimal, bytes, period [|period| period.wrapping_sub(1) % 0x1_0000 + 1], run,
     gate, written, latched, status, is_high_next
 }
 

@@ -1,7 +1,5 @@
 use super::*;
-use crate::devices::described;
 use crate::devices::pc::message::{Destination, MessageKind, Trigger};
-use baremetal::random::Random;
 
 /// A platform whose I/O APIC sends the ports' interrupts: COM1 as 0x34 and COM2 as 0x33,
 /// edge-triggered.
@@ -171,26 +169,4 @@ fn registers_of_the_io_apic_are_where_the_tables_say() {
     assert_eq!((platform.mmio_read(0xfec0_0010), platform.mmio_read(0xfee0_0020)), (0x0017_0020, u32::MAX));
     assert!(platform.mmio_write(0xfee0_00b0, 0).is_empty());
     assert!(platform.eoi(0x34).is_empty());
-}
-
-#[test]
-fn m5_random_states_of_the_board_arrive_and_are_used() {
-    described::moves(PcBoard::default, |board| {
-        let mut random = Random::new(5);
-        for now in 0..40 {
-            let port = random.one_of([0x3f8, 0x2f8, 0x40, 0x60, 0x70, 0x70, 0x600, 0x608, 0xcf8]);
-            let (port, value) = ((port + random.below(8)) as u16, random.word() as u32);
-            let size = [PortSize::Byte, PortSize::Word, PortSize::Dword][random.below(3) as usize];
-            let _ = board.port_read(port, size, || now << 30);
-            let _ = board.port_write(port, size, value, || now << 30);
-            let _ = board.mmio_write(ioapic::BASE + random.one_of([0, 0x10, 0x40]), value);
-            let _ = (
-                board.eoi(value as u8),
-                board.ring(now << 30),
-                board.happens(value as u8 & 7),
-                board.rom_base(),
-            );
-            let _ = board.receive(SerialPort::Com1, &[1; 20]);
-        }
-    });
 }

@@ -138,28 +138,6 @@ fn invariant_tsc_is_shown_on_request_and_only_if_there_is_one() {
 }
 
 #[test]
-fn reset_takes_everything_back_but_time() {
-    let partition = identified();
-    for (number, value) in [
-        (msr::HYPERCALL, PAGE | 1),
-        (msr::REFERENCE_TSC, 0x5001),
-        (msr::TSC_INVARIANT_CONTROL, 1),
-        (msr::CRASH_P0, 7),
-    ] {
-        assert!(partition.write_msr(number, value).is_ok());
-        assert_eq!(partition.read_msr(number, 0), Some(value));
-    }
-    let before = partition.read_msr(msr::TIME_REF_COUNT, 1 << 40);
-    partition.reset();
-    for number in
-        [msr::GUEST_OS_ID, msr::HYPERCALL, msr::REFERENCE_TSC, msr::TSC_INVARIANT_CONTROL, msr::CRASH_P0]
-    {
-        assert_eq!(partition.read_msr(number, 0), Some(0), "{number:#x}");
-    }
-    assert_eq!(partition.read_msr(msr::TIME_REF_COUNT, 1 << 40), before);
-}
-
-#[test]
 fn the_reset_register() {
     let partition = partition();
     assert_eq!(partition.write_msr(msr::RESET, 0), Ok(MsrEffect::None));

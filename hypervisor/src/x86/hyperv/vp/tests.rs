@@ -273,17 +273,3 @@ fn timers_are_four_and_the_nearest_counts() {
     assert_eq!(vp.next_deadline_tsc(), None);
     assert_eq!(vp.write_msr(&partition, 0x4000_00b6, 1 << 20, 0), Err(GpFault), "reserved bit of timer 3");
 }
-
-#[test]
-fn reset_keeps_nothing_but_the_index() {
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(9));
-    assert!(vp.write_msr(&partition, msr::VP_ASSIST_PAGE, 0x3001, 0).is_ok());
-    assert!(vp.write_msr(&partition, msr::STIMER0_CONFIG, 0x1ed9, 0).is_ok());
-    assert!(vp.write_msr(&partition, msr::STIMER0_COUNT, 1_000, 0).is_ok());
-    assert!(vp.arm_eoi(&ApicView { in_service: Some(0x40), level: false, pending: false }).is_some());
-    vp.reset();
-    assert_eq!((vp.index(), vp.next_deadline_tsc(), vp.armed_eoi(), vp.settle_eoi(0)), (9, None, None, None));
-    for number in [msr::VP_ASSIST_PAGE, msr::STIMER0_CONFIG, msr::STIMER0_COUNT] {
-        assert_eq!(vp.read_msr(&partition, number, 0), Ok(MsrRead::Value(0)), "{number:#x}");
-    }
-}

@@ -1,7 +1,6 @@
 use super::*;
 use crate::devices::pc::message::{Destination, MessageKind};
 use crate::devices::{GeneralProtection, described};
-use baremetal::random::Random;
 
 const CLOCK: TimerClock = TimerClock { tsc_hz: 2_000_000_000, apic_hz: 1_000_000_000 };
 
@@ -276,48 +275,6 @@ fn ipis_leave_as_messages() {
     set(&mut lapic, msr::SVR, 0xff);
     let found = write(&mut lapic, msr::ICR, 0xc_00fb);
     assert_eq!(found, fixed(0xfb, Destination::AllButSelf), "sent while disabled");
-}
-
-#[test]
-fn init_keeps_identity_only() {
-    let mut bsp = x2apic(0x21, true);
-    set(&mut bsp, msr::SVR, 0x1ff);
-    set(&mut bsp, msr::TPR, 0x20);
-    set(&mut bsp, msr::LVT_TIMER, 2 << 17 | 0x40);
-    set(&mut bsp, msr::TSC_DEADLINE, 1000);
-    set(&mut bsp, msr::ICR, 1 << 32 | 0x40);
-    bsp.accept_fixed(0x41, Trigger::Level);
-    bsp.accept_fixed(0x42, Trigger::Edge);
-    bsp.begin_service(0x42);
-    bsp.init();
-    let fresh = x2apic(0x21, true);
-    for msr in (0x800..=0x8ff).chain([msr::APIC_BASE, msr::TSC_DEADLINE]) {
-        assert_eq!(bsp.read_msr(msr, 0), fresh.read_msr(msr, 0), "{msr:#x}");
-    }
-    assert_eq!(bsp.next_deadline(), None);
-    set(&mut bsp, msr::SVR, 0x1ff);
-    set(&mut bsp, msr::LVT_TIMER, 0x40);
-    set(&mut bsp, msr::INITIAL_COUNT, 100);
-    assert_eq!(bsp.next_deadline(), Some(400), "the clock stays: 100 counts of 2 ticks of 2");
-}
-
-#[test]
-fn m5_random_states_of_a_local_apic_arrive_and_are_used() {
-    described::moves(lapic, |lapic| {
-        let mut random = Random::new(5);
-        for now in 0..40 {
-            let now = now << 32;
-            let number = 0x800 + random.below(0x40) as u32;
-            let value = random.word() >> random.below(64);
-            let _ = (lapic.read_msr(number, now), lapic.write_msr(number, value, now));
-            let page = APIC_BASE_ADDRESS + 16 * random.below(0x40);
-            let _ = (lapic.read_page(page, now), lapic.write_page(page, value as u32, now));
-            let _ = (lapic.expire(now), lapic.next_deadline());
-            if let Some(vector) = lapic.pending() {
-                lapic.begin_service(vector);
-            }
-        }
-    });
 }
 
 #[test]

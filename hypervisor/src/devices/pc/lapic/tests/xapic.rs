@@ -207,19 +207,3 @@ fn u26_all_but_the_destination_goes_along_into_x2apic_mode() {
     assert_eq!((read(&lapic, msr::ICR), read(&lapic, msr::LDR)), (0x40fd, 8));
     assert_eq!(lapic.highest_irr(), Some(0x41));
 }
-
-#[test]
-fn u26_init_leaves_the_mode_and_power_on_does_not() {
-    for base in [0xfee0_0800, 0xfed4_0800, 0xfee0_0c00, 0xfee0_0000] {
-        let mut lapic = Lapic::new(3, false, CLOCK);
-        set(&mut lapic, msr::APIC_BASE, base);
-        lapic.init();
-        assert_eq!(read(&lapic, msr::APIC_BASE), base);
-        lapic.reset();
-        assert_eq!((read(&lapic, msr::APIC_BASE), lapic.address().logical), (0xfee0_0800, Logical::Flat(0)));
-    }
-    let mut lapic = xapic(3);
-    put(&mut lapic, 0xd0, 0x0800_0000);
-    lapic.init();
-    assert_eq!(lapic.address().logical, Logical::Flat(0), "destinations are as after reset");
-}
