@@ -71,7 +71,9 @@ fn limited(command: &Command, cpu_time: Duration) -> Command {
             None => limited.env_remove(name),
         };
     }
-    command.get_current_dir().into_iter().for_each(|directory| drop(limited.current_dir(directory)));
+    if let Some(directory) = command.get_current_dir() {
+        limited.current_dir(directory);
+    }
     limited
 }
 
