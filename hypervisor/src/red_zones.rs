@@ -7,10 +7,10 @@ use core::ptr::{self, NonNull};
 use spin::Mutex;
 
 const PATTERN: u8 = 0xa7;
-/// Bytes of a zone.
+/// Bytes of a zone, besides those that align the node behind it.
 const ZONE: usize = 64;
 
-/// Behind each zone, from its first byte that is aligned.
+/// Behind each zone.
 struct Node {
     start: *mut u8,
     size: usize,
@@ -35,18 +35,24 @@ unsafe impl Send for Last {}
 /// Bytes that somebody wrote past the end of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The block's address.
-    pub start: usize,
-    /// Its bytes.
-    pub size: usize,
-    /// The first byte that has changed, from the block's start.
-    pub at: usize,
+    /// The first byte that has changed.
+    pub address: usize,
+    /// Address and size of the block, unless what says so was written, too.
+    pub block: Option<(usize, usize)>,
 }
 
 impl core::fmt::Display for Damage {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { start, size, at } = self;
-        write!(f, "byte {at} of a heap block of {size} bytes at {start:#x} was written")
+        match (self.address, self.block) {
+            (address, Some((start, size))) => {
+                write!(
+                    f,
+                    "byte {} of a heap block of {size} bytes at {start:#x} was written",
+                    address - start
+                )
+            }
+            (address, None) => write!(f, "{address:#x} was written, which is behind a block of the heap"),
+        }
     }
 }
 
@@ -63,12 +69,21 @@ impl Node {
     ///
     /// `node` is the node of a block that is in use.
     unsafe fn damage(node: NonNull<Self>) -> Option<Damage> {
-        // SAFETY: the caller vouches for it. A block's zone is before its node; no reference to the
-        // block is made.
+        // SAFETY: the caller vouches for it. A block's zone is before its node, and what aligns
+        // that is before the zone; no reference to the block is made.
         unsafe {
+            let zone = node.as_ptr().cast::<u8>().sub(ZONE);
+            let is_changed = |byte: *const u8| byte.read_volatile() != PATTERN;
+            let changed = (0..ZONE).map(|at| zone.add(at).cast_const()).find(|&byte| is_changed(byte));
             let Self { start, size, .. } = *node.as_ptr();
-            let changed = (size..size + ZONE).find(|&at| start.add(at).read_volatile() != PATTERN)?;
-            Some(Damage { start: start.addr(), size, at: changed })
+            let gap = zone.addr().wrapping_sub(start.addr().wrapping_add(size));
+            // Whoever has written behind the zone, too, has left another node.
+            let is_whole = gap < align_of::<Self>();
+            let block = is_whole.then_some((start.addr(), size));
+            let between = if is_whole { gap } else { 0 };
+            let aligning = (1..=between).rev().map(|at| zone.sub(at).cast_const());
+            let first = aligning.into_iter().find(|&byte| is_changed(byte)).or(changed)?;
+            Some(Damage { address: first.addr(), block })
         }
     }
 }
@@ -144,7 +159,7 @@ unsafe impl<H: GlobalAlloc> GlobalAlloc for RedZones<H> {
         let mut last = self.last.lock();
         // SAFETY: it is all in the new block; the node before it is in use, and the lock is held.
         unsafe {
-            start.add(size).write_bytes(PATTERN, ZONE);
+            start.add(size).write_bytes(PATTERN, node - size);
             let node = start.add(node).cast::<Node>();
             node.write(Node { start, size, previous: last.0, next: None });
             if let Some(previous) = last.0 {
@@ -196,7 +211,8 @@ mod tests {
                 // SAFETY: it is in the block's zone.
                 let byte = unsafe { &mut *start.add(at) };
                 let old = core::mem::replace(byte, 0);
-                assert_eq!(heap.damage(), Some(Damage { start: start.addr(), size, at }));
+                let (address, block) = (start.addr() + at, Some((start.addr(), size)));
+                assert_eq!(heap.damage(), Some(Damage { address, block }));
                 *byte = old;
             }
             // SAFETY: all of the block is the test's.
@@ -210,7 +226,16 @@ mod tests {
             unsafe { heap.dealloc(start, layout(size)) };
             assert_eq!(heap.damage(), None);
         }
-        let (start, size) = blocks[3];
+        let (start, size) = (blocks[3].0, blocks[3].1);
+        let last = sizes[3] + ZONE + size_of::<Node>();
+        // SAFETY: the zone, and the node behind it; they are as before afterwards.
+        unsafe {
+            let zone = start.add(size);
+            let old: Vec<u8> = (0..last - size).map(|at| zone.add(at).read()).collect();
+            zone.write_bytes(0, last - size);
+            assert_eq!(heap.damage(), Some(Damage { address: zone.addr(), block: None }));
+            zone.copy_from_nonoverlapping(old.as_ptr(), old.len());
+        }
         // SAFETY: as above; the first byte of the zone is the heap's.
         let freed = std::panic::catch_unwind(core::panic::AssertUnwindSafe(|| unsafe {
             start.add(size).write(1);
