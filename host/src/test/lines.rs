@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Runs `command` in its own process group and passes each line of its output to `each`. Each of
-/// its processes may use so much of `cpu_time`.
+/// its processes is ended when it has used `cpu_time`.
 ///
 /// After `timeout`, or when a signal arrives, interrupts the command, and kills it if that does not
 /// help. There is no status then: whatever the command makes of it, it has not come to its end.
