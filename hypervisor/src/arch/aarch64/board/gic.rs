@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::aarch64::gic::{self, GROUP_1, ROUTING};
 pub(crate) use baremetal::aarch64::gic::{
-    SPECIAL, acknowledge, deactivate, end as drop_priority, find_redistributor, send,
+    SPECIAL, acknowledge, affinity, deactivate, end as drop_priority, find_redistributor, send,
 };
 
 use crate::arch::PerCpu;

@@ -2,7 +2,6 @@
 //!
 //! What follows from the ID registers is in [`crate::arm64::controls`].
 
-use baremetal::HardwareId;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -134,8 +133,3 @@ macro_rules! access {
 }
 
 for_each_control!(access);
-
-/// Affinity of the calling CPU, as in MPIDR_EL1.
-pub(crate) fn affinity() -> HardwareId {
-    HardwareId(read!("mpidr_el1") & 0xff_00ff_ffff)
-}

@@ -142,7 +142,7 @@ fn prepare(firmware: &Board, gic: &Gic, ports: Ports) -> Result<(), &'static str
 
 /// Affinities of all CPUs, the calling one's first.
 fn boot_cpu_first(firmware: &Board) -> ArrayVec<HardwareId, { MAX_CPUS }> {
-    let own = features::affinity();
+    let own = gic::affinity();
     let others = firmware.processors.iter().copied().filter(|&id| id != own);
     core::iter::once(own).chain(others).take(MAX_CPUS).collect()
 }
