@@ -73,17 +73,15 @@ impl Node {
         // that is before the zone; no reference to the block is made.
         unsafe {
             let zone = node.as_ptr().cast::<u8>().sub(ZONE);
-            let is_changed = |byte: *const u8| byte.read_volatile() != PATTERN;
-            let changed = (0..ZONE).map(|at| zone.add(at).cast_const()).find(|&byte| is_changed(byte));
             let Self { start, size, .. } = *node.as_ptr();
-            let gap = zone.addr().wrapping_sub(start.addr().wrapping_add(size));
             // Whoever has written behind the zone, too, has left another node.
-            let is_whole = gap < align_of::<Self>();
+            let aligning = zone.addr().wrapping_sub(start.addr().wrapping_add(size));
+            let is_whole = aligning < align_of::<Self>();
+            let first = if is_whole { zone.sub(aligning) } else { zone };
+            let count = node.as_ptr().addr() - first.addr();
+            let changed = (0..count).find(|&at| first.add(at).read_volatile() != PATTERN)?;
             let block = is_whole.then_some((start.addr(), size));
-            let between = if is_whole { gap } else { 0 };
-            let aligning = (1..=between).rev().map(|at| zone.sub(at).cast_const());
-            let first = aligning.into_iter().find(|&byte| is_changed(byte)).or(changed)?;
-            Some(Damage { address: first.addr(), block })
+            Some(Damage { address: first.addr() + changed, block })
         }
     }
 }
@@ -226,13 +224,13 @@ mod tests {
             unsafe { heap.dealloc(start, layout(size)) };
             assert_eq!(heap.damage(), None);
         }
-        let (start, size) = (blocks[3].0, blocks[3].1);
-        let last = sizes[3] + ZONE + size_of::<Node>();
+        let (start, size) = blocks[3];
+        let behind = ZONE + size_of::<Node>();
         // SAFETY: the zone, and the node behind it; they are as before afterwards.
         unsafe {
             let zone = start.add(size);
-            let old: Vec<u8> = (0..last - size).map(|at| zone.add(at).read()).collect();
-            zone.write_bytes(0, last - size);
+            let old: Vec<u8> = (0..behind).map(|at| zone.add(at).read()).collect();
+            zone.write_bytes(0, behind);
             assert_eq!(heap.damage(), Some(Damage { address: zone.addr(), block: None }));
             zone.copy_from_nonoverlapping(old.as_ptr(), old.len());
         }

@@ -38,7 +38,12 @@ impl Reader {
 
     /// Whether it has read and acknowledged all, when EVENTQ_PROD was `prod`.
     pub const fn is_at(self, prod: u32) -> bool {
-        (prod ^ self.cons) & (OVERFLOW | (2 * self.len() - 1)) == 0
+        self.position(prod) == self.cons
+    }
+
+    /// What EVENTQ_CONS is when all has been read.
+    const fn position(self, prod: u32) -> u32 {
+        prod & (OVERFLOW | (2 * self.len() - 1))
     }
 
     const fn len(self) -> u32 {
@@ -57,7 +62,7 @@ impl Reader {
     /// All of them were copied.
     pub const fn advance(&mut self, prod: u32) -> Advance {
         let has_lost = (prod ^ self.cons) & OVERFLOW != 0;
-        self.cons = prod & (OVERFLOW | (2 * self.len() - 1));
+        self.cons = self.position(prod);
         Advance { cons: self.cons, has_lost }
     }
 }
