@@ -78,9 +78,7 @@ impl Lab<'_> {
             }
             let (end, status) = match test.expect {
                 Expect::Panic(_) => (ExitCode::Panic, None),
-                Expect::Date | Expect::PowerOff | Expect::FewLost | Expect::TlbIpis(_) => {
-                    (ExitCode::GuestPowerOff, None)
-                }
+                Expect::PowerOff => (ExitCode::GuestPowerOff, None),
                 Expect::Stale => (ExitCode::GuestPowerOff, Some(1)),
                 _ => (ExitCode::GuestPowerOff, Some(0)),
             };
