@@ -25,6 +25,9 @@ const PAGES_MIN: u64 = 100;
 /// What a kernel says of memory that is not what it or a program has put there.
 const DAMAGE: [&str; 5] = ["Kernel panic", "segfault at", "general protection fault", "BUG: ", "Oops: "];
 
+/// The same of a guest that goes on; not what it says when it is only slow.
+const COMPLAINTS: [&str; 5] = ["segfault at", "general protection fault", "BUG: unable", "BUG: Bad", "Oops: "];
+
 impl Lab<'_> {
     pub(super) fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {
         let mut said = Err(anyhow!("the guest did not begin to work"));
@@ -84,6 +87,10 @@ impl Lab<'_> {
             };
             expect_end(&outcome, end)?;
             status.map_or(Ok(()), |status| expect_status(&outcome, status))?;
+            if status == Some(0) {
+                let said = COMPLAINTS.iter().find(|said| outcome.console.contains(**said));
+                said.map_or(Ok(()), |said| bail!("the guest's kernel complains of '{said}'"))?;
+            }
             let has = |event: &str| outcome.report(event).is_some();
             match test.expect {
                 Expect::Panic(says) => ensure!(outcome.log.contains(says), "it does not say {says:?}"),
