@@ -35,7 +35,9 @@ impl Reading {
                 number
             };
             self.unfinished = self.unfinished.saturating_sub(1);
-            self.tally.add(Tally { passed: count("passed"), failed: count("failed"), second: 0 });
+            // One that is ignored has shown nothing.
+            let failed = count("failed") + count("ignored");
+            self.tally.add(Tally { passed: count("passed"), failed, second: 0 });
         }
         self.lines.push(line);
     }
