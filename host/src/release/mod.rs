@@ -209,8 +209,11 @@ fn differing(first: &Path, files: &[File], epoch: u64, signals: &Signals) -> Res
 }
 
 fn others(first: &Path, second: &Path, files: &[File]) -> Vec<String> {
-    let is_other =
-        |file: &&File| fs::read(first.join(&file.name)).ok() != fs::read(second.join(&file.name)).ok();
+    let is_other = |file: &&File| match [first, second].map(|at| fs::read(at.join(&file.name))) {
+        [Ok(first), Ok(second)] => first != second,
+        // What cannot be read is not known to be the same.
+        _ => true,
+    };
     files.iter().filter(is_other).map(|file| file.name.clone()).collect()
 }
 
@@ -277,6 +280,8 @@ mod tests {
         assert_eq!(others(&first, &second, &files), ["c"], "it is missing");
         fs::write(second.join("a"), "A").unwrap();
         assert_eq!(others(&first, &second, &files), ["a", "c"]);
+        fs::remove_file(first.join("c")).unwrap();
+        assert_eq!(others(&first, &second, &files), ["a", "c"], "it is in neither");
     }
 
     #[test]
