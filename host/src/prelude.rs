@@ -4,7 +4,7 @@ pub(crate) use crate::arch::{Arch, ArmCpu, Platform};
 pub(crate) use crate::bench::lab::Lab;
 pub(crate) use crate::bench::limits::Limit;
 pub(crate) use crate::machine::counters::Snapshot;
-pub(crate) use crate::machine::process::{End, Flow, Machine};
+pub(crate) use crate::machine::process::{End, Flow, Machine, OFF};
 pub(crate) use crate::machine::ram::Ram;
 pub(crate) use crate::machine::signals::Signals;
 pub(crate) use crate::machine::spec::{Clock, Spec};

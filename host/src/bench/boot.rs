@@ -6,7 +6,7 @@ use super::all::cases::{Case, USERSPACE};
 use super::all::own::Own;
 use super::all::record::Number;
 use super::all::way::FlushWay;
-use super::counts::Measured;
+use super::counts::Figures;
 use crate::prelude::*;
 
 const INSTRUCTIONS: &str = "instructions to userspace";
@@ -34,9 +34,9 @@ fn count(Runner { lab, .. }: &Runner<'_>, way: FlushWay) -> Result<Vec<Number>> 
 }
 
 /// Quell beside the bare machine, if both have run.
-pub(super) fn limits(case: &Case, measured: Measured<'_>) -> Option<Limit> {
+pub(super) fn limits(case: &Case, of: Figures<'_>) -> Option<Limit> {
     let bare = case.ways.iter().copied().find(|way| way.is_bare())?;
-    let both = |metric| Some((measured(case.ways[0], metric)?.median, measured(bare, metric)?.median));
+    let both = |metric| Some((of(case.ways[0], metric)?, of(bare, metric)?));
     if let Some((quell, bare)) = both(USERSPACE) {
         return Some(Limit::shown("userspace relative to bare", quell / bare));
     }
@@ -59,7 +59,7 @@ mod tests {
             let case = CASES.iter().find(|case| case.name == name).expect("is a case");
             let metric = if name == "boot" { USERSPACE } else { INSTRUCTIONS };
             let of = |way: FlushWay| if way.is_bare() { bare } else { quell };
-            limits(case, &|way, other| Spread::of(&[of(way)]).filter(|_| other == metric)).expect("is one")
+            limits(case, &|way, other| Some(of(way)).filter(|_| other == metric)).expect("is one")
         };
         assert!((limit("boot", 6.0, 4.0).measured - 1.5).abs() < 1e-9);
         assert!(

@@ -107,21 +107,27 @@ impl<'a> Lab<'a> {
 
 /// The outcome, if the guest has finished without an error. A machine with Quell says so itself.
 fn finished(outcome: Outcome, is_on_quell: bool) -> Result<Outcome> {
-    let failure = outcome.reports.iter().find(|report| report["result"] == "fail");
-    if let Some(failure) = failure {
-        let why = failure["why"].as_str().unwrap_or("it failed");
-        return Err(outcome.explain(anyhow!("the guest says: {why}")));
-    }
-    match outcome.end {
-        End::Stopped | End::Hypervisor(ExitCode::GuestPowerOff) => Ok(outcome),
-        End::PowerOff if !is_on_quell => Ok(outcome),
-        End::TimedOut => {
-            Err(outcome.explain(anyhow!("the guest did not finish in {} s", outcome.wall.as_secs())))
-        }
-        end => {
-            let messages = outcome.qemu_messages.trim_end();
-            Err(outcome
-                .explain(anyhow!("the guest did not finish: the machine ended with {end:?}\n{messages}")))
-        }
+    let ends = [End::Stopped, OFF, End::PowerOff];
+    let ends = if is_on_quell { &ends[..2] } else { &ends };
+    let judged = outcome.without_complaint().and_then(|()| outcome.all_kept());
+    let judged = judged.and_then(|()| outcome.ended_by(ends));
+    judged.map_err(|error| outcome.explain(error)).map(|()| outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::process::refuses;
+
+    #[test]
+    fn a_run_is_finished_without_a_complaint_and_by_its_guest() {
+        let wrong = "
+            1.result=fail => the guest says: a: {
+            0.event=damage => the guest says: {
+            dropped 1 => 1 reports are not kept
+            end bare => ended by PowerOff instead of";
+        let judged = |outcome: &Outcome| finished(outcome.clone(), true).map(drop);
+        refuses(judged, "+event=end\n+test=a result=pass", wrong);
+        assert!(finished(Outcome::of("end bare"), false).is_ok(), "it has no hypervisor");
     }
 }

@@ -85,28 +85,8 @@ pub(crate) fn table(limits: &[Limit]) -> Table {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    /// Checks that limits, labelled by their metrics, are missed if nothing was measured, met by
-    /// figures at the limits, and missed by each that is above. Returns how many there are.
-    pub(crate) fn each_can_be_missed(limits: impl Fn(&dyn Fn(&str) -> f64) -> Vec<Limit>) -> usize {
-        let unmeasured = limits(&|_| f64::NAN);
-        assert!(unmeasured.iter().all(|limit| !limit.is_met()), "{unmeasured:?}");
-        let met = |missed: Option<usize>| {
-            let at = |metric: &str| unmeasured.iter().position(|limit| limit.label == metric);
-            let factor = |at| if Some(at) == missed { 1.01 } else { 1.0 };
-            let measured =
-                |metric: &str| at(metric).map_or(f64::NAN, |at| unmeasured[at].at_most.min(1e9) * factor(at));
-            limits(&measured).iter().map(Limit::is_met).collect::<Vec<_>>()
-        };
-        assert!(met(None).iter().all(|is_met| *is_met));
-        for (index, limit) in unmeasured.iter().enumerate() {
-            let expected = (0..unmeasured.len()).map(|at| at != index).collect::<Vec<_>>();
-            assert_eq!(met(Some(index)), expected, "{}", limit.label);
-        }
-        unmeasured.len()
-    }
 
     #[test]
     fn one_value_outside_its_limit_or_not_measured_is_not_good() {

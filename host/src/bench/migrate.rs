@@ -251,13 +251,7 @@ const fn last_store(page: u64, pages: u64, stores: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::limits::tests::each_can_be_missed;
     use super::*;
-
-    #[test]
-    fn each_limit_can_be_missed() {
-        assert_eq!(each_can_be_missed(|worst| limits(worst, INSTRUCTIONS_MAX)), 3);
-    }
 
     #[test]
     fn lines_that_name_no_stop_are_errors() {

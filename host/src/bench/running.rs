@@ -34,11 +34,11 @@ enum Shape {
 impl Shape {
     fn limits(self, of: &dyn Fn(&str) -> f64) -> Vec<Limit> {
         // Each part of a long list is a flush of its own.
-        let parts = of("parts");
+        let parts = || of("parts");
         let limits: &[_] = match self {
             Self::List { targets } => &[
-                ("kicks", parts * f64::from(targets)),
-                ("exits of a target", parts),
+                ("kicks", parts() * f64::from(targets)),
+                ("exits of a target", parts()),
                 ("exits of a bystander", 0.0),
             ],
             Self::Merge { .. } => {

@@ -1,7 +1,7 @@
 //! tlbcheck's measurements of shootdowns, and their limits.
 
 use super::all::way::BARE;
-use super::counts::Measured as Medians;
+use super::counts::Figures;
 use crate::prelude::*;
 use std::thread::available_parallelism;
 
@@ -57,12 +57,9 @@ pub(super) fn cores() -> u32 {
 /// The targets. They apply to the machine itself, and to at most as many CPUs as there are `cores`
 /// to emulate them: a target without a core at the moment answers only when it has one. Waking
 /// targets that have halted dominates, so there are none for these.
-pub(super) fn limits(measured: Medians<'_>, cores: u32) -> Vec<Limit> {
+pub(super) fn limits(of: Figures<'_>, cores: u32) -> Vec<Limit> {
     let limits = RATIOS_MAX.into_iter().flat_map(|(processors, concurrent_max, async_max)| {
-        let of = move |mode| {
-            let metric = format!("{} initiator", case(mode, processors.into(), "1"));
-            measured(BARE, &metric).map(|spread| spread.median)
-        };
+        let of = move |mode| of(BARE, &format!("{} initiator", case(mode, processors.into(), "1")));
         [("ipi-concurrent", concurrent_max), ("ipi-async", async_max)].into_iter().filter_map(
             move |(mode, most)| {
                 let label = format!("{processors} CPUs, one page, {mode}, relative to serial");
@@ -91,7 +88,7 @@ mod tests {
             Measured::read(&line)
         });
         let numbers: Vec<_> = lines.flatten().flat_map(|line| line.numbers()).collect();
-        let of = |metric: &str| Spread::of(&[numbers.iter().find(|(name, _)| name == metric)?.1]);
+        let of = |metric: &str| Some(numbers.iter().find(|(name, _)| name == metric)?.1);
         let limits = limits(&|way, metric| of(metric).filter(|_| way.is_bare()), cores);
         (all_met(&limits), limits.len())
     }

@@ -215,7 +215,6 @@ pub(super) fn ratio(median: &dyn Fn(&str) -> f64) -> Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::limits::tests::each_can_be_missed;
 
     #[test]
     fn ticks_are_time_by_the_clock_that_made_them() {
@@ -224,11 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_limit_can_be_missed() {
-        for (cpu, number) in ArmCpu::ALL.into_iter().zip([7, 2, 2]) {
-            let count = each_can_be_missed(|worst| counts(worst, Platform::Aarch64(cpu)));
-            assert_eq!(count, number, "{}", cpu.name());
-        }
+    fn what_is_no_faster_by_ranges_is_missed() {
         let is_met = |total: f64| {
             let of = |metric: &str| if metric == named(TOTAL, WALL) { total } else { 500.0 };
             ratio(&of).is_met()

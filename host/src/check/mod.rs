@@ -2,7 +2,6 @@
 
 use crate::cli::CheckArgs;
 use crate::guest::peer::Flushes;
-use crate::machine::emulator::describe;
 use crate::machine::process::Outcome;
 use crate::prelude::*;
 use crate::results::Writer;
@@ -41,14 +40,20 @@ pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
         timeout: args.output.timeout(),
     };
     let (rows, outcome) = run.start(signals, |row| println!("{row}"))?;
-    ended(&outcome)?;
-    let count = |result| rows.iter().filter(|row| row.result == result).count();
-    let failed = count(Verdict::Fail);
-    println!("{} passed, {failed} failed, {} skipped", count(Verdict::Pass), count(Verdict::Skip));
+    let counts = ended(&outcome, &rows)?;
+    println!("{} passed, {} failed, {} skipped", counts[0], counts[1], counts[2]);
     if let Some(path) = &args.output.json {
         Writer::new(path.clone(), "check", None).write(&rows, &[])?;
     }
-    Ok(u8::from(failed != 0))
+    Ok(status(counts))
+}
+
+/// Rows that passed, failed and were skipped.
+type Counts = [u64; 3];
+
+/// 0 if some have passed and none has failed.
+fn status([passed, failed, _]: Counts) -> u8 {
+    u8::from(failed != 0 || passed == 0)
 }
 
 /// On AMD64 some have VP indices of a second bank; Arm's rows need several to share a CPU.
@@ -99,7 +104,7 @@ impl Run<'_> {
     }
 }
 
-fn row(report: &Value, subject: &'static str) -> Option<Row> {
+pub(crate) fn row(report: &Value, subject: &'static str) -> Option<Row> {
     let result = match report["result"].as_str()? {
         "pass" => Verdict::Pass,
         "skip" => Verdict::Skip,
@@ -109,29 +114,31 @@ fn row(report: &Value, subject: &'static str) -> Option<Row> {
     Some(Row { row: text("row"), subject, result, why: text("why") })
 }
 
-/// Whether tlbcheck finished, with at least one row.
-pub(crate) fn ended(outcome: &Outcome) -> Result<()> {
+/// How many rows ended how, if tlbcheck has come to its end with at least one, each row was heard,
+/// and the machine has ended with it.
+pub(crate) fn ended(outcome: &Outcome, rows: &[Row]) -> Result<Counts> {
     if let Some(bail) = outcome.report("bail") {
         bail!("tlbcheck gave up: {}", bail["why"].as_str().unwrap_or_default());
     }
-    let machine = match outcome.end {
-        End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => "switched off".to_owned(),
-        End::Failed(status) => format!("ended with QEMU's {}", describe(status)),
-        end => format!("ended with {end:?}"),
-    };
     let begun = outcome.reports.iter().rev().find(|report| report["event"] == "row");
     let last = begun.and_then(|report| report["row"].as_str()).map(|row| format!(" after '{row}' had begun"));
+    let how = outcome.ended_by(&[End::PowerOff, OFF]);
     let end = outcome.report("end").with_context(|| {
-        let (console, log) = (tail(&outcome.console), tail(&outcome.log));
-        let last = last.unwrap_or_default();
-        format!(
-            "tlbcheck did not come to its end; the machine {machine}{last}\nits console:\n{console}\nthe hypervisor's log:\n{log}"
-        )
+        let (last, how) =
+            (last.unwrap_or_default(), how.as_ref().map_or_else(ToString::to_string, |()| String::new()));
+        outcome.explain(anyhow!("tlbcheck did not come to its end{last}: {how}")).to_string()
     })?;
-    let total: u64 = ["passed", "failed", "skipped"].iter().filter_map(|key| end[key].as_u64()).sum();
-    ensure!(total != 0, "tlbcheck has no such row");
-    ensure!(outcome.reports_dropped == 0, "{} reports are not kept", outcome.reports_dropped);
-    Ok(())
+    how.map_err(|error| outcome.explain(error))?;
+    outcome.all_kept()?;
+    let said = ["passed", "failed", "skipped"].map(|key| end[key].as_u64().unwrap_or(u64::MAX));
+    ensure!(said != [0; 3], "tlbcheck has no such row");
+    let heard = [Verdict::Pass, Verdict::Fail, Verdict::Skip]
+        .map(|result| rows.iter().filter(|row| row.result == result).count() as u64);
+    ensure!(
+        heard == said,
+        "{heard:?} rows have passed, failed and were skipped, and tlbcheck counts {said:?}"
+    );
+    Ok(said)
 }
 
 impl fmt::Display for Row {
@@ -230,6 +237,7 @@ pub(crate) fn spec(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::process::refuses;
 
     #[test]
     fn rows_are_read_and_other_lines_are_not() {
@@ -238,5 +246,31 @@ mod tests {
         assert_eq!((failed.row.as_str(), failed.result, failed.why.as_str()), ("a", Verdict::Fail, "b"));
         let odd = row(&json!({"row": "a", "result": "maybe"}), "bare").expect("is a row");
         assert_eq!(odd.result, Verdict::Fail, "what is not known does not pass");
+    }
+
+    #[test]
+    fn tlbcheck_has_ended_with_all_that_it_counts() {
+        let right = "end bare
+            +event=row row=a
+            +row=a result=pass
+            +event=row row=b
+            +row=b result=fail
+            +event=end passed=1 failed=1 skipped=0";
+        let wrong = "
+            +event=bail why=APIC => tlbcheck gave up: APIC
+            -4 => tlbcheck did not come to its end after 'b' had begun
+            4.passed=0 => [1, 1, 0] rows have passed, failed and were skipped, and tlbcheck counts [0, 1, 0]
+            -3 => [1, 0, 0] rows have passed, failed and were skipped
+            4.skipped=null => rows have passed, failed and were skipped
+            dropped 1 => 1 reports are not kept
+            end Panic => ended by Hypervisor(Panic)";
+        let judged = |it: &Outcome| {
+            let rows: Vec<_> = it.reports.iter().filter_map(|report| row(report, "quell")).collect();
+            ended(it, &rows).map(|counts| assert_eq!(counts, [1, 1, 0]))
+        };
+        refuses(judged, right, wrong);
+        let none = ended(&Outcome::of("+event=end passed=0 failed=0 skipped=0"), &[]).expect_err("no row");
+        assert!(none.to_string().contains("tlbcheck has no such row"));
+        assert_eq!([[1, 0, 0], [1, 0, 5], [1, 1, 0], [0, 0, 5]].map(status), [0, 0, 1, 1]);
     }
 }

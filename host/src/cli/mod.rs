@@ -93,7 +93,7 @@ pub(crate) struct FetchArgs {
 ///
 /// Boots tlbcheck, a small standalone kernel, there. Each of its rows passes, fails, or is skipped
 /// with a reason. KVM is Debian's kernel with this system's QEMU in an initial RAM disk; nothing is
-/// installed. Exit status: 1 if a row fails.
+/// installed. Exit status: 1 if a row fails, or none passes.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// What to run it on

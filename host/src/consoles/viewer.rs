@@ -210,6 +210,14 @@ mod tests {
         (Consoles::new(look, Screen::new(Box::new(paper.clone()), false, &names), logs), paper)
     }
 
+    /// Those of a machine with one guest, which runs.
+    fn alone(look: Look) -> (Consoles, Paper, MockGuests, TempDir) {
+        let (directory, made) = (tempfile::tempdir().expect("makes"), MockGuests::new(1));
+        let (all, paper) = consoles(look, directory.path());
+        made.fill(0, "web", GuestState::Running);
+        (all, paper, made, directory)
+    }
+
     #[test]
     fn consoles_are_shown_line_by_line_and_logged_byte_by_byte() {
         let directory = tempfile::tempdir().expect("makes");
@@ -249,10 +257,7 @@ mod tests {
 
     #[test]
     fn another_guest_in_an_entry_is_followed_from_its_beginning() {
-        let directory = tempfile::tempdir().expect("makes");
-        let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
-        let made = MockGuests::new(1);
-        made.fill(0, "web", GuestState::Running);
+        let (mut all, paper, made, _logs) = alone(Look::Rows { has_colours: false });
         made.write(0, 0, b"one");
         all.look(&made.ram, BEACON, Instant::now()).expect("reads");
         made.fill(0, "other", GuestState::Running);
@@ -270,10 +275,7 @@ mod tests {
 
     #[test]
     fn what_came_too_fast_is_said() {
-        let directory = tempfile::tempdir().expect("makes");
-        let (mut all, paper) = consoles(Look::Rows { has_colours: false }, directory.path());
-        let made = MockGuests::new(1);
-        made.fill(0, "web", GuestState::Running);
+        let (mut all, paper, made, _logs) = alone(Look::Rows { has_colours: false });
         made.write(0, 0, &[b'x'; 200]);
         made.write(0, 0, b"\nend\n");
         all.look(&made.ram, BEACON, Instant::now()).expect("reads");
@@ -287,10 +289,7 @@ mod tests {
 
     #[test]
     fn the_only_guests_console_is_shown_as_it_is() {
-        let directory = tempfile::tempdir().expect("makes");
-        let (mut all, paper) = consoles(Look::Raw, directory.path());
-        let made = MockGuests::new(1);
-        made.fill(0, "web", GuestState::Running);
+        let (mut all, paper, made, _logs) = alone(Look::Raw);
         made.write(0, 0, b"\x1b[2J# ");
         all.look(&made.ram, BEACON, Instant::now()).expect("reads");
         all.finish();

@@ -3,7 +3,6 @@
 
 use super::tree::SETUP;
 use crate::machine::devices::drive;
-use crate::machine::emulator::describe;
 use crate::machine::process::Outcome;
 use crate::machine::spec::Payload;
 use crate::prelude::*;
@@ -71,22 +70,11 @@ pub(super) fn first(
 
 fn judge(outcome: &Outcome) -> Result<()> {
     let console = || tail(&outcome.console);
-    match outcome.end {
-        End::PowerOff => {}
-        End::Interrupted(signal) => bail!("stopped by signal {signal}; no disk was made"),
-        End::TimedOut => {
-            let limit = SETUP_TIMEOUT.as_secs();
-            bail!("the first boot was not over after {limit} s; its console ends with:\n{}", console())
-        }
-        End::Failed(status) => {
-            bail!(
-                "QEMU failed ({}) in the first boot:\n{}",
-                describe(status),
-                outcome.qemu_messages.trim_end()
-            )
-        }
-        end => bail!("the first boot ended with {end:?}; its console ends with:\n{}", console()),
+    if let End::Interrupted(signal) = outcome.end {
+        bail!("stopped by signal {signal}; no disk was made");
     }
+    let why = || format!("the first boot failed; its console ends with:\n{}", console());
+    outcome.ended_by(&[End::PowerOff]).with_context(why)?;
     let last = outcome.console.lines().rev().find(|line| line.starts_with(END));
     ensure!(
         last == Some(DONE),
@@ -102,30 +90,22 @@ mod tests {
     use super::super::tree::CONFIGURE;
     use super::*;
 
-    fn outcome(end: End, console: &str) -> Outcome {
-        Outcome {
-            end,
-            wall: Duration::ZERO,
-            console: console.to_owned(),
-            log: String::new(),
-            emulator: "QEMU",
-            qemu_messages: String::new(),
-            unwritten: Vec::new(),
-            reports: Vec::new(),
-            reports_dropped: 0,
-            counters: None,
-        }
-    }
-
     #[test]
     fn a_first_boot_has_to_say_that_it_is_done() {
-        let judged = |end, console| judge(&outcome(end, console)).map_err(|error| error.to_string());
+        let judged = |end, console: &str| {
+            let outcome = Outcome { end, console: console.to_owned(), ..Outcome::of("") };
+            judge(&outcome).map_err(|error| error.to_string())
+        };
         assert_eq!(judged(End::PowerOff, "Setting up a\nquell-setup: done\nPowering off.\n"), Ok(()));
         let failed = judged(End::PowerOff, "quell-setup: failed: ldconfig\nPowering off.\n");
         assert!(failed.expect_err("is refused").starts_with("the first boot failed: ldconfig;"));
         let early = judged(End::PowerOff, "Setting up a\n").expect_err("is refused");
-        assert!(early.contains("did not come to its end") && early.contains("Setting up a"), "{early}");
-        assert!(judged(End::TimedOut, "quell-setup: done\n").is_err());
+        let said = "the first boot did not come to its end; the console ends with:\nSetting up a";
+        assert_eq!(early, said);
+        let late = judged(End::TimedOut, "quell-setup: done\n").expect_err("is refused");
+        assert!(late.starts_with("the first boot failed; its console ends with:"), "{late}");
+        let stopped = judged(End::Interrupted(2), "quell-setup: done\n").expect_err("is refused");
+        assert_eq!(stopped, "stopped by signal 2; no disk was made");
         assert!(CONFIGURE.ends_with("finish done\n"));
     }
 

@@ -111,14 +111,16 @@ impl Demo<'_> {
             observer.observe(report, machine).map(|()| Flow::Continue)
         })?;
         bar.finish_and_clear();
-        match observer.measured() {
-            Some(measured) if outcome.end == End::Hypervisor(ExitCode::GuestPowerOff) => {
+        let judged = outcome.without_complaint().and_then(|()| outcome.ended_by(&[OFF]));
+        match (observer.measured(), judged) {
+            (Some(measured), Ok(())) => {
                 let (_, unit, value) = measured.figures[0];
                 println!("{title}  {value:8.decimals$} {unit}", decimals = if unit == "s" { 2 } else { 1 });
                 Ok(Ok(measured))
             }
-            _ => {
-                eprintln!("quell: {title} failed; the guest's console ends with:");
+            (_, judged) => {
+                let why = judged.map_or_else(|error| error.to_string(), |()| "no figures".to_owned());
+                eprintln!("quell: {title} failed: {why}; the guest's console ends with:");
                 eprintln!("{}", tail(&outcome.console));
                 Ok(Err(conclude(&outcome, false).max(1)))
             }

@@ -137,10 +137,23 @@ impl fmt::Display for Complaints {
 
 impl std::error::Error for Complaints {}
 
-/// Fails if there are complaints among what the emulator says.
-pub(super) fn complaints(messages: &str) -> Result<(), Complaints> {
-    let lines: Vec<_> = messages.lines().filter_map(|line| line.strip_prefix(COMPLAINT)).collect();
-    if lines.is_empty() { Ok(()) } else { Err(Complaints(lines.join("\n"))) }
+/// What an emulator has said. There is none with a complaint among it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Messages(String);
+
+impl Messages {
+    pub(super) fn of(text: String) -> Result<Self> {
+        let lines: Vec<_> = text.lines().filter_map(|line| line.strip_prefix(COMPLAINT)).collect();
+        if lines.is_empty() { Ok(Self(text)) } else { Err(Complaints(lines.join("\n")).into()) }
+    }
+}
+
+impl std::ops::Deref for Messages {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
 }
 
 /// Instructions of a second of its time, of each CPU.
@@ -271,9 +284,11 @@ mod tests {
 
     #[test]
     fn complaints_fail_a_run_and_other_messages_do_not() {
-        assert_eq!(complaints("com1: connected\n"), Ok(()));
+        let complaints = |text: &str| Messages::of(text.to_owned()).map(|said| said.len());
+        assert_eq!(complaints("com1: connected\n").expect("are none"), 16);
         let said = complaints("a\nQUELL-TLB: ASID: cpu 0: x\nb\nQUELL-TLB: VMRUN: cpu 1: y\n");
-        assert_eq!(said, Err(Complaints("ASID: cpu 0: x\nVMRUN: cpu 1: y".to_owned())));
+        let said = said.expect_err("are some").downcast::<Complaints>().expect("is of them");
+        assert_eq!(said, Complaints("ASID: cpu 0: x\nVMRUN: cpu 1: y".to_owned()));
     }
 
     #[test]

@@ -323,10 +323,7 @@ fn resolve(
     let (session, guest, address) = (talk.channel.session, of.guest, &to.address);
     let (mut last, mut since) = (String::new(), Instant::now());
     let heard = loop {
-        let (told, now) = match ask(to, session, manner) {
-            Ok(told) => (told, about(told).to_owned()),
-            Err(error) => (Told::Nobody, foreign(&format!("{error:#}"))),
-        };
+        let (told, now) = ask(to, session, manner);
         if let Some(heard) = told.decides(false) {
             break heard;
         }
@@ -363,7 +360,11 @@ const fn about(told: Told) -> &'static str {
 
 /// Tells the hypervisor what became known.
 fn settle(of: &Origin, mut talk: Talk, out: &Outflow, heard: Heard) -> Result<Moved> {
-    let kind = if heard == Heard::Runs { Kind::Runs } else { Kind::Absent };
+    let kind = match heard {
+        Heard::Runs => Kind::Runs,
+        Heard::Absent => Kind::Absent,
+        heard => bail!("{heard:?} does not say where the guest is"),
+    };
     talk.port.put_soon(&Frame::bare(kind))?;
     of.moved(&talk.end()?, out)
 }
@@ -375,18 +376,25 @@ pub(crate) fn target_is_gone(of: &Origin, to: Option<&Destination>, manner: &Man
     // Otherwise the channel is cut before anything is sent.
     ensure!(talk.channel.given != 0, "the guest {} is not in doubt: it runs on, nothing was done", of.guest);
     let session = talk.channel.session;
-    let told = to.map_or(Ok(Told::Nobody), |to| ask(to, session, manner)).unwrap_or(Told::Nobody);
+    let told = to.map_or(Told::Nobody, |to| ask(to, session, manner).0);
     let Some(heard) = told.decides(true) else {
         bail!("the machine that the guest {} was given to is not gone: {}", of.guest, about(told))
     };
     settle(of, talk, &of.outflow(manner), heard)
 }
 
-fn ask(to: &Destination, session: u64, manner: &Manner) -> Result<Told> {
-    let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
-    link.say(&Opening::Ask { session })?;
-    match link.hear(GREETING_MAX.min(manner.patience))? {
-        Answer::Told(told) => Ok(told),
-        other => bail!("it answers {other:?} to a question"),
+/// What a source is told there, and that in words. An error is nobody's word.
+fn ask(to: &Destination, session: u64, manner: &Manner) -> (Told, String) {
+    let asked = || {
+        let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
+        link.say(&Opening::Ask { session })?;
+        match link.hear(GREETING_MAX.min(manner.patience))? {
+            Answer::Told(told) => Ok(told),
+            other => bail!("it answers {other:?} to a question"),
+        }
+    };
+    match asked() {
+        Ok(told) => (told, about(told).to_owned()),
+        Err(error) => (Told::Nobody, foreign(&format!("{error:#}"))),
     }
 }

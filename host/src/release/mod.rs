@@ -282,6 +282,11 @@ mod tests {
         assert_eq!(others(&first, &second, &files), ["a", "c"]);
         fs::remove_file(first.join("c")).unwrap();
         assert_eq!(others(&first, &second, &files), ["a", "c"], "it is in neither");
+        let Verb::Release(args) = Cli::try_parse_from(["quell", "release"]).unwrap().command else {
+            panic!()
+        };
+        let status = |differ| report(&args, 0, &files, differ).unwrap();
+        assert_eq!([None, Some(&[][..]), Some(&["a".to_owned()][..])].map(status), [0, 0, 1]);
     }
 
     #[test]

@@ -170,32 +170,37 @@ pub(crate) fn switches<T: AsRef<str>>(settings: &[T]) -> Result<Switches> {
 }
 
 /// Prints how the run ended unless it succeeded. `may_leave`: whether an end without the
-/// hypervisor's report is an orderly one. A run some of whose output is lost has failed.
+/// hypervisor's report is an orderly one.
 pub(crate) fn conclude(outcome: &Outcome, may_leave: bool) -> u8 {
-    let status = conclude_machine(outcome, may_leave);
-    outcome.unwritten.iter().for_each(|what| eprintln!("quell: some output is lost: {what}"));
-    if status == 0 { u8::from(!outcome.unwritten.is_empty()) } else { status }
+    let (status, said) = concluded(outcome, may_leave);
+    said.iter().for_each(|said| eprintln!("\nquell: {said}"));
+    status
 }
 
-fn conclude_machine(outcome: &Outcome, may_leave: bool) -> u8 {
-    if outcome.reports_dropped != 0 {
-        eprintln!(
-            "\nquell: {} reports of the guest's were too many, or too long, to keep",
-            outcome.reports_dropped
-        );
-    }
-    match outcome.end {
-        End::Hypervisor(ExitCode::GuestPowerOff) => command_status(outcome),
-        End::PowerOff if may_leave => command_status(outcome),
-        End::Stopped => 0,
+/// The status of a run, and what is to be said of it. One some of whose output is lost has failed.
+fn concluded(outcome: &Outcome, may_leave: bool) -> (u8, Vec<String>) {
+    let (status, how) = concluded_machine(outcome, may_leave);
+    let dropped = (outcome.reports_dropped != 0).then(|| {
+        format!("{} reports of the guest's were too many, or too long, to keep", outcome.reports_dropped)
+    });
+    let lost = outcome.unwritten.iter().map(|what| format!("some output is lost: {what}"));
+    let status = if status == 0 { u8::from(!outcome.unwritten.is_empty()) } else { status };
+    (status, dropped.into_iter().chain(how).chain(lost).collect())
+}
+
+fn concluded_machine(outcome: &Outcome, may_leave: bool) -> (u8, Option<String>) {
+    let Outcome { log, qemu_messages, emulator, .. } = outcome;
+    let log_ends = || format!("the hypervisor's log ends with:\n{}", tail(log));
+    let (status, how) = match outcome.end {
+        End::Hypervisor(ExitCode::GuestPowerOff) => return (command_status(outcome), None),
+        End::PowerOff if may_leave => return (command_status(outcome), None),
+        End::Stopped => return (0, None),
         End::Hypervisor(ExitCode::Panic) => {
-            eprintln!("\nquell: the hypervisor panicked; its log:\n{}", outcome.log);
-            tool_status(ExitCode::Panic)
+            (tool_status(ExitCode::Panic), format!("the hypervisor panicked; its log:\n{log}"))
         }
         End::TripleFault | End::PowerOff => {
-            eprintln!("\nquell: the hypervisor ended without a word; its log:\n{}", outcome.log);
-            eprintln!("{}", outcome.qemu_messages);
-            tool_status(ExitCode::Panic)
+            let how = format!("the hypervisor ended without a word; its log:\n{log}\n{}", &**qemu_messages);
+            (tool_status(ExitCode::Panic), how)
         }
         End::Hypervisor(code) => {
             let reason = match code {
@@ -207,33 +212,21 @@ fn conclude_machine(outcome: &Outcome, may_leave: bool) -> u8 {
                 ExitCode::GuestReset => "the guest asked for a reset, and resets end this run",
                 ExitCode::Panic | ExitCode::GuestPowerOff => "",
             };
-            eprintln!("\nquell: {reason}; the hypervisor's log ends with:\n{}", tail(&outcome.log));
-            tool_status(code)
+            (tool_status(code), format!("{reason}; {}", log_ends()))
         }
-        End::TimedOut => {
-            let secs = outcome.wall.as_secs();
-            eprintln!(
-                "\nquell: stopped after {secs} s; the hypervisor's log ends with:\n{}",
-                tail(&outcome.log)
-            );
-            124
-        }
+        End::TimedOut => (124, format!("stopped after {} s; {}", outcome.wall.as_secs(), log_ends())),
         End::Interrupted(signal) => {
             // Who presses Ctrl-C knows it.
-            if signal != SIGINT {
-                eprintln!("\nquell: signal {signal} has ended this run");
-            }
-            u8::try_from(128 + signal).unwrap_or(128)
+            let said = (signal != SIGINT).then(|| format!("signal {signal} has ended this run"));
+            return (u8::try_from(128 + signal).unwrap_or(128), said);
         }
         End::Failed(status) => {
-            let Outcome { emulator, qemu_messages, .. } = outcome;
-            eprintln!("\nquell: {emulator} failed ({}):\n{}", describe(status), qemu_messages.trim_end());
-            if !outcome.log.is_empty() {
-                eprintln!("the hypervisor's log ends with:\n{}", tail(&outcome.log));
-            }
-            1
+            let log = if log.is_empty() { String::new() } else { log_ends() };
+            let messages = qemu_messages.trim_end();
+            (1, format!("{emulator} failed ({}):\n{messages}\n{log}", describe(status)))
         }
-    }
+    };
+    (status, Some(how))
 }
 
 /// The status of the guest's command; 0 if there was none, or if it ended the machine itself.
@@ -255,7 +248,32 @@ pub(crate) fn tail(log: &str) -> String {
 mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::machine::process::refuses;
     use clap::Parser;
+
+    #[test]
+    fn a_run_has_succeeded_only_if_its_guest_has_and_nothing_is_lost() {
+        let judged = |outcome: &Outcome| {
+            let (status, said) = concluded(outcome, false);
+            ensure!(status == 0, "{status}: {}", said.join("; "));
+            Ok(())
+        };
+        let wrong = "
+            0.status=7 => 7:
+            0.status=256 => 255:
+            lost log => 1: some output is lost: log
+            end Panic => 70: the hypervisor panicked
+            end GuestReset => 71: the guest asked for a reset
+            end BadConfig => 66: the guest cannot be started
+            end bare => 70: the hypervisor ended without a word
+            end fault => 70: the hypervisor ended without a word
+            end late => 124: stopped after 0 s
+            end signal 15 => 143: signal 15 has ended this run
+            end signal 2 => 130:
+            end failed => 1: QEMU failed (status 1)";
+        refuses(judged, "+event=exit status=0", wrong);
+        assert_eq!(["end bare", "end stopped"].map(|end| concluded(&Outcome::of(end), true).0), [0, 0]);
+    }
 
     #[test]
     fn what_means_nothing_on_the_architecture_is_refused() {

@@ -207,6 +207,6 @@ fn count(room: &Room<'_>, program: &[u32]) -> Result<Phases> {
         ..Spec::new(room.platform, payload, 1, 128 * MIB)
     };
     let outcome = Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))?;
-    ensure!(outcome.end == End::PowerOff, "it ended with {:?}: {}", outcome.end, outcome.qemu_messages);
+    outcome.ended_by(&[End::PowerOff]).with_context(|| outcome.qemu_messages.to_string())?;
     Phases::read(&counting)
 }

@@ -163,8 +163,6 @@ impl Session {
         self.run_all(commands)?;
         self.machine.type_text("systemctl poweroff\n")?;
         let outcome = self.machine.run(|_, _| Ok(Flow::Continue))?;
-        let is_off = matches!(outcome.end, End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff));
-        ensure!(is_off, "it ended with {:?}:\n{}", outcome.end, outcome.console);
-        Ok(())
+        outcome.ended_by(&[End::PowerOff, OFF]).with_context(|| outcome.console.clone())
     }
 }

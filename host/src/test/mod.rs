@@ -45,6 +45,8 @@ mod storm;
 mod style;
 mod talk;
 mod traces;
+#[cfg(test)]
+mod verdicts;
 mod watch;
 
 pub(crate) use style::check as check_style;
@@ -72,6 +74,9 @@ pub(crate) struct Tally {
     failed: usize,
     /// Of the passed ones, those that passed at the second try.
     second: usize,
+    /// Rows and steps that were left out, and all of which it is known what came of them.
+    left_out: usize,
+    rows: usize,
 }
 
 impl Tally {
@@ -79,6 +84,8 @@ impl Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.second += other.second;
+        self.left_out += other.left_out;
+        self.rows += other.rows;
     }
 }
 
@@ -106,6 +113,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
     rows.sort_by_key(|case| case.body.is_short());
     let rows = rows.repeat(args.repeat as usize);
     let (progress, parts) = (ProgressView::new(), guests::Parts::new(&rows)?);
+    let count = due.len() + rows.len();
     let (steps, cases) = (Queue::of(due.into_iter()), Queue::of(rows.into_iter()));
     // Cargo's steps wait for each other: one lane runs them all, then helps with guests.
     let lane = |is_first: bool| -> Result<Tally> {
@@ -126,7 +134,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         Ok::<_, anyhow::Error>(())
     })?;
     drop(progress);
-    Ok(verdict(total, signals))
+    Ok(verdict(total, count, signals))
 }
 
 /// The default number of concurrent tests: as many as there are CPUs, up to a number at which
@@ -176,16 +184,22 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
     tables.flatten().flat_map(|case| case.rows()).collect()
 });
 
-/// Prints the last line, and returns the process's status.
-fn verdict(total: Tally, signals: &Signals) -> u8 {
+/// Prints the last line, and returns the process's status: 0 if some have passed, none has failed,
+/// and it is known of all `due` rows and steps what came of them.
+fn verdict(total: Tally, due: usize, signals: &Signals) -> u8 {
     if let Some(signal) = signals.caught() {
         eprintln!("quell: stopped by signal {signal}");
         return u8::try_from(128 + signal).unwrap_or(1);
     }
-    let second =
-        if total.second == 0 { String::new() } else { format!(", {} at the second try", total.second) };
-    println!("{} passed, {} failed{second}", total.passed, total.failed);
-    u8::from(total.failed > 0 || total.passed == 0)
+    let others = [
+        (total.second, "at the second try"),
+        (total.left_out, "left out"),
+        (due.abs_diff(total.rows), "not run"),
+    ];
+    let others =
+        others.iter().filter(|(count, _)| *count != 0).map(|(count, what)| format!(", {count} {what}"));
+    println!("{} passed, {} failed{}", total.passed, total.failed, others.collect::<String>());
+    u8::from(total.failed > 0 || total.passed == 0 || total.rows != due)
 }
 
 #[cfg(test)]
@@ -194,9 +208,20 @@ mod tests {
 
     #[test]
     fn u50_the_status_is_0_only_if_some_have_passed_and_none_has_failed() {
-        let status = |passed, failed, second| verdict(Tally { passed, failed, second }, &Signals::default());
-        assert_eq!((status(1, 0, 0), status(3, 0, 1)), (0, 0));
-        assert_eq!((status(0, 0, 0), status(0, 1, 0), status(9, 1, 0)), (1, 1, 1));
+        let right = Tally { passed: 9, failed: 0, second: 1, left_out: 1, rows: 3 };
+        let status = |tally| verdict(tally, 3, &Signals::default());
+        assert_eq!(status(right), 0);
+        for wrong in [
+            Tally { failed: 1, ..right },
+            Tally { passed: 0, ..right },
+            Tally { rows: 2, ..right },
+            Tally { rows: 4, ..right },
+        ] {
+            assert_eq!(status(wrong), 1, "{wrong:?}");
+        }
+        let signals = Signals::default();
+        signals.catch(2);
+        assert_eq!(verdict(right, 3, &signals), 130);
     }
 
     fn names() -> impl Iterator<Item = &'static str> {

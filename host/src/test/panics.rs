@@ -64,7 +64,7 @@ impl Finder<'_> {
     }
 }
 
-fn is_of_tests(attributes: &[Attribute]) -> bool {
+pub(super) fn is_of_tests(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
         Meta::List(list) if list.path.is_ident("cfg") => {
@@ -153,7 +153,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
 }
 
 /// Where code is that the tests of sources look at.
-const ROOTS: [&str; 4] = ["crates", "guests", "hypervisor", "tlbcheck"];
+const ROOTS: [&str; 5] = ["crates", "guests", "host", "hypervisor", "tlbcheck"];
 
 /// Name and text of each Rust source there except modules that are compiled only for tests and
 /// models, by name. A name is the path below the workspace's root. Read once for all tests.

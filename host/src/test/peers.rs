@@ -50,7 +50,7 @@ fn goes_on(room: &Room<'_>) -> Result<()> {
     is_documented(&document)?;
     let after = runs(&file);
     ensure!(after[..before.len()] == before, "runs that were kept have changed");
-    let turns: Vec<_> = after.iter().map(|run| (text(&run["subject"]), text(&run["way"]))).collect();
+    let turns = ways(&after);
     ensure!(turns == TURNS, "the order is {turns:?}");
 
     refuses_other_versions(&file, document)
@@ -88,15 +88,24 @@ fn is_documented(document: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Each hypervisor boots the guest once. Whether a target is met does not matter here.
+/// What comes of these cases, and what is said. Whether targets are met does not matter here.
+fn measured(file: &Path, arguments: &[&str]) -> Result<(Value, Vec<Value>, String)> {
+    let mut tool = command(&[arguments, &["--json"]].concat())?;
+    let output = tool.arg(file).output().context("cannot start this program again")?;
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(matches!(output.status.code(), Some(0 | 1)), "it ended with {}:\n{errors}", output.status);
+    Ok((read(file)?, runs(file), errors))
+}
+
+fn ways(runs: &[Value]) -> Vec<(&str, &str)> {
+    runs.iter().map(|run| (text(&run["subject"]), text(&run["way"]))).collect()
+}
+
+/// Each hypervisor boots the guest once.
 fn on_arm(room: &Room<'_>) -> Result<()> {
     let file = room.directory.join("arm.json");
-    let mut tool = command(&["--only", "arm-boot", "--runs", "1", "--json"])?;
-    let output = tool.arg(&file).output().context("cannot start this program again")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(matches!(output.status.code(), Some(0 | 1)), "it ended with {}:\n{errors}", output.status);
-    let (document, runs) = (read(&file)?, runs(&file));
-    let ways: Vec<_> = runs.iter().map(|run| (text(&run["subject"]), text(&run["way"]))).collect();
+    let (document, runs, errors) = measured(&file, &["--only", "arm-boot", "--runs", "1"])?;
+    let ways = ways(&runs);
     // Only Debian's backports are known.
     let expected = if errors.contains("it is left out") { &ON_ARM[..2] } else { &ON_ARM };
     ensure!(ways == expected, "the runs are {ways:?}:\n{errors}");
@@ -113,15 +122,11 @@ fn on_arm(room: &Room<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Both hypervisors count the same exits. Whether targets are met does not matter here.
+/// Both hypervisors count the same exits.
 fn on_intel(room: &Room<'_>) -> Result<()> {
     let file = room.directory.join("intel.json");
-    let mut tool = command(&["--only", "exits@skylake", "--json"])?;
-    let output = tool.arg(&file).output().context("cannot start this program again")?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(matches!(output.status.code(), Some(0 | 1)), "it ended with {}:\n{errors}", output.status);
-    let (document, runs) = (read(&file)?, runs(&file));
-    let ways: Vec<_> = runs.iter().map(|run| (text(&run["subject"]), text(&run["way"]))).collect();
+    let (document, runs, errors) = measured(&file, &["--only", "exits@skylake"])?;
+    let ways = ways(&runs);
     ensure!(ways == TURNS[..2], "the runs are {ways:?}:\n{errors}");
     let ratios = document["ratios"].as_array().cloned().unwrap_or_default();
     ensure!(ratios.len() == 6, "{} ratios:\n{errors}", ratios.len());

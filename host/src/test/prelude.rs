@@ -1,7 +1,7 @@
 //! What most rows use.
 
 pub(super) use crate::arch::{Arch, Platform};
-pub(super) use crate::machine::process::{End, Flow, Machine, Outcome};
+pub(super) use crate::machine::process::{End, Flow, Machine, OFF, Outcome};
 pub(super) use crate::machine::signals::Signals;
 pub(super) use crate::machine::spec::{Clock, Spec};
 pub(super) use crate::run::switches;

@@ -6,6 +6,7 @@
 //! and the reason. The same applies to structs that are errors.
 
 use super::packages::{LICENCES, PUBLISHED};
+use super::panics::is_of_tests;
 use crate::workspace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -47,18 +48,6 @@ fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
 
-fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
-    attributes.iter().any(|attribute| match &attribute.meta {
-        syn::Meta::List(list) if list.path.is_ident("cfg") => {
-            let condition = list.tokens.to_string().replace(' ', "");
-            condition.contains("test")
-                && !condition.contains("not(test)")
-                && !condition.contains("not(any(test")
-        }
-        _ => false,
-    })
-}
-
 /// Whether it is decided if a type may grow.
 fn is_decided(attributes: &[syn::Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
@@ -85,7 +74,7 @@ impl Sources {
         let mut module = Module::default();
         for item in items {
             match item {
-                syn::Item::Mod(inner) if !is_for_tests(&inner.attrs) => {
+                syn::Item::Mod(inner) if !is_of_tests(&inner.attrs) => {
                     let name = inner.ident.to_string();
                     let inner_path = join(path, &name);
                     match &inner.content {
@@ -94,10 +83,10 @@ impl Sources {
                     }
                     module.children.insert(name, is_public(&inner.vis));
                 }
-                syn::Item::Use(item) if !is_for_tests(&item.attrs) => {
+                syn::Item::Use(item) if !is_of_tests(&item.attrs) => {
                     flatten(&item.tree, is_public(&item.vis), &mut Vec::new(), &mut module.uses);
                 }
-                syn::Item::Impl(item) if !is_for_tests(&item.attrs) => {
+                syn::Item::Impl(item) if !is_of_tests(&item.attrs) => {
                     if let (Some((_, of, _)), syn::Type::Path(this)) = (&item.trait_, &*item.self_ty)
                         && of.segments.last().is_some_and(|last| last.ident == "Error")
                     {
@@ -107,7 +96,7 @@ impl Sources {
                 _ => {}
             }
             if let Some((name, attributes, undecided)) = declared(item)
-                && !is_for_tests(attributes)
+                && !is_of_tests(attributes)
             {
                 module.items.insert(name, undecided.filter(|_| !is_decided(attributes)));
             }

@@ -321,12 +321,14 @@ impl Work {
 }
 
 impl Case {
+    /// Whether its numbers vary with the clock.
+    pub(crate) const fn is_timed(&self) -> bool {
+        !matches!(self.work, Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }))
+    }
+
     /// The number of times it is run if `runs` rounds are requested.
     pub(crate) const fn rounds(&self, runs: u32) -> u32 {
-        match self.work {
-            Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }) => 1,
-            Work::Linux(_) | Work::Tlbcheck(_) | Work::Own(_) => runs,
-        }
+        if self.is_timed() { runs } else { 1 }
     }
 
     pub(crate) const fn arch(&self) -> Arch {

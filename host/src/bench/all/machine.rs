@@ -309,8 +309,8 @@ fn ended(end: End) -> String {
 }
 
 fn last_words(outcome: &Outcome) -> String {
-    let parts = [&outcome.console, &outcome.log, &outcome.qemu_messages];
-    let parts = parts.into_iter().filter(|part| !part.trim().is_empty()).map(|part| tail(part));
+    let parts = [&*outcome.console, &outcome.log, &outcome.qemu_messages];
+    let parts = parts.into_iter().filter(|part| !part.trim().is_empty()).map(tail);
     parts.collect::<Vec<_>>().join("\n")
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn all(args: &AllArgs, signals: &Signals) -> Result<u8> {
         }
         return Ok(u8::try_from(128 + signal).unwrap_or(1));
     }
-    Ok(u8::from(!bench.judge(&cases, args.peer.is_some())))
+    Ok(u8::from(!bench.judge(&steps, &cases, args.peer.is_some())))
 }
 
 /// Measures these cases once on Quell. Returns their limits.
@@ -180,8 +180,8 @@ impl Bench<'_> {
         self.json.as_deref().map_or(Ok(()), |path| self.record.write(path))
     }
 
-    /// Prints everything about these cases. Returns whether no run failed and all targets are met.
-    fn judge(&self, cases: &[&'static Case], with_peer: bool) -> bool {
+    /// Prints everything about these cases. Returns whether all is as it has to be.
+    fn judge(&self, steps: &[Step], cases: &[&'static Case], with_peer: bool) -> bool {
         let ratios = if with_peer { self.record.ratios(cases) } else { Vec::new() };
         let is_asked_for = |run: &&Run| cases.iter().any(|case| case.name == run.case);
         let runs: Vec<_> = self.record.runs.iter().filter(is_asked_for).cloned().collect();
@@ -197,11 +197,17 @@ impl Bench<'_> {
             println!("{}", limits::table(&limits));
         }
         show::print_failures(&runs);
-        let is_good = |verdict| !matches!(verdict, Verdict::Missed | Verdict::Unmeasured);
-        limits::all_met(&limits)
-            && ratios.iter().all(|ratio| is_good(ratio.verdict))
-            && runs.iter().all(|run| run.failure.is_none())
+        is_good(&self.record, steps, &limits, &ratios.iter().map(|ratio| ratio.verdict).collect::<Vec<_>>())
     }
+}
+
+/// Whether each step was made and has numbers, no run has failed, and all targets are met.
+fn is_good(record: &Record, steps: &[Step], limits: &[Limit], verdicts: &[Verdict]) -> bool {
+    let is_of = |run: &Run| steps.iter().any(|step| step.case.name == run.case);
+    steps.iter().all(|step| record.has(step.case, step.way, step.round))
+        && record.runs.iter().all(|run| run.failure.is_none() || !is_of(run))
+        && limits::all_met(limits)
+        && verdicts.iter().all(|verdict| !matches!(verdict, Verdict::Missed | Verdict::Unmeasured))
 }
 
 #[derive(Clone, Copy)]
@@ -331,6 +337,24 @@ mod tests {
         assert!(steps.iter().all(|step| !step.way.is_peer()));
         let names: Vec<_> = steps.iter().map(|step| step.case.name).collect();
         assert_eq!(names, ["rom", "exits", "rom", "rom"]);
+    }
+
+    #[test]
+    fn all_is_good_if_each_step_has_numbers_and_each_target_is_met() {
+        let steps = plan(&[case("rom")], &args(&["--runs", "2"]));
+        let of = |runs: &[super::Run], measured, verdict| {
+            let mut record = Record::new(BTreeMap::new(), BTreeMap::new(), Settings { runs: 2, rounds: 1 });
+            runs.iter().cloned().for_each(|run| record.add(run));
+            is_good(&record, &steps, &[Limit::at_most("a", measured, 1.0)], &[Verdict::More, verdict])
+        };
+        let made = [1, 2].map(|round| run(case("rom"), HYPERCALL, round, Some(("round", 1.0))));
+        let failed = [HYPERCALL, KVM_HYPERV].map(|way| run(case("rom"), way, 2, None));
+        assert!(of(&made, 1.0, Verdict::Met));
+        assert!(!of(&made[..1], 1.0, Verdict::Met), "a step was not made");
+        assert!(!of(&[&made[..1], &failed[..1]].concat(), 1.0, Verdict::Met), "it has failed");
+        assert!(!of(&[&made[..], &failed[1..]].concat(), 1.0, Verdict::Met), "a peer's has failed");
+        assert!(!of(&made, 1.1, Verdict::Met) && !of(&made, f64::NAN, Verdict::Met));
+        assert!(!of(&made, 1.0, Verdict::Missed) && !of(&made, 1.0, Verdict::Unmeasured));
     }
 
     #[test]

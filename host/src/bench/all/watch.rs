@@ -5,6 +5,7 @@ use super::record::Number;
 use super::way::{FlushWay, Logged};
 use crate::bench::shootdown::Measured;
 use crate::guest::peer;
+use crate::machine::process::complaint;
 use crate::prelude::*;
 use crate::results::number;
 
@@ -37,9 +38,7 @@ impl<'a> Watch<'a> {
             }
             return Flow::Continue;
         };
-        if report["result"] == "fail" || matches!(event, "bail" | "damage") {
-            self.wrong = Some(report["why"].as_str().map_or_else(|| report.to_string(), str::to_owned));
-        }
+        self.wrong = self.wrong.take().or_else(|| complaint(report));
         match self.work {
             Work::Linux(_) => self.take_linux(event, report, elapsed.saturating_sub(started)),
             Work::Slots(_) if self.way.is_peer() => self.take_command(event, report),

@@ -4,6 +4,7 @@ use super::{Batches, Latencies, Tally};
 use crate::cli::Overrides;
 use crate::machine::counters::{clock_hz, cpu_count};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
+use crate::machine::process::complaint;
 use crate::machine::reports::Stream;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
@@ -167,7 +168,7 @@ impl Watcher {
             self.followed[index].get_or_insert_with(|| (Follower::new(ring), Stream::default()));
         let mut buffer = [0; BUFFER_BYTES];
         for report in stream.feed(follower.read(&self.ram, &mut buffer)?.items) {
-            ensure!(report["result"] != "fail", "guest {} fails: {}", guest.name, report["why"]);
+            complaint(&report).map_or(Ok(()), |why| bail!("guest {} says: {why}", guest.name))?;
             match (index, report["event"].as_str()) {
                 (0, Some("attack")) => self.is_attacked = true,
                 (1, Some("batch")) => self.measured.take(&report)?,

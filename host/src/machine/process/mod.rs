@@ -1,6 +1,6 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
-use super::bochs;
+use super::bochs::Messages;
 use super::control::{Control, Found, Notice, Registration, Relay};
 use super::counters::{clock_hz, exit_code};
 use super::emulator::{Prepared, ends, path_in_child, prepare};
@@ -10,15 +10,20 @@ use super::reports::Reports;
 use super::spec::{Channels, Console, Payload, Spec};
 use super::terminal::SavedTerminal;
 use crate::prelude::*;
-use ended::emulator_end;
+pub(crate) use ended::{OFF, Outcome, complaint};
+use ended::{emulator_end, tails};
 use shown::Stream;
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, ExitStatus};
+#[cfg(test)]
+pub(crate) use table::refuses;
 
 mod ended;
 mod monitor;
 mod shown;
+#[cfg(test)]
+mod table;
 
 /// How often the process, its time and the signals are checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -254,22 +259,21 @@ impl Machine {
             next = behind;
         }
         let (reports, reports_dropped) = (self.reports.all(), self.reports.dropped());
-        let log = self.log.whole()?;
-        let outcome = Outcome {
+        let (console, log) = (self.shown(), self.log.whole()? + &self.stuck.take().unwrap_or_default());
+        let qemu_messages =
+            Messages::of(self.messages.whole()?).map_err(|error| error.context(tails(&console, &log)))?;
+        Ok(Outcome {
             end,
             wall,
-            console: self.shown(),
-            log: log + &self.stuck.take().unwrap_or_default(),
+            console,
+            log,
             emulator: self.platform.emulator(),
-            qemu_messages: self.messages.whole()?,
+            qemu_messages,
             unwritten: self.unwritten(),
             reports,
             reports_dropped,
             counters: self.counters()?,
-        };
-        bochs::complaints(&outcome.qemu_messages)
-            .map_err(|complaints| Error::new(complaints).context(outcome.tails()))?;
-        Ok(outcome)
+        })
     }
 
     fn wait(
@@ -340,44 +344,5 @@ impl Drop for Machine {
         let _ = self.child.kill();
         let _ = self.child.wait();
         drop(self.terminal.take());
-    }
-}
-
-pub(crate) struct Outcome {
-    pub(crate) end: End,
-    pub(crate) wall: Duration,
-    /// The end of the guest's console, unless it was the terminal.
-    pub(crate) console: String,
-    pub(crate) log: String,
-    pub(crate) emulator: &'static str,
-    pub(crate) qemu_messages: String,
-    /// What could not be written of what was to be shown and logged, and why.
-    pub(crate) unwritten: Vec<String>,
-    /// The reports, in order: if there were very many, the first and the last.
-    pub(crate) reports: Vec<Value>,
-    pub(crate) reports_dropped: usize,
-    /// The counters at the end; `None` without hypervisor, or if it ended before it had any.
-    pub(crate) counters: Option<Snapshot>,
-}
-
-impl Outcome {
-    /// Fails, with the ends of console and log, unless the guest switched the machine off.
-    pub(crate) fn powered_off(self) -> Result<Self> {
-        let is_off = self.end == End::Hypervisor(ExitCode::GuestPowerOff);
-        ensure!(is_off, self.explain(anyhow!("the machine ended with {:?}", self.end)));
-        Ok(self)
-    }
-
-    pub(crate) fn explain(&self, error: Error) -> Error {
-        anyhow!("{error:#}\n{}", self.tails())
-    }
-
-    fn tails(&self) -> String {
-        let (console, log) = (tail(&self.console), tail(&self.log));
-        format!("the guest's console:\n{console}\nthe hypervisor's log:\n{log}")
-    }
-
-    pub(crate) fn report(&self, event: &str) -> Option<&Value> {
-        self.reports.iter().find(|report| report["event"] == event)
     }
 }

@@ -22,12 +22,6 @@ const MEASURED: u64 = 5 * 64;
 /// Fewer pages than this prove nothing.
 const PAGES_MIN: u64 = 100;
 
-/// What a kernel says of memory that is not what it or a program has put there.
-const DAMAGE: [&str; 5] = ["Kernel panic", "segfault at", "general protection fault", "BUG: ", "Oops: "];
-
-/// The same of a guest that goes on; not what it says when it is only slow.
-const COMPLAINTS: [&str; 5] = ["segfault at", "general protection fault", "BUG: unable", "BUG: Bad", "Oops: "];
-
 impl Lab<'_> {
     pub(super) fn talk(&self, case: &Case, command: &str, about: Talk) -> Result<()> {
         let mut said = Err(anyhow!("the guest did not begin to work"));
@@ -40,15 +34,9 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             said?;
-            ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
-            ensure!(outcome.report("wrong").is_none(), "the guest's ROM has changed");
             // Refusals for devices may be over before the ROM has been added and removed.
             let is_short = matches!(about, Talk::Devices | Talk::Watch);
-            if case.platform.arch() == Arch::X86_64 && !is_short {
-                let changes = count(&outcome, Counter::SlotChanges)?;
-                ensure!(changes > 4, "the guest's ROM came and went {changes} times");
-            }
-            Ok(())
+            judge_talk(&outcome, case.platform.arch() == Arch::X86_64 && !is_short)
         })
     }
 
@@ -73,43 +61,7 @@ impl Lab<'_> {
             hz = machine.clock_hz()?;
             talk::wake(report, machine)
         })?;
-        with_console(&outcome, || {
-            if matches!(test.expect, Expect::Damage) {
-                let is_damaged = DAMAGE.iter().any(|sign| outcome.console.contains(sign));
-                ensure!(is_damaged, "nothing breaks, and the guest ended by {:?}", outcome.end);
-                return Ok(());
-            }
-            let (end, status) = match test.expect {
-                Expect::Panic(_) => (ExitCode::Panic, None),
-                Expect::PowerOff => (ExitCode::GuestPowerOff, None),
-                Expect::Stale => (ExitCode::GuestPowerOff, Some(1)),
-                _ => (ExitCode::GuestPowerOff, Some(0)),
-            };
-            expect_end(&outcome, end)?;
-            status.map_or(Ok(()), |status| expect_status(&outcome, status))?;
-            if status == Some(0) {
-                let said = COMPLAINTS.iter().find(|said| outcome.console.contains(**said));
-                said.map_or(Ok(()), |said| bail!("the guest's kernel complains of '{said}'"))?;
-            }
-            let has = |event: &str| outcome.report(event).is_some();
-            match test.expect {
-                Expect::Panic(says) => ensure!(outcome.log.contains(says), "it does not say {says:?}"),
-                Expect::Success => {}
-                Expect::Date => expect_date(&outcome)?,
-                Expect::PowerOff => ensure!(!has("exit"), "the command ended before the guest"),
-                Expect::FewLost => expect_few_lost(&outcome)?,
-                Expect::TlbIpis(expected) => expect_tlb_ipis(&outcome, expected)?,
-                Expect::NothingStale => expect_nothing_stale(&outcome, &switches(case.settings)?)?,
-                Expect::Intact => expect_toggles(&outcome)?,
-                Expect::Loops => expect_loops(&outcome)?,
-                Expect::Stolen => expect_stolen(&outcome, hz.context("the hypervisor's clock has no rate")?)?,
-                Expect::Flood => expect_bounds(&outcome)?,
-                Expect::WithoutCpus(missing) => expect_without_cpus(&outcome, missing)?,
-                Expect::Stale => ensure!(has("stale"), "nothing stale was found"),
-                Expect::Damage => {}
-            }
-            Ok(())
-        })
+        with_console(&outcome, || judge_stock(&outcome, test.expect, &switches(case.settings)?, hz))
     }
 
     /// Types in a stock guest's shell: on each line of the report channel with event `shell` the
@@ -129,7 +81,7 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             ensure!(left.next().is_none(), "ended by {:?} with too few shells", outcome.end);
-            expect_end(&outcome, ExitCode::GuestPowerOff)
+            outcome.ended_by(&[OFF])
         })
     }
 
@@ -148,35 +100,7 @@ impl Lab<'_> {
         let guest = self.probe_guest(case, name, processors)?;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
         let outcome = self.boot_by(clock, &guest, cpus, Arrivals::default(), |_, _| Ok(Flow::Continue))?;
-        with_console(&outcome, || check_log(&outcome))?;
-        with_console(&outcome, || match end {
-            ProbeEnd::Ended(code) => {
-                expect_end(&outcome, code)?;
-                ensure!(outcome.log.contains("  rax 0x"), "the log has no registers");
-                Ok(())
-            }
-            ProbeEnd::Passed | ProbeEnd::SecondPassed | ProbeEnd::SharedPassed | ProbeEnd::Failed(..) => {
-                expect_end(&outcome, ExitCode::GuestPowerOff)?;
-                let test = name.split(' ').next().unwrap_or(name);
-                let is_report = |report: &&Value| report["test"] == test && report["result"].is_string();
-                let report = outcome.reports.iter().find(is_report);
-                let report = report.with_context(|| format!("no report of {name}"))?;
-                let expected = if matches!(end, ProbeEnd::Failed(..)) { "fail" } else { "pass" };
-                ensure!(report["result"] == expected, "the guest says: {}", report["why"]);
-                Ok(())
-            }
-            ProbeEnd::AllPassed => {
-                let reports = || outcome.reports.iter().filter(|report| report["test"].is_string());
-                let failures: Vec<_> = reports()
-                    .filter(|report| report["result"] != "pass")
-                    .map(|report| format!("fail {}: {}", report["test"], report["why"]))
-                    .collect();
-                ensure!(failures.is_empty(), "the guest says:\n{}", failures.join("\n"));
-                expect_end(&outcome, ExitCode::GuestPowerOff)?;
-                ensure!(reports().next().is_some(), "the guest ran no test");
-                Ok(())
-            }
-        })
+        with_console(&outcome, || judge_probe(&outcome, name, end))
     }
 
     /// QEMU's plugin counts each INVLPGA while the bare guest runs a test; the count must match the
@@ -189,9 +113,9 @@ impl Lab<'_> {
         let counting = Phases::counting(self.directory)?;
         spec.counting = Some(counting.clone());
         spec.timeout = Some(BOOT_TIMEOUT);
-        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
+        let outcome = self.alone(&spec)?;
         with_console(&outcome, || {
-            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            outcome.ended_by(&[OFF])?;
             let pages = count(&outcome, Counter::FlushPages)?;
             ensure!(pages >= PAGES_MIN, "{pages} pages are too few to tell anything");
             let executed = Phases::read(&counting)?.of(Phase::None)?.of_kind("invlpga");
@@ -218,13 +142,7 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             said.context("the guest did not begin")??;
-            for &(counter, least) in siege.least {
-                let counted = count(&outcome, counter)?;
-                ensure!(counted >= least, "{} is {counted}, below {least}", counter.name());
-            }
-            check_log(&outcome)?;
-            ensure!(outcome.end == End::Stopped, "the machine ended with {:?}", outcome.end);
-            Ok(())
+            judge_siege(&outcome, siege.least)
         })
     }
 
@@ -250,9 +168,7 @@ impl Lab<'_> {
         })?;
         with_console(&outcome, || {
             said.with_context(|| format!("seed {:#x} of the requests, {sent} were answered before", seed))?;
-            expect_verdict(&outcome, test)?;
-            check_log(&outcome)?;
-            expect_end(&outcome, test.end)
+            judge_hostile(&outcome, test)
         })
     }
 }

@@ -1,17 +1,25 @@
 //! The expectations for a run.
 
+use crate::check::{self, Verdict};
 use crate::machine::counters::Snapshot;
 use crate::machine::emulator::describe;
-use crate::machine::process::CONSOLE_BYTES;
+use crate::machine::process::{CONSOLE_BYTES, complaint};
+use crate::run::tail;
 use crate::test::cases::{
-    FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS,
+    FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS, ProbeEnd,
 };
+use crate::test::checks::Check;
+use crate::test::kernels::{CHECKS, Kernel};
 use crate::test::prelude::*;
 use hostlink::config::NestedPage;
+use std::process::Output;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Longest log of a run with a bare guest, whose runs are short.
 const LOG_BYTES_MAX: usize = 32 << 10;
+
+/// Rows of tlbcheck that pass at least without a defect.
+const ROWS_MIN: usize = 10;
 
 /// How often CPUs drop everything at least if generations of VMIDs begin all the time.
 const GENERATIONS_MIN: u64 = 1000;
@@ -25,7 +33,7 @@ pub(super) fn count(outcome: &Outcome, counter: Counter) -> Result<u64> {
 }
 
 /// The guest's time is correct to a day: no test is that slow, no wrong clock that right.
-pub(super) fn expect_date(outcome: &Outcome) -> Result<()> {
+fn expect_date(outcome: &Outcome) -> Result<()> {
     const DAY: u64 = 86_400;
     let said = outcome.report("date").and_then(|report| report["unix"].as_u64());
     let said = said.context("the guest did not say what time it is")?;
@@ -34,33 +42,147 @@ pub(super) fn expect_date(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn expect_end(outcome: &Outcome, expected: ExitCode) -> Result<()> {
-    match outcome.end {
-        End::Hypervisor(code) if code == expected => Ok(()),
-        End::Failed(status) => {
-            let Outcome { emulator, qemu_messages, .. } = outcome;
-            bail!("{emulator} failed ({}): {}", describe(status), qemu_messages.trim())
-        }
-        end => bail!("ended by {end:?} instead of {expected:?}"),
+/// What a kernel says of memory that is not what it or a program has put there.
+const DAMAGE: [&str; 5] = ["Kernel panic", "segfault at", "general protection fault", "BUG: ", "Oops: "];
+
+/// The same of a guest that goes on; not what it says when it is only slow.
+const COMPLAINTS: [&str; 5] =
+    ["segfault at", "general protection fault", "BUG: unable", "BUG: Bad", "Oops: "];
+
+/// Judges a stock guest. `hz` is the rate of the hypervisor's clock, if it was seen.
+pub(super) fn judge_stock(
+    outcome: &Outcome,
+    expect: Expect,
+    switches: &Switches,
+    hz: Option<u64>,
+) -> Result<()> {
+    if matches!(expect, Expect::Damage) {
+        let is_damaged = DAMAGE.iter().any(|sign| outcome.console.contains(sign));
+        ensure!(is_damaged, "nothing breaks, and the guest ended by {:?}", outcome.end);
+        return Ok(());
     }
+    let (end, status) = match expect {
+        Expect::Panic(_) => (End::Hypervisor(ExitCode::Panic), None),
+        Expect::PowerOff => (OFF, None),
+        Expect::Stale => (OFF, Some(1)),
+        _ => (OFF, Some(0)),
+    };
+    outcome.ended_by(&[end])?;
+    status.map_or(Ok(()), |status| expect_status(outcome, status))?;
+    if status == Some(0) {
+        let said = COMPLAINTS.iter().find(|said| outcome.console.contains(**said));
+        said.map_or(Ok(()), |said| bail!("the guest's kernel complains of '{said}'"))?;
+    }
+    let has = |event: &str| outcome.report(event).is_some();
+    match expect {
+        Expect::Panic(says) => ensure!(outcome.log.contains(says), "it does not say {says:?}"),
+        Expect::Success | Expect::Damage => {}
+        Expect::Date => expect_date(outcome)?,
+        Expect::PowerOff => ensure!(!has("exit"), "the command ended before the guest"),
+        Expect::FewLost => expect_few_lost(outcome)?,
+        Expect::TlbIpis(expected) => expect_tlb_ipis(outcome, expected)?,
+        Expect::NothingStale => expect_nothing_stale(outcome, switches)?,
+        Expect::Intact => expect_toggles(outcome)?,
+        Expect::Loops => expect_loops(outcome)?,
+        Expect::Stolen => expect_stolen(outcome, hz.context("the hypervisor's clock has no rate")?)?,
+        Expect::Flood => expect_bounds(outcome)?,
+        Expect::WithoutCpus(missing) => expect_without_cpus(outcome, missing)?,
+        Expect::Stale => ensure!(has("stale"), "nothing stale was found"),
+    }
+    Ok(())
+}
+
+/// Judges a stock guest that was stopped when all was said. Its ROM may have to come and go.
+pub(super) fn judge_talk(outcome: &Outcome, has_rom: bool) -> Result<()> {
+    outcome.ended_by(&[End::Stopped])?;
+    outcome.without_complaint()?;
+    let changes = if has_rom { count(outcome, Counter::SlotChanges)? } else { u64::MAX };
+    ensure!(changes > 4, "the guest's ROM came and went {changes} times");
+    Ok(())
+}
+
+/// Judges a bare guest by its report of a test, or by those of all.
+pub(super) fn judge_probe(outcome: &Outcome, name: &str, end: ProbeEnd) -> Result<()> {
+    check_log(outcome)?;
+    if let ProbeEnd::Ended(code) = end {
+        outcome.ended_by(&[End::Hypervisor(code)])?;
+        ensure!(outcome.log.contains("  rax 0x"), "the log has no registers");
+        return Ok(());
+    }
+    let test = name.split(' ').next().unwrap_or(name);
+    let is_meant = |report: &&Value| matches!(end, ProbeEnd::AllPassed) || report["test"] == test;
+    let reports = || outcome.reports.iter().filter(|report| report["result"].is_string()).filter(is_meant);
+    let failed: Vec<_> = reports().filter_map(complaint).collect();
+    if !matches!(end, ProbeEnd::Failed(..)) {
+        ensure!(failed.is_empty(), "the guest says:\n{}", failed.join("\n"));
+    }
+    outcome.ended_by(&[OFF])?;
+    let said = reports().next().with_context(|| format!("there is no report of {name}"))?;
+    let should_fail = matches!(end, ProbeEnd::Failed(..));
+    ensure!(failed.is_empty() != should_fail, "the guest has not noticed it: {said}");
+    Ok(())
+}
+
+/// Judges a bare guest that was stopped when all was said: counters have these values at least.
+pub(super) fn judge_siege(outcome: &Outcome, least: &[(Counter, u64)]) -> Result<()> {
+    for &(counter, least) in least {
+        let counted = count(outcome, counter)?;
+        ensure!(counted >= least, "{} is {counted}, below {least}", counter.name());
+    }
+    check_log(outcome)?;
+    outcome.ended_by(&[End::Stopped])
+}
+
+/// Judges a guest that tries everything, by its report, if it survives to make one.
+pub(super) fn judge_hostile(outcome: &Outcome, test: &Hostile) -> Result<()> {
+    outcome.without_complaint()?;
+    check_log(outcome)?;
+    outcome.ended_by(&[End::Hypervisor(test.end)])?;
+    let name = test.test.split(' ').next().unwrap_or(test.test);
+    let has_passed = outcome.reports.iter().any(|it| it["test"] == name && it["result"] == "pass");
+    ensure!(has_passed || test.end != ExitCode::GuestPowerOff, "no report of {name}");
+    Ok(())
 }
 
 /// Whatever a guest does, the hypervisor's log stays short.
-pub(super) fn check_log(outcome: &Outcome) -> Result<()> {
+fn check_log(outcome: &Outcome) -> Result<()> {
     let length = outcome.log.len();
     ensure!(length <= LOG_BYTES_MAX, "the hypervisor's log has {length} bytes");
     Ok(())
 }
 
-/// The guest's report, if it survives to make one.
-pub(super) fn expect_verdict(outcome: &Outcome, test: &Hostile) -> Result<()> {
-    let name = test.test.split(' ').next().unwrap_or(test.test);
-    let reports = || outcome.reports.iter().filter(|report| report["result"].is_string());
-    if let Some(failure) = reports().find(|report| report["result"] != "pass") {
-        bail!("the guest says: {}", failure["why"]);
+/// Judges tlbcheck's rows, in a machine with a planted mistake or without one.
+pub(super) fn judge_check(rows: &[check::Row], check: &Check, is_wrong: bool) -> Result<()> {
+    let of = |verdict| rows.iter().filter(move |row| row.result == verdict);
+    let told = |rows: Vec<&check::Row>| {
+        rows.iter().map(|row| format!("\n{}: {}", row.row, row.why)).collect::<String>()
+    };
+    let failed: Vec<_> = of(Verdict::Fail).collect();
+    let may_skip = |row: &&check::Row| {
+        check.may_skip.is_none_or(|may| may.iter().any(|beginning| row.row.starts_with(beginning)))
+    };
+    let skipped: Vec<_> = of(Verdict::Skip).filter(|row| !may_skip(row)).collect();
+    ensure!(skipped.is_empty(), "these are skipped:{}", told(skipped));
+    if let (Some(wanted), true) = (check.rows, is_wrong) {
+        ensure!(!failed.is_empty(), "none of the rows {wanted} fails");
+        return Ok(());
     }
-    let has_passed = reports().any(|report| report["test"] == name);
-    ensure!(has_passed || test.end != ExitCode::GuestPowerOff, "no report of {name}");
+    ensure!(failed.is_empty(), "these fail:{}", told(failed));
+    let (passed, least) = (of(Verdict::Pass).count(), if check.rows.is_some() { 1 } else { ROWS_MIN });
+    ensure!(passed >= least, "only {passed} rows pass");
+    Ok(())
+}
+
+/// Judges a run of the tool itself by its status and its messages.
+pub(super) fn judge_tool(output: &Output, status: i32, message: &str) -> Result<()> {
+    let [said, errors] = [&output.stdout, &output.stderr].map(|text| tail(&String::from_utf8_lossy(text)));
+    let ended = describe(output.status);
+    ensure!(
+        output.status.code() == Some(status),
+        "ended with {ended} instead of status {status}:\n{said}\n{errors}"
+    );
+    let is_said = String::from_utf8_lossy(&output.stderr).contains(message);
+    ensure!(is_said, "the message is not '{message}' but:\n{errors}");
     Ok(())
 }
 
@@ -72,7 +194,7 @@ pub(super) fn expect_status(outcome: &Outcome, expected: i32) -> Result<()> {
 
 /// The hunter remapped in every way it knows, and its readers saw pages change. So of all runs
 /// together.
-pub(super) fn expect_a_search(outcome: &Outcome) -> Result<()> {
+fn expect_a_search(outcome: &Outcome) -> Result<()> {
     let (mut remaps, mut changes) = (BTreeMap::<&str, u64>::new(), 0);
     for end in outcome.reports.iter().filter(|report| report["event"] == "end") {
         for (way, count) in end["remaps"].as_object().into_iter().flatten() {
@@ -87,7 +209,7 @@ pub(super) fn expect_a_search(outcome: &Outcome) -> Result<()> {
 }
 
 /// And the switches had the effect that the row is about.
-pub(super) fn expect_nothing_stale(outcome: &Outcome, switches: &Switches) -> Result<()> {
+fn expect_nothing_stale(outcome: &Outcome, switches: &Switches) -> Result<()> {
     expect_a_search(outcome)?;
     if switches.vmid_churn.is_some() {
         expect_generations(outcome)?;
@@ -99,7 +221,7 @@ pub(super) fn expect_nothing_stale(outcome: &Outcome, switches: &Switches) -> Re
 }
 
 /// The guest's output is bounded, its end is there, and none of it is taken for the hypervisor's.
-pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
+fn expect_bounds(outcome: &Outcome) -> Result<()> {
     let shown = outcome.console.len();
     ensure!(
         shown <= 2 * CONSOLE_BYTES + "(100000 bytes before this are not kept)\n".len(),
@@ -115,7 +237,7 @@ pub(super) fn expect_bounds(outcome: &Outcome) -> Result<()> {
 }
 
 /// Exactly these of the machine's CPUs were given up.
-pub(super) fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<()> {
+fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<()> {
     let given_up: Vec<&str> = outcome.log.lines().filter(|line| line.contains("is not used")).collect();
     let is_said = |cpu: &u32| given_up.iter().any(|line| line.contains(&format!("CPU {cpu} ")));
     ensure!(
@@ -126,14 +248,14 @@ pub(super) fn expect_without_cpus(outcome: &Outcome, missing: &[u32]) -> Result<
 }
 
 /// Generations of VMIDs have begun all the time: a CPU's first entry counts as only one.
-pub(super) fn expect_generations(outcome: &Outcome) -> Result<()> {
+fn expect_generations(outcome: &Outcome) -> Result<()> {
     let flushes = count(outcome, Counter::VmidFlushes)?;
     ensure!(flushes >= GENERATIONS_MIN, "CPUs dropped everything {flushes} times only");
     Ok(())
 }
 
 /// Requests for lists were carried out as flushes of the tag, because memory is mapped in pieces.
-pub(super) fn expect_pieces(outcome: &Outcome) -> Result<()> {
+fn expect_pieces(outcome: &Outcome) -> Result<()> {
     let counters = counters(outcome)?;
     let [pieces, pages] = [Counter::FlushWholePieces, Counter::FlushPages].map(|name| counters.get(name));
     ensure!(pieces > 0 && pages == 0, "{pieces} flushes of the tag for pieces, and {pages} single pages");
@@ -141,7 +263,7 @@ pub(super) fn expect_pieces(outcome: &Outcome) -> Result<()> {
 }
 
 /// Each loop has made its rounds, the mixed run its tasks, and none has found damage.
-pub(super) fn expect_loops(outcome: &Outcome) -> Result<()> {
+fn expect_loops(outcome: &Outcome) -> Result<()> {
     let ends = |workload: &'static str| {
         let is_end = |report: &&Value| report["event"] == "end" && report["workload"] == workload;
         outcome.reports.iter().filter(is_end).collect::<Vec<_>>()
@@ -164,7 +286,7 @@ pub(super) fn expect_loops(outcome: &Outcome) -> Result<()> {
 }
 
 /// Mmtest has made all its toggles, each of which has added memory to the guest and removed it.
-pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
+fn expect_toggles(outcome: &Outcome) -> Result<()> {
     let begin = outcome.report("begin").context("mmtest did not begin")?;
     let end = outcome.report("end").context("mmtest did not come to its end")?;
     let number = |report: &Value, name: &str| {
@@ -182,7 +304,7 @@ pub(super) fn expect_toggles(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
+fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     let end = outcome.report("end").context("thrash did not come to its end")?;
     let ipis = end["tlb_ipis"].as_u64().context("thrash did not count TLB IPIs")?;
     let counters = counters(outcome)?;
@@ -199,7 +321,7 @@ pub(super) fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
 
 /// Four processors on one CPU: each waits three times as long as it runs, and all that they waited
 /// since the start is what the hypervisor counted, by a clock of this rate.
-pub(super) fn expect_stolen(outcome: &Outcome, hz: u64) -> Result<()> {
+fn expect_stolen(outcome: &Outcome, hz: u64) -> Result<()> {
     let said: Vec<_> = outcome
         .reports
         .iter()
@@ -228,7 +350,7 @@ const AGAIN_MAX: u64 = 1000;
 
 /// QEMU may lose an interrupt's notification (`docs/qemu.md`), for which the hypervisor
 /// compensates. That must not hide a hypervisor that forgets to kick, or kicks the wrong CPU.
-pub(super) fn expect_few_lost(outcome: &Outcome) -> Result<()> {
+fn expect_few_lost(outcome: &Outcome) -> Result<()> {
     expect_tlb_ipis(outcome, false)?;
     let counters = counters(outcome)?;
     let exits = counters.exits();
@@ -241,6 +363,22 @@ pub(super) fn expect_few_lost(outcome: &Outcome) -> Result<()> {
         "in {exits} exits the tick brought {late} kicks and found work {missing} times"
     );
     ensure!(per_million(again) <= AGAIN_MAX, "in {exits} exits all CPUs were kicked again {again} times");
+    Ok(())
+}
+
+/// The kernel is the one that was meant, and each check of the program `battery` is well.
+pub(super) fn expect_battery(outcome: &Outcome, kernel: &Kernel) -> Result<()> {
+    let begin = outcome.report("begin").context("the battery did not begin")?;
+    let release = begin["kernel"].as_str().unwrap_or_default();
+    ensure!(release.starts_with(kernel.release), "the kernel is {release}, not {}", kernel.release);
+    ensure!(begin["page_bytes"] == kernel.page_bytes, "its pages have {} bytes", begin["page_bytes"]);
+    let mut left = CHECKS.iter();
+    for report in outcome.reports.iter().filter(|report| report["event"] == "check") {
+        let name = left.next().context("there are more checks than are known")?;
+        ensure!(report["check"] == *name, "there is a report of {} instead of {name}", report["check"]);
+        ensure!(report["ok"] == true, "{name}: {}", report["why"]);
+    }
+    ensure!(left.len() == 0, "there is no report of {left:?}");
     Ok(())
 }
 

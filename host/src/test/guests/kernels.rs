@@ -1,11 +1,11 @@
 //! What kernels do that the stock guest does not do by itself.
 
-use super::expect::{expect_end, expect_status, with_console};
+use super::expect::{expect_battery, expect_status, with_console};
 use super::{Lab, made};
 use crate::guest::cache;
 use crate::guest::cpio::Archive;
 use crate::machine::emulator;
-use crate::test::kernels::{CHECKS, From, Kernel};
+use crate::test::kernels::{From, Kernel};
 use crate::test::prelude::*;
 use crate::vm::StockGuest;
 
@@ -50,7 +50,7 @@ impl Lab<'_> {
         guest.switches = switches(case.settings)?;
         let outcome = self.boot(&guest, 2, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
-            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            outcome.ended_by(&[OFF])?;
             expect_battery(&outcome, kernel)?;
             expect_status(&outcome, 0)
         })
@@ -75,7 +75,7 @@ impl Lab<'_> {
         }
         let outcome = self.boot(&guest, 2, |_, _| Ok(Flow::Continue))?;
         with_console(&outcome, || {
-            expect_end(&outcome, ExitCode::GuestPowerOff)?;
+            outcome.ended_by(&[OFF])?;
             expect_status(&outcome, 0)?;
             let boots = outcome.reports.iter().filter(|report| report["event"] == "boot").count();
             ensure!(boots == 2 && outcome.report("second").is_some(), "{boots} kernels have booted");
@@ -155,19 +155,4 @@ fn kexec_files(stock: &StockGuest, arch: Arch, command: &str) -> Result<Vec<u8>>
     archive.file("boot/kernel", 0o644, &fs::read(stock.kernel())?);
     archive.file("boot/initrd", 0o644, &stock.initrd(Some(command)));
     Ok(archive.finish())
-}
-
-fn expect_battery(outcome: &Outcome, kernel: &Kernel) -> Result<()> {
-    let begin = outcome.report("begin").context("the battery did not begin")?;
-    let release = begin["kernel"].as_str().unwrap_or_default();
-    ensure!(release.starts_with(kernel.release), "the kernel is {release}, not {}", kernel.release);
-    ensure!(begin["page_bytes"] == kernel.page_bytes, "its pages have {} bytes", begin["page_bytes"]);
-    let mut left = CHECKS.iter();
-    for report in outcome.reports.iter().filter(|report| report["event"] == "check") {
-        let name = left.next().context("there are more checks than are known")?;
-        ensure!(report["check"] == *name, "there is a report of {} instead of {name}", report["check"]);
-        ensure!(report["ok"] == true, "{name}: {}", report["why"]);
-    }
-    ensure!(left.len() == 0, "there is no report of {left:?}");
-    Ok(())
 }

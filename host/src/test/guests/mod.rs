@@ -105,6 +105,7 @@ pub(super) fn run_all(
             && error.is::<NotToBeHad>()
         {
             running.leave_out(&format!("{error:#}"));
+            tally.add(Tally { left_out: 1, rows: 1, ..Tally::default() });
             continue;
         }
         if let Err(error) = &result {
@@ -112,7 +113,8 @@ pub(super) fn run_all(
         }
         running.end(result.is_ok(), note, &why);
         let [passed, failed] = [result.is_ok(), result.is_err()].map(usize::from);
-        tally.add(Tally { passed, failed, second: usize::from(result.is_ok() && !note.is_empty()) });
+        let second = usize::from(result.is_ok() && !note.is_empty());
+        tally.add(Tally { passed, failed, second, left_out: 0, rows: 1 });
     }
     Ok(tally)
 }
@@ -207,9 +209,19 @@ impl Lab<'_> {
         if guest.arrives {
             arrivals.begin(&mut machine)?;
         }
-        let outcome = machine.run(observe)?;
-        self.hung.set(matches!(outcome.end, End::TimedOut));
+        let outcome = self.ended(machine.run(observe)?);
         arrivals.finish()?;
         Ok(outcome)
+    }
+
+    /// Runs a machine with nobody beside it.
+    fn alone(&self, spec: &Spec) -> Result<Outcome> {
+        Ok(self.ended(Machine::start(spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?))
+    }
+
+    /// Notes whether it hung.
+    fn ended(&self, outcome: Outcome) -> Outcome {
+        self.hung.set(outcome.end == End::TimedOut);
+        outcome
     }
 }

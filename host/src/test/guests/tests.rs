@@ -1,89 +1,271 @@
 //! What rows expect of a run: each expectation is disappointed by what it must not accept.
 
 use super::expect::*;
+use crate::check::{self, On, Verdict};
+use crate::machine::process::refuses;
+use crate::test::cases::{FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, ProbeEnd};
+use crate::test::checks::Check;
+use crate::test::kernels::{CHECKS, From, Kernel};
 use crate::test::prelude::*;
+use hostlink::config::NestedPage;
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-fn outcome(end: End, reports: &[Value]) -> Outcome {
-    Outcome {
-        end,
-        wall: Duration::ZERO,
-        console: String::new(),
-        log: String::new(),
-        emulator: "QEMU",
-        qemu_messages: String::new(),
-        unwritten: Vec::new(),
-        reports: reports.to_vec(),
-        reports_dropped: 0,
-        counters: None,
-    }
+/// A command has come to its end.
+const DONE: &str = "+event=exit status=0\n";
+
+fn judge(outcome: &Outcome, expect: Expect) -> Result<()> {
+    let switches = Switches { vmid_churn: Some(3), nested_page: NestedPage::Small, ..Switches::default() };
+    judge_stock(outcome, expect, &switches, Some(1000))
 }
 
-const OFF: End = End::Hypervisor(ExitCode::GuestPowerOff);
-
-#[test]
-fn u50_a_run_ends_as_expected_and_no_other_way() {
-    let ended = |end| expect_end(&outcome(end, &[]), ExitCode::GuestPowerOff).is_ok();
-    assert!(ended(OFF));
-    let codes = [ExitCode::GuestReset, ExitCode::Panic].map(End::Hypervisor);
-    let failures = [0, 1 << 8].map(|status| End::Failed(ExitStatus::from_raw(status)));
-    for end in codes.into_iter().chain(failures).chain([End::PowerOff, End::TimedOut]) {
-        assert!(!ended(end), "{end:?}");
-    }
+/// A stock guest's command has come to its end, and these are its other reports.
+fn stock(expect: Expect, right: &str, wrong: &str) {
+    let of_all = "
+        end late => did not end in
+        -0 => the command did not come to its end
+        0.status=1 => the command's status is 1
+        0.status=null => the command's status is null\n";
+    refuses(|it| judge(it, expect), &(DONE.to_owned() + right), &(of_all.to_owned() + wrong));
 }
 
 #[test]
-fn u50_a_command_has_its_status_if_it_has_come_to_its_end() {
-    let status = |reports: &[Value]| expect_status(&outcome(OFF, reports), 0).is_ok();
-    assert!(status(&[json!({"event": "exit", "status": 0})]));
-    assert!(!status(&[]));
-    assert!(!status(&[json!({"event": "exit", "status": 1})]));
-    assert!(!status(&[json!({"event": "exit"})]));
-    assert!(!status(&[json!({"event": "begin", "status": 0})]));
+fn u50_a_stock_guest_ends_as_its_row_expects() {
+    for said in ["segfault at", "general protection fault", "BUG: unable", "BUG: Bad", "Oops: "] {
+        let wrong = format!("console {said} 7f => the guest's kernel complains of '{said}'");
+        stock(Expect::Success, "console BUG: soft lockup", &wrong);
+    }
+    let wrong = "end late => did not end in\n+event=exit status=0 => the command ended before the guest";
+    refuses(|it| judge(it, Expect::PowerOff), "", wrong);
+    let wrong =
+        "end off => ended by Hypervisor(GuestPowerOff)\nlog quell: panic: b => it does not say \"audit\"";
+    refuses(|it| judge(it, Expect::Panic("audit")), "end Panic\nlog quell: panic: audit", wrong);
+    for sign in ["Kernel panic", "segfault at", "general protection fault", "BUG: ", "Oops: "] {
+        let wrong = "console good => nothing breaks, and the guest ended by TimedOut";
+        refuses(|it| judge(it, Expect::Damage), &format!("end late\nconsole {sign}0"), wrong);
+    }
+    let wrong = "0.status=0 => the command's status is 0\n-1 => nothing stale was found";
+    refuses(|it| judge(it, Expect::Stale), "+event=exit status=1\n+event=stale", wrong);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("is later").as_secs();
+    let wrong =
+        "1.unix=1600000000 => the guest says it is 1600000000\n-1 => the guest did not say what time it is";
+    stock(Expect::Date, &format!("+event=date unix={now}"), wrong);
+    let wrong = "
+        log nothing => CPUs [1] come late, and the log says []
+        log CPU 2 is not used => CPUs [1] come late, and the log says [\"CPU 2 is not used\"]";
+    stock(Expect::WithoutCpus(&[1]), "log CPU 1 is not used", wrong);
 }
 
 #[test]
 fn u50_a_search_has_remapped_in_each_way_and_seen_changes() {
-    let searched = |reports: &[Value]| expect_a_search(&outcome(OFF, reports)).is_ok();
-    let end = |one: u64, other: u64, changes: u64| json!({"event": "end", "remaps": {"a": one, "b": other}, "changes": changes});
-    assert!(searched(&[end(1, 2, 3)]));
-    assert!(searched(&[end(1, 0, 3), end(0, 1, 0)]), "of all runs together");
-    for reports in [&[][..], &[end(1, 0, 3)], &[end(1, 2, 0)], &[json!({"event": "end", "changes": 3})]] {
-        assert!(!searched(reports), "{reports:?}");
-    }
+    // Of all runs together.
+    let right = "
+        +event=end remaps={\"a\":1,\"b\":0} changes=3
+        +event=end remaps={\"a\":0,\"b\":1} changes=0
+        count flush.vmid=1000 flush.whole.pieces=1";
+    let wrong = "
+        1.event=other => not all ways were tried: {\"a\": 0, \"b\": 1}
+        -2 => not all ways were tried
+        1.changes=0 => the readers saw no change: {
+        count flush.vmid=999 flush.whole.pieces=1 => CPUs dropped everything 999 times only
+        count flush.vmid=1000 => 0 flushes of the tag for pieces, and 0 single pages
+        count flush.vmid=1000 flush.whole.pieces=1 flush.pages=1 => and 1 single pages
+        count => there are no counters";
+    stock(Expect::NothingStale, right, wrong);
+    let none = judge(&Outcome::of(DONE), Expect::NothingStale).expect_err("it has not ended");
+    assert!(none.to_string().contains("the hunter did not come to its end"));
 }
 
 #[test]
 fn u50_what_is_not_reported_is_not_taken_for_as_much_as_was_wanted() {
-    let why = |begin: Value, end: Value| {
-        let reports = [begin, end];
-        expect_toggles(&outcome(OFF, &reports)).expect_err("there are no counters").to_string()
-    };
-    let begin = json!({"event": "begin", "toggles": 5, "threads": 2, "passes": 3});
-    let end = json!({"event": "end", "toggles": 5, "passes": 6, "rom_errors": 0, "canary_errors": 0});
-    assert_eq!(why(begin.clone(), end.clone()), "there are no counters", "all else is right");
-    for (in_begin, name) in
-        [(true, "toggles"), (true, "threads"), (true, "passes"), (false, "toggles"), (false, "passes")]
-    {
-        let (mut begin, mut end) = (begin.clone(), end.clone());
-        if in_begin { &mut begin } else { &mut end }.as_object_mut().expect("one").remove(name);
-        let found = why(begin, end);
-        assert!(found.contains(name) && found.contains("reported"), "{name}: {found}");
-    }
-    for (name, value) in [("toggles", 4), ("passes", 5), ("rom_errors", 1), ("canary_errors", 1)] {
-        let mut end = end.clone();
-        end[name] = value.into();
-        assert_ne!(why(begin.clone(), end), "there are no counters", "{name}");
-    }
+    let right = "
+        +event=begin toggles=5 threads=2 passes=3
+        +event=end toggles=5 passes=6 rom_errors=0 canary_errors=0
+        count slots.changes=10";
+    let wrong = "
+        -1 => mmtest did not begin
+        -2 => mmtest did not come to its end
+        1.toggles=null => no number of toggles is reported: {
+        1.threads=null => no number of threads is reported
+        1.passes=null => no number of passes is reported
+        2.toggles=null => no number of toggles is reported
+        2.passes=null => no number of passes is reported
+        2.toggles=4 => 4 toggles instead of 5
+        2.passes=5 => 5 passes instead of 6
+        2.rom_errors=1 => 1 rom_errors
+        2.canary_errors=null => null canary_errors
+        count slots.changes=9 => 9 changes of the guest's memory for 5 toggles
+        count => there are no counters";
+    stock(Expect::Intact, right, wrong);
+    let (_, names) = LOOPS.split_once(" in ").expect("names follow");
+    let names = names.split(';').next().unwrap_or_default().split(' ');
+    let loops = names
+        .map(|name| format!("+event=end workload=loops loop={name} rounds_total=800 damaged=false ns=1\n"));
+    let right =
+        format!("+event=end workload=mixed tasks=4 damaged=false ns=1\n{}", loops.collect::<String>());
+    let wrong = "
+        -2 => 8 loops have ended instead of 9
+        2.loop=other => there is no loop other
+        2.loop=null => a loop has no name
+        2.rounds_total=799 => page_fault made 799 rounds
+        2.damaged=true => damage was found: {
+        2.ns=0 => it took no time: {
+        1.workload=other => the mixed run did not come to its end
+        1.tasks=3 => 3 tasks instead of 4
+        1.damaged=null => damage was found";
+    stock(Expect::Loops, &right, wrong);
 }
 
 #[test]
-fn u50_without_counters_nothing_that_is_counted_is_as_expected() {
-    let end = json!({"event": "end", "tlb_ipis": 0});
-    let outcome = outcome(OFF, &[end]);
-    assert!(expect_generations(&outcome).is_err() && expect_pieces(&outcome).is_err());
-    assert!(expect_few_lost(&outcome).is_err() && expect_tlb_ipis(&outcome, false).is_err());
-    assert!(expect_date(&outcome).is_err() && expect_loops(&outcome).is_err());
-    assert!(expect_stolen(&outcome, 1).is_err());
+fn u50_flushes_lost_kicks_and_stolen_time_are_counted() {
+    let thrash = "
+        -1 => thrash did not come to its end
+        1.tlb_ipis=null => thrash did not count TLB IPIs
+        count => there are no counters\n";
+    let wrong = "
+        1.tlb_ipis=0 => no TLB IPIs were sent
+        count flush.lists=1 => 1 flush hypercalls in spite of the missing hint";
+    stock(Expect::TlbIpis(true), "+event=end tlb_ipis=7\ncount flush.kicks=1", &(thrash.to_owned() + wrong));
+    let wrong = "
+        1.tlb_ipis=1 => 1 TLB IPIs in spite of the hypercalls
+        count exit.io=1000000 => no flush hypercalls either\n";
+    let all = thrash.to_owned() + wrong;
+    stock(Expect::TlbIpis(false), "+event=end tlb_ipis=0\ncount flush.lists=1", &all);
+    let right = "+event=end tlb_ipis=0\ncount exit.io=1000000 flush.lists=1 kick.late=300 kick.again=1000";
+    let wrong = "
+        count flush.lists=1 exit.io=10000 => 10000 exits tell nothing
+        count flush.lists=1 exit.io=1000000 kick.late=301 => in 1000000 exits the tick brought 301 kicks
+        count flush.lists=1 exit.io=1000000 kick.late=1 kick.missing=300 => found work 300 times
+        count flush.lists=1 exit.io=1000000 kick.again=1001 => exits all CPUs were kicked again 1001 times";
+    stock(Expect::FewLost, right, &(all + wrong));
+    let right = "+event=stat busy=10 stolen=10\n+event=stat busy=40 stolen=100\ncount sched.steal=1000";
+    let wrong = "
+        -2 => 1 reports of times instead of two
+        2.busy=29 => 19 hundredths of a second of work prove nothing
+        2.stolen=69 => 1.97 times the work was stolen: (
+        2.stolen=161 => 5.03 times the work was stolen
+        count sched.steal=900 => 100 hundredths were stolen, and 90.0 are counted
+        count sched.steal=1200 => 100 hundredths were stolen, and 120.0 are counted";
+    stock(Expect::Stolen, right, wrong);
+    let judged =
+        judge_stock(&Outcome::of(&(DONE.to_owned() + right)), Expect::Stolen, &Switches::default(), None);
+    assert!(judged.is_err_and(|error| error.to_string() == "the hypervisor's clock has no rate"));
+}
+
+#[test]
+fn u50_a_flood_is_bounded_and_none_of_it_is_taken_for_the_hypervisors() {
+    let kept = "(100000 bytes before this are not kept)";
+    let right = format!("console {kept} {FLOOD_CLAIM}\ndropped {FLOOD_REPORTS}");
+    let (long, most) = ("x".repeat(1 << 18), FLOOD_REPORTS - 2);
+    let wrong = format!(
+        "console {long} => bytes of the console are kept
+        console {FLOOD_CLAIM} => it is not said that some are missing
+        console {kept} => the guest's last line is not on its console
+        log {FLOOD_CLAIM} => the guest's line is in the hypervisor's log
+        dropped 0 => 1 reports are kept, and 0 are not
+        dropped {most} => not, and some are lost"
+    );
+    stock(Expect::Flood, &right, &wrong);
+}
+
+#[test]
+fn u50_bare_guests_pass_by_their_own_word_alone() {
+    let all = format!(
+        "log {} => the hypervisor's log has 32769 bytes\nend Panic => ended by\n",
+        "x".repeat((32 << 10) + 1)
+    );
+    let passed = "+test=a result=pass\n+test=c result=pass";
+    let probe = |end| move |it: &Outcome| judge_probe(it, "a count=3", end);
+    let wrong = "0.result=fail => the guest says:\n0.test=d => there is no report of a";
+    refuses(probe(ProbeEnd::Passed), passed, &(all.clone() + wrong));
+    refuses(probe(ProbeEnd::AllPassed), passed, &(all.clone() + "1.result=maybe => the guest says:"));
+    assert!(probe(ProbeEnd::AllPassed)(&Outcome::of("")).is_err(), "the guest ran no test");
+    let wrong = "0.result=pass => the guest has not noticed it: {\n-0 => there is no report of a";
+    refuses(probe(ProbeEnd::Failed(2, 2)), "+test=a result=fail", &(all.clone() + wrong));
+    let wrong = "end off => ended by Hypervisor(GuestPowerOff)\nlog none => the log has no registers";
+    refuses(probe(ProbeEnd::Ended(ExitCode::GuestReset)), "end GuestReset\nlog   rax 0x1", wrong);
+    let hostile =
+        |end| move |it: &Outcome| judge_hostile(it, &Hostile { test: "a words", vcpus: 1, cpus: 1, end });
+    let wrong = "1.result=fail => the guest says: c: {\n0.test=d => no report of a";
+    refuses(hostile(ExitCode::GuestPowerOff), passed, &(all.clone() + wrong));
+    refuses(hostile(ExitCode::GuestOutOfTables), "end GuestOutOfTables", "end off => ended by");
+    let stopped = "end stopped\ncount slots.changes=5";
+    let siege = |it: &Outcome| judge_siege(it, &[(Counter::SlotChanges, 5)]);
+    refuses(siege, stopped, &(all + "count slots.changes=4 => slots.changes is 4, below 5"));
+    let wrong = "
+        end Panic => ended by
+        +event=wrong => the guest says: {
+        count slots.changes=4 => the guest's ROM came and went 4 times
+        count => there are no counters";
+    refuses(|it| judge_talk(it, true), stopped, wrong);
+    refuses(|it| judge_talk(it, false), "end stopped", "");
+}
+
+#[test]
+fn u50_a_kernel_passes_each_check_of_the_battery() {
+    let kernel = Kernel { from: From::Backports, release: "6.12.", page_bytes: 4096 };
+    let checks = CHECKS.map(|name| format!("\n+event=check check={name} ok=true why=b")).concat();
+    let wrong = "
+        -0 => the battery did not begin
+        0.kernel=6.1.0 => the kernel is 6.1.0, not 6.12.
+        0.page_bytes=16384 => its pages have 16384 bytes
+        -1 => there is a report of \"fork\" instead of mmap
+        -7 => there is no report of
+        +event=check => there are more checks than are known
+        1.ok=false => mmap: \"b\"
+        1.ok=null => mmap: \"b\"";
+    let right = format!("+event=begin kernel=6.12.1 page_bytes=4096{checks}");
+    refuses(|it| expect_battery(it, &kernel), &right, wrong);
+}
+
+#[test]
+fn u50_the_tool_ends_with_its_status_and_says_why() {
+    let why = |raw, text: &str| {
+        let (status, stderr) = (ExitStatus::from_raw(raw), text.as_bytes().to_vec());
+        judge_tool(&Output { status, stdout: Vec::new(), stderr }, 7, "not so")
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(why(7 << 8, "why not so"), Ok(()));
+    let is = |why: Result<(), String>, words: &str| why.is_err_and(|why| why.starts_with(words));
+    assert!(is(why(0, "not so"), "ended with status 0 instead of status 7"));
+    assert!(is(why(9, "not so"), "ended with signal 9 instead of status 7"));
+    assert!(is(why(7 << 8, "so"), "the message is not 'not so' but:\nso"));
+}
+
+#[test]
+fn u50_tlbchecks_rows_pass_or_notice_what_was_planted() {
+    const ALL: [Verdict; 10] = [Verdict::Pass; 10];
+    let judged = |check: &Check, is_wrong, results: &[Verdict]| {
+        let row = |(index, result): (usize, &Verdict)| check::Row {
+            row: format!("row-{index}"),
+            subject: "quell",
+            result: *result,
+            why: "b".to_owned(),
+        };
+        let rows: Vec<_> = results.iter().enumerate().map(row).collect();
+        judge_check(&rows, check, is_wrong).map_err(|error| error.to_string())
+    };
+    let with = |index: usize, result| {
+        ALL.iter()
+            .enumerate()
+            .map(move |(at, all)| if at == index { result } else { *all })
+            .collect::<Vec<_>>()
+    };
+    let clean = Check { may_skip: Some(&["row-9"]), ..Check::all(On::Quell) };
+    let caught = Check { rows: Some("row-*"), ..Check::all(On::Quell) };
+    for (check, is_wrong, results, words) in [
+        (&clean, false, ALL.to_vec(), ""),
+        (&clean, false, with(8, Verdict::Fail), "these fail:\nrow-8: b"),
+        (&clean, false, with(8, Verdict::Skip), "these are skipped:\nrow-8: b"),
+        (&clean, false, with(9, Verdict::Skip), "only 9 rows pass"),
+        (&clean, false, Vec::new(), "only 0 rows pass"),
+        (&caught, true, with(0, Verdict::Fail), ""),
+        (&caught, true, with(0, Verdict::Skip), "none of the rows row-* fails"),
+        (&caught, false, ALL[..1].to_vec(), ""),
+        (&caught, false, vec![Verdict::Skip], "only 0 rows pass"),
+        (&caught, false, with(0, Verdict::Fail), "these fail:\nrow-0: b"),
+    ] {
+        assert_eq!(judged(check, is_wrong, &results).err().unwrap_or_default(), words, "{results:?}");
+    }
 }

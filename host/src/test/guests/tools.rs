@@ -1,22 +1,20 @@
 //! tlbcheck, bootable images, and the host tool itself.
 
-use super::expect::with_console;
+use super::expect::{judge_check, judge_tool, with_console};
 use super::{BOOT_TIMEOUT, Lab};
-use crate::check::{self, Verdict};
+use crate::check;
 use crate::cli::ImageArgs;
 use crate::image::{self, Entry};
 use crate::machine::bochs::Complaints;
-use crate::machine::emulator::{self, describe};
+use crate::machine::emulator;
 use crate::machine::spec::Payload;
-use crate::run::tail;
 use crate::test::checks::Check;
 use crate::test::prelude::*;
 use std::env;
 use std::fs::File;
 
-/// Longest time for a run of tlbcheck, and how many rows pass at least without a defect.
+/// Longest time for a run of tlbcheck.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(180);
-const ROWS_MIN: usize = 10;
 
 /// Status of `quell run` when its time is over.
 const TIMED_OUT: i32 = 124;
@@ -45,27 +43,9 @@ impl Lab<'_> {
             Err(error) if is_wrong && error.is::<Complaints>() => return Ok(()),
             run => run?,
         };
-        self.hung.set(matches!(outcome.end, End::TimedOut));
-        check::ended(&outcome)?;
-        let of = |verdict| rows.iter().filter(move |row| row.result == verdict);
-        if let Some(may_skip) = check.may_skip {
-            let may = |row: &check::Row| may_skip.iter().any(|beginning| row.row.starts_with(beginning));
-            let skipped: Vec<_> = of(Verdict::Skip).filter(|row| !may(row)).map(|row| &*row.row).collect();
-            ensure!(skipped.is_empty(), "these are skipped: {}", skipped.join(", "));
-        }
-        match (check.rows, is_wrong) {
-            (Some(wanted), true) => {
-                ensure!(of(Verdict::Fail).next().is_some(), "none of the rows {wanted} fails");
-            }
-            (wanted, _) => {
-                let failed: Vec<_> =
-                    of(Verdict::Fail).map(|row| format!("{}: {}", row.row, row.why)).collect();
-                ensure!(failed.is_empty(), "these fail:\n{}", failed.join("\n"));
-                let least = if wanted.is_some() { 1 } else { ROWS_MIN };
-                ensure!(of(Verdict::Pass).count() >= least, "only {} rows pass", of(Verdict::Pass).count());
-            }
-        }
-        Ok(())
+        let outcome = self.ended(outcome);
+        check::ended(&outcome, &rows)?;
+        judge_check(&rows, check, is_wrong)
     }
 
     pub(in crate::test) fn disc(
@@ -88,14 +68,10 @@ impl Lab<'_> {
         image::make(&args, None)?;
         let mut spec = image::spec(platform, &args.output, uefi)?;
         spec.timeout = Some(BOOT_TIMEOUT);
-        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
-        self.hung.set(matches!(outcome.end, End::TimedOut));
+        let outcome = self.alone(&spec)?;
         with_console(&outcome, || {
             ensure!(outcome.console.contains(shows), "the console does not show '{shows}'");
-            match outcome.end {
-                End::PowerOff | End::Hypervisor(ExitCode::GuestPowerOff) => Ok(()),
-                end => bail!("the machine ended with {end:?}"),
-            }
+            outcome.ended_by(&[End::PowerOff, OFF])
         })
     }
 
@@ -106,17 +82,14 @@ impl Lab<'_> {
         let payload = Payload::Bare { kernel, initrd: None, cmdline: cmdline.to_owned() };
         let mut spec = Spec::new(Platform::X86_64, payload, 2, 256 * MIB);
         spec.timeout = Some(BOOT_TIMEOUT);
-        let outcome = Machine::start(&spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?;
-        self.hung.set(matches!(outcome.end, End::TimedOut));
-        check::ended(&outcome)?;
+        let outcome = self.alone(&spec)?;
+        let rows: Vec<_> = outcome.reports.iter().filter_map(|report| check::row(report, "bare")).collect();
+        check::ended(&outcome, &rows)?;
+        judge_check(&rows, &Check { rows: Some(""), ..Check::all(check::On::Bare) }, false)?;
         with_console(&outcome, || {
-            let said =
-                |event: &str, key: &str| outcome.report(event).map_or(Value::Null, |said| said[key].clone());
-            ensure!(said("start", "protocol") == "linux", "the protocol is {}", said("start", "protocol"));
-            ensure!(said("start", "processors") == 2, "{} processors", said("start", "processors"));
-            ensure!(said("end", "failed") == 0, "{} rows fail", said("end", "failed"));
-            ensure!(said("end", "passed").as_u64() > Some(0), "no row passes");
-            ensure!(outcome.end == End::PowerOff, "the machine ended with {:?}", outcome.end);
+            let said = |key: &str| outcome.report("start").map_or(Value::Null, |said| said[key].clone());
+            ensure!(said("protocol") == "linux", "the protocol is {}", said("protocol"));
+            ensure!(said("processors") == 2, "{} processors", said("processors"));
             Ok(())
         })
     }
@@ -145,14 +118,7 @@ impl Lab<'_> {
             command.args(emulator::wanted().arguments());
         }
         let output = command.args(args).stdin(Stdio::null()).output()?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        if output.status.code() != Some(status) {
-            self.hung.set(output.status.code() == Some(TIMED_OUT));
-            let said = String::from_utf8_lossy(&output.stdout);
-            let ended = describe(output.status);
-            bail!("ended with {ended} instead of status {status}:\n{}\n{}", tail(&said), tail(&errors));
-        }
-        ensure!(errors.contains(message), "the message is not '{message}' but:\n{}", tail(&errors));
-        Ok(())
+        self.hung.set(output.status.code() == Some(TIMED_OUT) && status != TIMED_OUT);
+        judge_tool(&output, status, message)
     }
 }

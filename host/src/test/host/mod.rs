@@ -159,7 +159,7 @@ impl Step {
     /// What counts as passed and failed. The printed results are believed about failures only: a
     /// binary that crashes, or does not compile, prints none, and its test is one that failed.
     fn verdict(&self, has_succeeded: bool, reading: &Reading) -> Tally {
-        let mut tally = reading.tally;
+        let mut tally = Tally { rows: 1, ..reading.tally };
         tally.failed += reading.unfinished;
         if !self.is_test() && has_succeeded {
             tally.passed = 1;

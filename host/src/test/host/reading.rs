@@ -37,7 +37,7 @@ impl Reading {
             self.unfinished = self.unfinished.saturating_sub(1);
             // One that is ignored has shown nothing.
             let failed = count("failed") + count("ignored");
-            self.tally.add(Tally { passed: count("passed"), failed, second: 0 });
+            self.tally.add(Tally { passed: count("passed"), failed, ..Tally::default() });
         }
         self.lines.push(line);
     }

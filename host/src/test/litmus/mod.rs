@@ -134,15 +134,19 @@ fn judge(herd: &LinkedProgram, directory: &Path, tests: &[String]) -> Result<Vec
     }
     let output = command.stdin(Stdio::null()).output().context("cannot start herd7")?;
     let said = String::from_utf8_lossy(&output.stdout);
-    let verdict = |(index, text): (usize, &String)| {
-        let line = said.lines().find_map(|line| line.strip_prefix(&format!("Observation t{index} ")));
-        match line.and_then(|line| line.split(' ').next()) {
-            Some("Never") => Ok(false),
-            Some("Sometimes" | "Always") => Ok(true),
-            _ => bail!("herd7 does not answer: {}\n{text}", String::from_utf8_lossy(&output.stderr)),
-        }
-    };
+    let why = |text: &String| format!("{}\n{text}", String::from_utf8_lossy(&output.stderr));
+    let verdict = |(index, text)| verdict(&said, index).with_context(|| why(text));
     tests.iter().enumerate().map(verdict).collect()
+}
+
+/// Whether the outcome of the test with this number is possible, by what the model says.
+fn verdict(said: &str, index: usize) -> Result<bool> {
+    let line = said.lines().find_map(|line| line.strip_prefix(&format!("Observation t{index} ")));
+    match line.and_then(|line| line.split(' ').next()) {
+        Some("Never") => Ok(false),
+        Some("Sometimes" | "Always") => Ok(true),
+        _ => bail!("herd7 does not answer"),
+    }
 }
 
 #[cfg(test)]
@@ -160,6 +164,15 @@ mod tests {
         assert_eq!(recorded[0], page);
         assert_eq!(recorded[2], page.replace("IPAS2", "RIPAS2"));
         assert_eq!(recorded[1], page.replacen(";", "; MSR VTTBR_EL2,ours; ISB;", 1));
+    }
+
+    #[test]
+    fn the_model_answers_each_test_or_has_not_answered() {
+        let said = "Observation t1 Never 0 4\nObservation t10 Always 4 0\nObservation t2 Sometimes 1 3\n";
+        let verdict = |index| verdict(said, index).map_err(|error| error.to_string());
+        assert_eq!([1, 2, 10].map(verdict), [Ok(false), Ok(true), Ok(true)]);
+        assert_eq!(verdict(0), Err("herd7 does not answer".to_owned()));
+        assert!(super::verdict("Observation t0 Perhaps", 0).is_err());
     }
 
     #[test]

@@ -120,7 +120,8 @@ pub(super) fn test(
         .with_context(|| format!("cannot write {}", path.display()))?;
     running.end(true, &format!("{}", path.display()), "");
     let passed = table(&done, &tree);
-    Ok(verdict(Tally { passed: passed.0, failed: passed.1, second: 0 }, signals))
+    let tally = Tally { passed: passed.0, failed: passed.1, rows: done.len(), ..Tally::default() };
+    Ok(verdict(tally, total, signals))
 }
 
 /// Names of mutants that change nothing that a test could see.
@@ -149,21 +150,12 @@ fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tri
 
 /// Prints survivors and the table; how many rooms have their share, and how many do not.
 fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
-    let mut table = comfy_table::Table::new();
-    table.set_header([
-        "room",
-        "mutants",
-        "tried",
-        "killed",
-        "survived",
-        "not reached",
-        "killed of 100",
-        "due",
-    ]);
-    let mut passed = (0, 0);
+    let header = ["room", "mutants", "tried", "killed", "survived", "not reached", "killed of 100", "due"];
+    let (mut rows, mut passed) = (Vec::new(), (0, 0));
     for (index, (room, due)) in ROOMS.iter().enumerate() {
         let tried: Vec<_> = done.iter().filter(|tried| tried.room == index).collect();
-        if tried.is_empty() {
+        let all = tree.mutants().filter(|(_, source, _)| source.room == index).count();
+        if all == 0 {
             continue;
         }
         for tried in tried.iter().filter(|tried| !matches!(tried.outcome, Outcome::Killed(_))) {
@@ -174,20 +166,36 @@ fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
         let count =
             |outcome: fn(&Outcome) -> bool| tried.iter().filter(|tried| outcome(&tried.outcome)).count();
         let killed = count(|outcome| matches!(outcome, Outcome::Killed(_)));
-        let has_share = killed * 100 >= due * tried.len();
-        passed = if has_share { (passed.0 + 1, passed.1) } else { (passed.0, passed.1 + 1) };
-        let all = tree.mutants().filter(|(_, source, _)| source.room == index).count();
+        passed = if has_share(killed, tried.len(), *due) {
+            (passed.0 + 1, passed.1)
+        } else {
+            (passed.0, passed.1 + 1)
+        };
         let numbers = [
             all,
             tried.len(),
             killed,
             count(|outcome| *outcome == Outcome::Survived),
             count(|outcome| *outcome == Outcome::NotReached),
-            killed * 100 / tried.len(),
+            killed * 100 / tried.len().max(1),
             *due,
         ];
-        table.add_row([(*room).to_owned()].into_iter().chain(numbers.map(|number| number.to_string())));
+        let row = [(*room).to_owned()].into_iter().chain(numbers.map(|number| number.to_string()));
+        rows.push(row.collect::<Vec<_>>());
     }
-    println!("{table}");
+    println!("{}", crate::table::table(header, rows));
     passed
+}
+
+/// Whether some of a room's mutants were tried, and so many of a hundred of these were killed.
+const fn has_share(killed: usize, tried: usize, due: usize) -> bool {
+    tried != 0 && killed * 100 >= due * tried
+}
+
+#[test]
+fn a_room_without_its_share_has_failed_and_so_has_one_of_which_nothing_was_tried() {
+    let cases = [(9, 10, true), (90, 100, true), (89, 100, false), (8, 10, false), (0, 0, false)];
+    cases
+        .iter()
+        .for_each(|&(killed, tried, is_good)| assert_eq!(has_share(killed, tried, 90), is_good, "{killed}"));
 }

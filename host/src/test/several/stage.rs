@@ -339,25 +339,21 @@ impl Stage<'_> {
     }
 
     pub(super) fn finish(self) -> Result<Ended> {
-        let Self { mut machine, heard, hung, log, .. } = self;
+        let Self { mut machine, heard, hung, .. } = self;
         let reads = Rc::clone(&heard);
         machine.watch(PERIOD, move |_| reads.borrow_mut().read());
         let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
         hung.set(outcome.end == End::TimedOut);
         heard.borrow_mut().read()?;
-        // What a guest says when it crashes is in the log, too.
-        let log = fs::read_to_string(log).context("cannot read the hypervisor's log")?;
-        ensure!(!log.contains("quell: panic"), "the hypervisor's log ends with:\n{}", tail(&log));
         Ok(Ended { outcome, heard })
     }
 }
 
 impl Ended {
     pub(super) fn ended_by(&self, code: ExitCode) -> Result<()> {
-        let is_so = self.outcome.end == End::Hypervisor(code);
-        let ends = || self.heard.borrow().ends();
-        ensure!(is_so, "the run ended by {:?} instead of {code:?}\n{}", self.outcome.end, ends());
-        Ok(())
+        let ended = self.outcome.ended_by(&[End::Hypervisor(code)]);
+        ended
+            .with_context(|| format!("{}\nthe log:\n{}", self.heard.borrow().ends(), tail(&self.outcome.log)))
     }
 
     /// What the console of the last guest of this name has shown.

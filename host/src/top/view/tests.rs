@@ -102,6 +102,21 @@ fn sizes_of_any_kind_are_drawn() {
 }
 
 #[test]
+fn much_stolen_time_alone_is_highlighted() {
+    let of = |title: &str, value| {
+        let column = COLUMNS.iter().find(|column| column.title == title).expect("is one");
+        figure(value, column)
+    };
+    let (dim, plain, red) = (Style::new().dim(), Style::new(), Style::new().bold().red());
+    assert_eq!(of("steal", 0.0), cell("·".to_owned(), dim));
+    assert_eq!(
+        [49.0, 50.0].map(|value| of("steal", value)),
+        [(49.0, plain), (50.0, red)].map(|(value, style)| cell(short(value), style))
+    );
+    assert_eq!(of("exits", 50.0), cell(short(50.0), plain));
+}
+
+#[test]
 fn colours_are_left_out_where_they_are_not_wanted() {
     let (_machine, mut app) = watched();
     app.life = Life::Ended;
