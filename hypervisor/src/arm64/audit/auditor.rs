@@ -46,13 +46,15 @@ struct Left {
     registers: Option<[u64; Register::ALL.len()]>,
     /// None likewise.
     float: Option<FloatState>,
+    /// The registers are those of a reset: times are the guest's, not the machine's.
+    has_started: bool,
 }
 
 #[cfg(any(test, feature = "audit"))]
 impl Auditor {
     /// For a vCPU that has never run. If `reaches_all`, its local invalidations are broadcast.
     pub fn new(index: u32, reaches_all: bool) -> Self {
-        let left = Left { registers: None, float: Some(FloatState::default()) };
+        let left = Left { registers: None, float: Some(FloatState::default()), has_started: true };
         let mut auditor = Self { books: VcpuBooks::new(index, reaches_all), left: Box::new(left) };
         auditor.start();
         auditor
@@ -66,14 +68,14 @@ impl Auditor {
 
     /// The vCPU has other registers than those with which it left.
     pub fn forget(&mut self) {
-        *self.left = Left { registers: None, float: None };
+        *self.left = Left { registers: None, float: None, has_started: false };
     }
 
     /// The vCPU starts as after power-on.
     pub fn start(&mut self) {
         let mut registers = [0; Register::ALL.len()];
         registers.iter_mut().zip(Register::ALL).for_each(|(value, register)| *value = register.at_reset());
-        self.left.registers = Some(registers);
+        (self.left.registers, self.left.has_started) = (Some(registers), true);
     }
 
     /// The vCPU's registers are about to be saved.
@@ -83,7 +85,7 @@ impl Auditor {
         {
             *value = P::read(register);
         }
-        self.left.registers = Some(registers);
+        (self.left.registers, self.left.has_started) = (Some(registers), false);
         P::save_float(self.left.float.insert(FloatState::default()));
     }
 
@@ -97,16 +99,22 @@ impl Auditor {
         });
         let checked = check_controls::<A>(controls)
             .and_then(|()| check_own::<A>(vm, expected))
-            .and_then(|()| self.check_left::<A>())
+            .and_then(|()| self.check_left::<A>(vm.clock.base()))
             .and_then(|()| self.books.check(&books, is, should));
         if let Err(finding) = checked {
             panic!("audit: {finding}");
         }
     }
 
-    /// Compares what is switched with the vCPU, once after each time that it arrives.
-    fn check_left<P: Processor>(&mut self) -> Result<(), Finding> {
-        if let Some(registers) = self.left.registers.take() {
+    /// Compares what is switched with the vCPU, once after each time that it arrives. Its guest's
+    /// counter is by `base` ahead of the machine's.
+    fn check_left<P: Processor>(&mut self, base: u64) -> Result<(), Finding> {
+        if let Some(mut registers) = self.left.registers.take() {
+            if self.left.has_started {
+                // The guest's time 0, by the machine's counter; before that counter's 0 it is 0.
+                let behind = base.cast_signed().min(0).unsigned_abs();
+                registers[Register::PhysicalValue as usize] = behind;
+            }
             for (should, &register) in registers.iter().zip(Register::ALL) {
                 if is_there::<P>(register) && register != Register::Vmpidr {
                     let fixed = if *should == register.at_reset() { audit::fixed(register) } else { 0 };
@@ -237,11 +245,11 @@ mod tests {
                 MockArm64::write(register, register.at_reset() ^ 1 << bit);
                 let finds = is_there::<MockArm64>(register) && audit::lasting(register) >> bit & 1 != 0;
                 let finds_fixed = finds && audit::fixed(register) >> bit & 1 == 0;
-                let found = auditor.check_left::<MockArm64>().is_err();
+                let found = auditor.check_left::<MockArm64>(0).is_err();
                 assert_eq!(found, finds_fixed, "{register:?}, bit {bit}");
                 auditor.leave::<MockArm64>();
                 MockArm64::write(register, register.at_reset());
-                assert_eq!(auditor.check_left::<MockArm64>().is_err(), finds, "{register:?}, bit {bit}");
+                assert_eq!(auditor.check_left::<MockArm64>(0).is_err(), finds, "{register:?}, bit {bit}");
             }
         }
     }

@@ -75,6 +75,15 @@ fn u61_two_vcpus_of_different_settings_take_turns() {
 }
 
 #[test]
+fn m4_a_vcpu_starts_ahead_of_its_machine_and_behind_it() {
+    for base in [114, -114] {
+        let vm = machine("vcpus=2").machine();
+        vm.clock.set(&vm.host.wall, 0, base as u64, 0);
+        turn(vm, 0, 0, &mut workspace(0), |context| assert!(enter(context)));
+    }
+}
+
+#[test]
 fn u61_a_register_that_is_not_written_is_found() {
     let hold = |stuck: Stuck| find(move || hardware(|hardware| hardware.stuck = Some(stuck)));
     for &register in Register::ALL {
