@@ -29,8 +29,8 @@ impl Lab<'_> {
         (0..times).try_for_each(|_| self.second_kernel(case, true))
     }
 
-    /// A kernel does everything that [`CHECKS`] names, with data checks. It patches its code, so an
-    /// emulator that stays with old code is replaced.
+    /// A kernel does everything that [`CHECKS`](crate::test::kernels::CHECKS) names, with data
+    /// checks. It patches its code, so an emulator that stays with old code is replaced.
     pub(in crate::test) fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
         let arch = case.platform.arch();
         if !emulator::version(arch)?.notices_changed_code() {
