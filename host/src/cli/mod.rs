@@ -174,6 +174,10 @@ pub(crate) struct TestArgs {
     /// Changes to try in each directory
     #[arg(long, value_name = "N", default_value_t = 300, requires = "mutants")]
     pub(crate) sample: usize,
+    /// Try each change with all tests that get there, and name those that find nothing which others
+    /// do not find
+    #[arg(long, requires = "mutants")]
+    pub(crate) redundant: bool,
     /// Run only tests whose name contains this text, or one of several texts separated by commas
     #[arg(long, value_name = "TEXT")]
     pub(crate) filter: Option<String>,
@@ -184,7 +188,7 @@ pub(crate) struct TestArgs {
     /// Print the tests' names instead of running them
     #[arg(long)]
     pub(crate) list: bool,
-    /// Run the tests that search for failures for longer: some more minutes in total
+    /// Run the tests that search for failures for longer, and try changes in all directories: hours
     #[arg(long)]
     pub(crate) long: bool,
     /// Run each test that boots machines this often

@@ -95,7 +95,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
             && args.filter.as_ref().is_none_or(|texts| texts.split(',').any(|text| name.contains(text)))
     };
     if let Some(room) = &args.mutants {
-        return mutants::test(args.list, args.sample, &|name: &str| name.contains(room), signals);
+        return mutants::test(args, room, signals);
     }
     if args.list {
         let names = host::STEPS.iter().map(|step| (step.name, step.about));
@@ -134,7 +134,11 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         Ok::<_, anyhow::Error>(())
     })?;
     drop(progress);
-    Ok(verdict(total, count, signals))
+    let status = verdict(total, count, signals);
+    if status != 0 || !args.long || !wanted("mutants") {
+        return Ok(status);
+    }
+    mutants::try_some(signals)
 }
 
 /// The default number of concurrent tests: as many as there are CPUs, up to a number at which

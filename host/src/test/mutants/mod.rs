@@ -11,11 +11,12 @@ mod tree;
 
 use super::progress::ProgressView;
 use super::{Queue, Tally, verdict};
+use crate::cli::TestArgs;
 use crate::machine::signals::Signals;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
-use runs::{Outcome, Tests, on_all_cpus};
-use std::collections::BTreeSet;
+use runs::{Outcome, Test, Tests, on_all_cpus};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Mutex;
 use tree::Tree;
@@ -73,18 +74,31 @@ struct Tried {
     outcome: Outcome,
 }
 
-/// Tries `sample` mutants of each room that is `wanted`; the status is 1 if fewer than its share
+/// Mutants of each room that a long run of all tests tries.
+const SAMPLE_OF_LONG_RUN: usize = 20;
+
+/// Tries a sample of a long run; the status is that of `test`.
+pub(super) fn try_some(signals: &Signals) -> Result<u8> {
+    try_rooms(SAMPLE_OF_LONG_RUN, false, &|_| true, signals)
+}
+
+/// Tries mutants of each room whose name contains `wanted`; the status is 1 if fewer than its share
 /// are killed in one.
-pub(super) fn test(
-    list: bool,
-    sample: usize,
-    wanted: &impl Fn(&str) -> bool,
-    signals: &Signals,
-) -> Result<u8> {
-    if list {
+pub(super) fn test(args: &TestArgs, wanted: &str, signals: &Signals) -> Result<u8> {
+    let wanted = |room: &str| room.contains(wanted);
+    if args.list {
         ROOMS.iter().filter(|(room, _)| wanted(room)).for_each(|(room, _)| println!("{room}"));
         return Ok(0);
     }
+    try_rooms(args.sample, args.redundant, &wanted, signals)
+}
+
+fn try_rooms(
+    sample: usize,
+    redundant: bool,
+    wanted: &impl Fn(&str) -> bool,
+    signals: &Signals,
+) -> Result<u8> {
     let progress = ProgressView::new();
     let running = progress.begin("mutants");
     let rooms = ROOMS.map(|(room, _)| wanted(room).then_some(room));
@@ -96,7 +110,7 @@ pub(super) fn test(
     let equal = listed()?;
     let chosen = choose(&tree, sample, &equal);
     let numbers: BTreeSet<_> = chosen.iter().map(|(number, _)| *number).collect();
-    let cache = workspace::target_dir("mutants").join("reached").join(tree.fingerprint());
+    let cache = workspace::target_dir("mutants").join("reached").join(tree::fingerprint(&programs)?);
     let (tests, failed) = Tests::find(programs, &cache, &numbers, &running, signals)?;
     for name in &failed {
         progress.say(&format!("     | fails without a mutant, and is left out: {name}"));
@@ -105,8 +119,8 @@ pub(super) fn test(
     let (queue, done) = (Queue::of(chosen.into_iter().enumerate()), Mutex::new(Vec::new()));
     on_all_cpus(|| {
         while let Some((index, (number, mut tried))) = queue.next(signals) {
-            running.note(format!("{index} of {total} mutants, {} tests", tests.count()));
-            if let Some(outcome) = tests.try_mutant(number, signals)? {
+            running.note(format!("{index} of {total} mutants, {} tests", tests.all().len()));
+            if let Some(outcome) = tests.try_mutant(number, redundant, signals)? {
                 tried.outcome = outcome;
                 done.lock().expect("no panic").push(tried);
             }
@@ -119,6 +133,9 @@ pub(super) fn test(
     fs::write(&path, serde_json::to_string_pretty(&done)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
     running.end(true, &format!("{}", path.display()), "");
+    if redundant {
+        print_redundant(&done, tests.all());
+    }
     let passed = table(&done, &tree);
     let tally = Tally { passed: passed.0, failed: passed.1, rows: done.len(), ..Tally::default() };
     Ok(verdict(tally, total, signals))
@@ -135,10 +152,14 @@ fn listed() -> Result<BTreeSet<String>> {
 /// The mutants to be tried: of each room the same ones each time, in an order that says nothing.
 fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tried)> {
     let mut all: Vec<Vec<_>> = ROOMS.iter().map(|_| Vec::new()).collect();
+    // Of those with one name the first, the second, and so on: no change elsewhere moves them.
+    let mut seen = BTreeMap::<String, usize>::new();
     for (number, source, site) in tree.mutants() {
         let name = tree::name(source, site);
         if !equal.contains(&name) {
-            let order = *blake3::hash(format!("{name} {}", site.wraps[0].range.start).as_bytes()).as_bytes();
+            let before = seen.entry(name.clone()).or_default();
+            let order = *blake3::hash(format!("{name} {before}").as_bytes()).as_bytes();
+            *before += 1;
             let tried = Tried { room: source.room, name, line: site.line, outcome: Outcome::NotReached };
             all[source.room].push((order, number, tried));
         }
@@ -185,6 +206,41 @@ fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
     }
     println!("{}", crate::table::table(header, rows));
     passed
+}
+
+/// Prints the tests that kill no mutant which one of the others does not kill, the slowest first.
+fn print_redundant(done: &[Tried], tests: &[Test]) {
+    let killers = done.iter().filter_map(|tried| match &tried.outcome {
+        Outcome::Killed(tests) => Some(tests.iter().map(String::as_str).collect()),
+        _ => None,
+    });
+    let needed = needed(killers.collect());
+    let mut others: Vec<_> = tests.iter().filter(|test| !needed.contains(test.name.as_str())).collect();
+    others.sort_by_key(|test| std::cmp::Reverse(test.time));
+    for test in &others {
+        println!("kills nothing that others do not kill  {:>6} ms  {}", test.time.as_millis(), test.name);
+    }
+    println!("{} of {} tests kill all", tests.len() - others.len(), tests.len());
+}
+
+/// Names that have one in each of these sets: as few as are found when the one that is in the most
+/// sets is taken first.
+fn needed(mut killers: Vec<BTreeSet<&str>>) -> BTreeSet<&str> {
+    let mut needed = BTreeSet::new();
+    loop {
+        killers.retain(|set| set.is_disjoint(&needed));
+        let mut counts = BTreeMap::new();
+        killers.iter().flatten().for_each(|name| *counts.entry(*name).or_insert(0) += 1);
+        let Some((name, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return needed };
+        needed.insert(name);
+    }
+}
+
+#[test]
+fn a_test_is_needed_if_it_kills_what_no_other_kills() {
+    let all = [&["a", "b"][..], &["b", "c"], &["d"], &["b", "d"]];
+    let killers = all.iter().map(|names| names.iter().copied().collect()).collect();
+    assert_eq!(needed(killers).into_iter().collect::<Vec<_>>(), ["b", "d"]);
 }
 
 /// Whether some of a room's mutants were tried, and so many of a hundred of these were killed.

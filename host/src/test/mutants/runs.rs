@@ -32,7 +32,7 @@ const ENVIRONMENT: [(&str, &str); 3] = [
 pub(super) struct Test {
     program: usize,
     pub(super) name: String,
-    time: Duration,
+    pub(super) time: Duration,
 }
 
 /// What came of a mutant.
@@ -52,9 +52,12 @@ pub(super) struct Tests {
     reaching: BTreeMap<u32, Vec<usize>>,
 }
 
-enum Ran {
-    Passed,
-    Failed(Vec<String>),
+/// What came of a process of tests.
+struct Ran {
+    /// Names of those that failed.
+    failed: Vec<String>,
+    /// Names of those that are over: all, unless one has ended the process.
+    over: BTreeSet<String>,
 }
 
 impl Tests {
@@ -99,26 +102,35 @@ impl Tests {
         Ok((Self { programs, tests, reaching }, failed.into_inner().expect("no panic")))
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.tests.len()
+    /// All, quickest first.
+    pub(super) fn all(&self) -> &[Test] {
+        &self.tests
     }
 
-    /// Runs a mutant against the tests that reach it.
-    pub(super) fn try_mutant(&self, number: u32, signals: &Signals) -> Result<Option<Outcome>> {
+    /// Runs a mutant against the tests that reach it, until one fails, or `to_the_end`.
+    pub(super) fn try_mutant(
+        &self,
+        number: u32,
+        to_the_end: bool,
+        signals: &Signals,
+    ) -> Result<Option<Outcome>> {
         let Some(reaching) = self.reaching.get(&number) else { return Ok(Some(Outcome::NotReached)) };
+        let mut killed = Vec::new();
         for part in self.parts(reaching) {
-            if signals.caught().is_some() {
-                return Ok(None);
-            }
             let program = &self.programs[self.tests[part[0]].program];
-            let names: Vec<_> = part.iter().map(|index| self.tests[*index].name.as_str()).collect();
-            let time = part.iter().map(|index| self.tests[*index].time).sum();
-            if let Ran::Failed(failed) = run(program, &names, &[("QUELL_MUTANT", &number.to_string())], time)?
-            {
-                return Ok(Some(Outcome::Killed(failed)));
+            let mut left: Vec<_> = part.iter().map(|index| &self.tests[*index]).collect();
+            while !left.is_empty() && (to_the_end || killed.is_empty()) {
+                if signals.caught().is_some() {
+                    return Ok(None);
+                }
+                let names: Vec<_> = left.iter().map(|test| test.name.as_str()).collect();
+                let time = left.iter().map(|test| test.time).sum();
+                let ran = run(program, &names, &[("QUELL_MUTANT", &number.to_string())], time)?;
+                left.retain(|test| !ran.over.contains(&test.name));
+                killed.extend(ran.failed);
             }
         }
-        Ok(Some(Outcome::Survived))
+        Ok(Some(if killed.is_empty() { Outcome::Survived } else { Outcome::Killed(killed) }))
     }
 
     /// Tests by process: of one program, quickest first.
@@ -174,7 +186,7 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
         let reached = file.to_string_lossy();
         let ran = run(program, &[name], &[("QUELL_MUTANTS_REACHED", &*reached)], Duration::from_secs(60))?;
         let millis = started.elapsed().as_millis();
-        let text = if matches!(ran, Ran::Passed) { millis.to_string() } else { "failed".to_owned() };
+        let text = if ran.failed.is_empty() { millis.to_string() } else { "failed".to_owned() };
         fs::write(&times, text).with_context(|| format!("cannot write {}", times.display()))?;
     }
     let Ok(millis) = fs::read_to_string(&times)?.parse() else { return Ok(None) };
@@ -213,19 +225,48 @@ fn run(program: &Program, names: &[&str], environment: &[(&str, &str)], usual: D
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     };
-    if status.is_some_and(|status| status.success()) {
-        return Ok(Ran::Passed);
-    }
     let mut text = String::new();
     let mut output = output;
     std::io::Seek::rewind(&mut output)?;
     std::io::Read::read_to_string(&mut output, &mut text).unwrap_or_default();
-    let failed = text.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
-    let mut failed: Vec<_> = failed.map(str::to_owned).collect();
-    if failed.is_empty() {
-        // Its process has ended, or was ended: by the test that had begun.
-        let how = if status.is_some() { "crash" } else { "no end" };
-        failed.push(format!("{how}: {}", names[0]));
+    Ok(read(&text, names, status.is_some_and(|status| status.success())))
+}
+
+/// What a process of the tests `names` has printed. The name of a test is printed before it runs.
+fn read(text: &str, names: &[&str], has_succeeded: bool) -> Ran {
+    let tests = || text.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
+    let of = |name: &str| {
+        let name = name.trim_end_matches(" - should panic");
+        names.contains(&name).then(|| name.to_owned())
+    };
+    let failed = tests().filter(|(_, how)| *how == "FAILED").filter_map(|(name, _)| of(name));
+    // The last one has ended the process, or has no end.
+    let ended = tests().next_back().filter(|(_, how)| how.is_empty()).and_then(|(name, _)| of(name));
+    let over = match &ended {
+        Some(_) => tests().filter_map(|(name, _)| of(name)).collect(),
+        None => names.iter().map(|name| (*name).to_owned()).collect(),
+    };
+    let mut failed: Vec<_> = failed.chain(ended).collect();
+    if !has_succeeded && failed.is_empty() {
+        failed.push(names[0].to_owned());
     }
-    Ok(Ran::Failed(failed))
+    Ran { failed, over }
+}
+
+#[test]
+fn a_test_that_ends_its_process_has_failed_and_those_behind_it_are_not_over() {
+    let names = ["a", "b", "c"];
+    let first = "\nrunning 3 tests\ntest a - should panic ... ok\n";
+    for (text, has_succeeded, failed, expected) in [
+        ("test b ... ok\ntest c ... ok\n\ntest result: ok. 3 passed", true, "", "a b c"),
+        ("test b ... FAILED\ntest c ... ok\n\nfailures:\n", false, "b", "a b c"),
+        ("test b ... ", false, "b", "a b"),
+        ("test b ... FAILED\ntest c ... ", false, "b c", "a b c"),
+        // It does not say where it ended.
+        ("", false, "a", "a b c"),
+    ] {
+        let ran = read(&format!("{first}{text}"), &names, has_succeeded);
+        let over: Vec<_> = ran.over.iter().map(String::as_str).collect();
+        assert_eq!((&*ran.failed.join(" "), &*over.join(" ")), (failed, expected), "{text}");
+    }
 }

@@ -288,18 +288,16 @@ impl Tree {
         let names: Vec<_> = computed.chain(dropped).collect();
         put(&self.dropped_list(), names.join("\n").as_bytes())
     }
+}
 
-    /// Changes with every file of the copy.
-    pub(super) fn fingerprint(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for source in &self.sources {
-            hasher.update(source.text.as_bytes());
-        }
-        for (number, ..) in self.mutants() {
-            hasher.update(&number.to_le_bytes());
-        }
-        hasher.finalize().to_hex().to_string()
+/// Changes with each of the programs: with the code, its tests, and what they are built of.
+pub(super) fn fingerprint(programs: &[Program]) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    for program in programs {
+        let content = fs::read(&program.path);
+        hasher.update(&content.with_context(|| format!("cannot read {}", program.path.display()))?);
     }
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// The name of a function that is called where the compiler computes.
