@@ -206,8 +206,8 @@ where
         }
     }
 
-    /// Nested translations of CPUs are tagged by ASID alone, so no range can be named:
-    /// they drop everything.
+    /// No instruction names a range of nested translations, which are tagged by ASID (SVM) or by
+    /// root (VMX): CPUs drop everything.
     fn flush_space(
         vm: &Vm<Self>,
         _: Invalidation<'_>,
