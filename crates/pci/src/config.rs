@@ -7,7 +7,7 @@ use core::str::FromStr;
 ///
 /// Its text is `00:04.0`: bus and device in hexadecimal, then the function. Parsing takes also the
 /// form with the segment, `0000:00:04.0`.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(u16);
 
 /// A text that is no address of segment 0.

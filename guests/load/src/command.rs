@@ -5,8 +5,6 @@ const WORD: u64 = 8;
 pub use baremetal::pages::PAGE;
 /// Hints without an architectural meaning, which instruction counters use as marks.
 const HINTS: core::ops::RangeInclusive<u64> = 0x60..=0x7f;
-/// The most bytes that guests share.
-const SHARED_MAX: u64 = 64 << 20;
 const SPIN_MAX_MS: u64 = 3_600_000;
 /// The error of `Walk` and `Dirty` for invalid numbers.
 const NOT_NUMBERS: &str = "a number is missing, or is none";
@@ -63,19 +61,6 @@ pub enum Misuse {
     Registers,
 }
 
-/// What is done with memory that the guest shares with others, and its doorbell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
-    /// A word is stored.
-    Put,
-    /// A word is waited for.
-    Get,
-    /// Another guest is rung.
-    Ring,
-    /// That is waited for.
-    Rung,
-}
-
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -127,17 +112,6 @@ pub enum Command {
         seed: u64,
         /// How often.
         count: u64,
-    },
-    /// `put=OFFSET,VALUE`: store a word to memory that the guest shares. `get=OFFSET,VALUE`: wait
-    /// until it is there. `ring=ID,VECTOR`: ring another guest. `rung=VECTOR,COUNT`: wait until
-    /// this guest has been rung so often (on Arm64 by all vectors together).
-    Share {
-        /// Which of these.
-        what: Share,
-        /// The first number.
-        place: u64,
-        /// The second one.
-        value: u64,
     },
     /// `hog`: unmask every message of every function, so that each wants an interrupt vector.
     Hog,
@@ -207,10 +181,6 @@ impl Command {
             ("bars", _) => misuse(Misuse::Bars, rest),
             ("messages", _) => misuse(Misuse::Messages, rest),
             ("registers", _) => misuse(Misuse::Registers, rest),
-            ("put", _) => share(Share::Put, rest),
-            ("get", _) => share(Share::Get, rest),
-            ("ring", _) => share(Share::Ring, rest),
-            ("rung", _) => share(Share::Rung, rest),
             ("hog", "") => Ok(Self::Hog),
             ("spin", _) => one().and_then(|ms| match ms <= SPIN_MAX_MS {
                 true => Ok(Self::Spin(ms)),
@@ -228,17 +198,6 @@ impl Command {
             _ => Err("no command"),
         };
         command.map_err(Some)
-    }
-}
-
-fn share(what: Share, text: &str) -> Result<Command, &'static str> {
-    let [Some(place), Some(value)] = numbers(text)? else { return Err(NOT_NUMBERS) };
-    match what {
-        Share::Put | Share::Get if !place.is_multiple_of(WORD) || place >= SHARED_MAX => {
-            Err("an offset is a multiple of 8 below 64M")
-        }
-        Share::Ring if place > 0xffff || value > 0xffff => Err("numbers of guests and vectors have 16 bits"),
-        _ => Ok(Command::Share { what, place, value }),
     }
 }
 
@@ -319,11 +278,6 @@ mod tests {
             ("spin=3600001", "that is more than an hour"),
             ("hint=2", "hints are 0x60 to 0x7f"),
             ("hint=0x80", "hints are 0x60 to 0x7f"),
-            ("put=4,1", "an offset is a multiple of 8 below 64M"),
-            ("get=64M,1", "an offset is a multiple of 8 below 64M"),
-            ("put=8", NOT_NUMBERS),
-            ("ring=65536,1", "numbers of guests and vectors have 16 bits"),
-            ("rung=1", NOT_NUMBERS),
             ("hog=1", "no command"),
             ("halt=1", "no command"),
             ("Halt", "no command"),
@@ -360,11 +314,6 @@ mod tests {
         assert_eq!(Command::parse("hog"), Ok(Command::Hog));
         assert_eq!(Command::parse("reset"), Ok(Command::Reset { by_fault: false }));
         assert_eq!(Command::parse("triple-fault"), Ok(Command::Reset { by_fault: true }));
-        let share = |what, place, value| Ok(Command::Share { what, place, value });
-        assert_eq!(Command::parse("put=4K,0x12"), share(Share::Put, 4096, 0x12));
-        assert_eq!(Command::parse("get=0,1"), share(Share::Get, 0, 1));
-        assert_eq!(Command::parse("ring=1,7"), share(Share::Ring, 1, 7));
-        assert_eq!(Command::parse("rung=7,2"), share(Share::Rung, 7, 2));
         assert_eq!(Command::parse("hint=0x61"), Ok(Command::Hint(0x61)));
         assert_eq!(Command::parse("spin=5"), Ok(Command::Spin(5)));
         assert_eq!(Command::parse("halt"), Ok(Command::Halt));

@@ -10,7 +10,7 @@ use load::command::{Command, Walk};
 use load::line::Line;
 use load::pace::Pace;
 
-use crate::{machine, nvme, shared, virtio, watching};
+use crate::{machine, nvme, virtio, watching};
 
 baremetal::entry!(main);
 
@@ -63,7 +63,6 @@ fn execute(word: &str, command: Command) {
             virtio::fly(address, count, then_reset)
         }
         Command::Fly { address, count, then_reset } => nvme::fly(address, count, then_reset),
-        Command::Share { what, place, value } => shared::share(what, place, value),
         Command::Hog => machine::hog().map_err(Failure::from),
         Command::Misuse { what, seed, count } => machine::misuse(what, seed, count),
         Command::Reset { by_fault } => machine::reset(by_fault).map_err(Failure::from),
@@ -133,6 +132,12 @@ impl From<machine::Absent> for Failure {
 fn is_free(walk: &Walk) -> Result<(), Failure> {
     let taken = machine::taken();
     if taken.iter().any(|(start, end)| walk.overlaps(*start, *end)) { Err(Failure::Image) } else { Ok(()) }
+}
+
+/// Writes to a device's register of 4 bytes.
+pub(crate) fn write(register: u64, value: u32) {
+    // SAFETY: the caller's device is there; the program can cope with what it does.
+    unsafe { (register as *mut u32).write_volatile(value) };
 }
 
 /// Stores to each word what belongs to its number.

@@ -12,8 +12,6 @@ mod misuse;
 #[cfg(target_os = "none")]
 mod nvme;
 #[cfg(target_os = "none")]
-mod shared;
-#[cfg(target_os = "none")]
 mod virtio;
 #[cfg(target_os = "none")]
 mod watching;

@@ -10,8 +10,7 @@ use baremetal::pages::{PAGE, Page};
 use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use load::ring;
 
-use crate::guest::Failure;
-use crate::shared::write;
+use crate::guest::{Failure, write};
 
 /// What it is: its first register of configuration space.
 const DISK: u32 = 0x1042_1af4;

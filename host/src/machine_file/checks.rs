@@ -132,14 +132,11 @@ impl MachineFile {
 
     pub(crate) fn memory_needed(&self, bundle_bytes: u64) -> u64 {
         let guests: u64 = self.guests.iter().map(|guest| guest.config.memory).sum();
-        let shared: u64 = self.shared.iter().map(|region| region.size).sum();
         let vcpus = self.guests.iter().map(|guest| guest.config.vcpus).sum();
         match self.machine.console {
             // No consoles' rings, and all of the state fits into what is around the guest.
             Console::Machine => memory_around(guests, bundle_bytes),
-            Console::Rings => {
-                memory_for_guests(guests + shared, self.guests.len() as u64, vcpus, bundle_bytes)
-            }
+            Console::Rings => memory_for_guests(guests, self.guests.len() as u64, vcpus, bundle_bytes),
         }
     }
 

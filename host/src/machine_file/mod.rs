@@ -11,13 +11,11 @@ mod guest;
 mod keys;
 mod machine;
 mod plan;
-mod shared;
 
 pub(crate) use fields::Source;
 pub(crate) use guest::{Boot, GuestPlan, Software};
 pub(crate) use keys::{KEYS, Key};
 pub(crate) use machine::Machine;
-pub(crate) use shared::{SharedPlan, config as shared_config};
 
 use crate::cli::Overrides;
 use crate::prelude::*;
@@ -30,7 +28,6 @@ pub(crate) struct MachineFile {
     pub(crate) source: Source,
     pub(crate) machine: Machine,
     pub(crate) guests: Vec<GuestPlan>,
-    pub(crate) shared: Vec<SharedPlan>,
 }
 
 impl MachineFile {
@@ -69,15 +66,14 @@ impl MachineFile {
             None => Machine::read(&source, &empty, given)?,
         };
         let guests = guests(&source, get("guest"), &machine)?;
-        let shared = shared::read(&source, get("shared"), &guests)?;
-        let file = Self { source, machine, guests, shared };
+        let file = Self { source, machine, guests };
         file.check()?;
         Ok(file)
     }
 }
 
 fn refuse_unknown(source: &Source, root: &DeTable<'_>) -> Result<()> {
-    const TABLES: [&str; 3] = ["machine", "guest", "shared"];
+    const TABLES: [&str; 2] = ["machine", "guest"];
     let Some((key, span)) = first_unknown(root, |key| TABLES.contains(&key)) else { return Ok(()) };
     let message = match nearest(key, TABLES.into_iter()) {
         _ if KEYS.iter().any(|guests| guests.name == key) => {
@@ -87,7 +83,6 @@ fn refuse_unknown(source: &Source, root: &DeTable<'_>) -> Result<()> {
             format!("'{key}' belongs to the machine; write it below a line [machine]")
         }
         Some("guest") => format!("there is no '{key}'; write [[guest]] for each guest"),
-        Some("shared") => format!("there is no '{key}'; write [[shared]] for memory that guests share"),
         Some(near) => format!("there is no '{key}'; write [{near}]"),
         None => format!("there is no '{key}'; a machine file has [machine] and a [[guest]] for each guest"),
     };

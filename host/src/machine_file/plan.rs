@@ -1,7 +1,7 @@
 //! What would be built from a machine file, as a table and as JSON.
 
 use super::keys::{KEYS, Shown};
-use super::{GuestPlan, MachineFile, SharedPlan};
+use super::{GuestPlan, MachineFile};
 use crate::prelude::*;
 use comfy_table::CellAlignment;
 use hostlink::config::BootCpu;
@@ -57,19 +57,9 @@ impl MachineFile {
         for column in table.column_iter_mut().skip(first_text.unwrap_or(0)) {
             column.set_cell_alignment(CellAlignment::Left);
         }
-        let shared = |region: &SharedPlan| {
-            let names: Vec<_> = region.guests.iter().map(Name::as_str).collect();
-            format!(
-                "{} share {} of memory, '{}'\n",
-                names.join(", "),
-                size::display(region.size),
-                region.name
-            )
-        };
-        let shared: String = self.shared.iter().map(shared).collect();
         let warnings = self.guests.iter().filter_map(|guest| guest.arrival.warning.as_ref());
         let warnings: String = warnings.map(|warning| format!("warning: {warning}\n")).collect();
-        format!("{}\n{table}\n{shared}{warnings}{NOTES}", self.headline())
+        format!("{}\n{table}\n{warnings}{NOTES}", self.headline())
     }
 
     pub(super) fn flush(&self, guest: &GuestPlan) -> &'static str {
@@ -96,7 +86,6 @@ impl MachineFile {
 
     pub(crate) fn json(&self) -> Value {
         let guests: Vec<_> = self.guests.iter().map(|guest| self.guest_json(guest)).collect();
-        let shared: Vec<_> = self.shared.iter().map(shared_json).collect();
         json!({
             "file": self.source.path(),
             "arch": self.machine.platform.arch().name(),
@@ -107,7 +96,6 @@ impl MachineFile {
             "slice_us": self.machine.slice_us,
             "logs": self.machine.logs,
             "guests": guests,
-            "shared": shared,
         })
     }
 
@@ -115,11 +103,6 @@ impl MachineFile {
         let members = KEYS.iter().flat_map(|key| key.shown).filter(|(_, name, ..)| !name.is_empty());
         members.map(|(_, name, value, _)| ((*name).to_owned(), value(self, guest))).collect()
     }
-}
-
-fn shared_json(region: &SharedPlan) -> Value {
-    let guests: Vec<_> = region.guests.iter().map(Name::as_str).collect();
-    json!({ "name": region.name.as_str(), "size_bytes": region.size, "guests": guests })
 }
 
 /// A path as it is short to show: relative if it is below the current directory.

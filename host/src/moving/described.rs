@@ -210,7 +210,7 @@ mod tests {
         // All but the guest's own, whatever the value.
         let all = Config::default().to_string();
         let keys = all.lines().filter_map(|line| line.split_once('=')).map(|(key, _)| key);
-        let more = ["a\nvcpus", "unheard", "initrd", "firmware", "devices", "shared"];
+        let more = ["a\nvcpus", "unheard", "initrd", "firmware", "devices"];
         for key in keys.filter(|key| !TOLD.contains(key)).chain(more) {
             let why = with(key, "1");
             assert!(why.contains("brings along") && !why.contains('\n'), "{why}");

@@ -3,12 +3,12 @@
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::Payload;
-use crate::machine_file::{Boot, GuestPlan, MachineFile, Software, shared_config};
+use crate::machine_file::{Boot, GuestPlan, MachineFile, Software};
 use crate::moving::Snapshot;
 use crate::prelude::*;
 use crate::vm::disk_loader;
 use hostlink::bundle::Member;
-use hostlink::config::{Config, Shares};
+use hostlink::config::Config;
 use hostlink::cpus::CpuSet;
 
 /// Guests for one machine: their configurations, and the files that these name, each once.
@@ -143,9 +143,7 @@ impl<'f> Guests<'f> {
         let devices = guests.iter().map(|guest| &guest.devices);
         let mut quell = OnQuell::new(file.machine.platform, machine, devices)?;
         for (plan, guest) in file.guests.iter().zip(guests) {
-            let shared = shared_config(&file.shared, plan.name());
-            let shared = Shares::parse(&shared).context("shared memory that was checked is wrong")?;
-            let config = Config { cpus: self.physical(&plan.config.cpus), shared, ..plan.config };
+            let config = Config { cpus: self.physical(&plan.config.cpus), ..plan.config };
             quell.add(guest, &config).map_err(|error| file.source.about(plan, error))?;
         }
         let memory = |bytes| {

@@ -29,7 +29,6 @@ use crate::vm::awaited::Word;
 use crate::vm::dma::{DmaFlush, NotFlushed, Tickets};
 use crate::vm::load::Plan;
 use crate::vm::memory::NestedTables;
-use crate::vm::shared::{Link, Signal};
 use crate::vm::shown::ShownMemory;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
@@ -101,17 +100,8 @@ where
         guest::ram::<Self>(config)
     }
 
-    fn claim(
-        config: &Config<'static>,
-        common: &'static Common,
-        links: Vec<Link>,
-    ) -> Result<Claim, CreateError> {
-        guest::claim(config, common, links)
-    }
-
-    fn signal(vm: &Vm<Self>, signal: Signal) -> bool {
-        devices::signal(vm, signal);
-        true
+    fn claim(config: &Config<'static>, common: &'static Common) -> Result<Claim, CreateError> {
+        guest::claim(config, common)
     }
 
     fn physical_address_bits() -> u32 {

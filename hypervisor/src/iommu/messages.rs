@@ -80,13 +80,6 @@ impl Functions<AmdVi> {
         if let Some((machine, interrupts)) = self.interrupts() {
             interrupts.for_each(|messages| messages.spread(machine, to));
         }
-        for (_, link) in self.links() {
-            for message in link.take_rung().into_iter().flatten() {
-                if let Some(message) = Message::from_msi(message.address, message.data) {
-                    to.spread(message);
-                }
-            }
-        }
     }
 
     /// A message that was for one vCPU may be for others now.

@@ -11,7 +11,6 @@ use pci::{Function, Physical};
 use super::domains::Domains;
 use super::machine::{Given, MachineDevices};
 use super::platform::{DeviceOwner, Interrupts, Platform};
-use super::shared::Shared;
 use super::slots::{BarPiece, Bars, Busy, Followed, pieces};
 use crate::vm::refused::Refused;
 use crate::vm::{PerCpu, Vm, VpIndex};
@@ -30,7 +29,7 @@ pub struct Claim<P: Platform> {
     pub functions: Functions<P>,
     /// What the guest sees of each.
     pub shown: Vec<Function>,
-    /// The IOMMUs that translate for them; `None` if none of them is real.
+    /// The IOMMUs that translate for them; `None` if there are none.
     pub domains: Option<Domains<P>>,
 }
 
@@ -38,8 +37,6 @@ pub struct Claim<P: Platform> {
 pub struct Functions<P: Platform> {
     pub(super) machine: Option<&'static MachineDevices<P>>,
     pub(super) owned: Vec<Owned<P>>,
-    /// For regions that it shares: they are behind the others.
-    pub(super) shared: Vec<Shared>,
     pub(super) guest: Name,
     pub(super) domain: Option<DomainId>,
 }
@@ -90,7 +87,7 @@ impl<P: Platform> Functions<P> {
         let (given, id) = machine.give(names, guest)?;
         let domains = Domains::new(machine, id, &given).inspect_err(|_| machine.take_back(guest, id, []))?;
         let mut shown = Vec::with_capacity(given.len());
-        given.iter().for_each(|given| show(&mut shown, &given.physical, (windows, P::SHOWS_MESSAGES)));
+        given.iter().for_each(|given| show::<P>(&mut shown, &given.physical, windows));
         shown.iter_mut().for_each(Function::show_reset);
         let owned =
             given.into_iter().zip(&shown).map(|(given, shown)| Owned::new(machine, given, shown)).collect();
@@ -101,10 +98,10 @@ impl<P: Platform> Functions<P> {
     }
 
     const fn none(guest: Name) -> Self {
-        Self { machine: None, owned: Vec::new(), shared: Vec::new(), guest, domain: None }
+        Self { machine: None, owned: Vec::new(), guest, domain: None }
     }
 
-    /// The real functions.
+    /// What the machine has given.
     pub(crate) fn given(&self) -> impl Iterator<Item = &Given> {
         self.owned.iter().map(|owned| &owned.given)
     }
@@ -118,7 +115,7 @@ impl<P: Platform> Functions<P> {
 
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
-        self.owned.is_empty() && self.shared.is_empty()
+        self.owned.is_empty()
     }
 
     /// Makes the real functions do what the guest wants: DMA, interrupts, and the place of their
@@ -175,9 +172,6 @@ impl<P: Platform> Functions<P> {
 
     /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.
     pub(super) fn follow_function(&mut self, to: &'static P::Receiver, index: usize, wanted: &mut Function) {
-        if let Some(shared) = self.shared_at(index) {
-            return shared.follow(wanted);
-        }
         let Some(machine) = self.machine else { return };
         let Some(owned) = self.owned.get_mut(index) else { return };
         if owned.is_lost || !owned.is_attached {
@@ -243,7 +237,7 @@ impl<P: Platform> Owned<P> {
 
 /// Adds what a guest sees of a function: some KiB, which are on the stack here only.
 #[inline(never)]
-pub(super) fn show(shown: &mut Vec<Function>, physical: &Physical, (windows, messages): (&Windows, bool)) {
-    let new = if messages { Function::new } else { Function::without_messages };
+fn show<P: Platform>(shown: &mut Vec<Function>, physical: &Physical, windows: &Windows) {
+    let new = if P::SHOWS_MESSAGES { Function::new } else { Function::without_messages };
     shown.push(new(physical, windows.clone()));
 }

@@ -19,13 +19,11 @@ use super::domains::Domains;
 use super::functions::{Functions, Owned, Resetting, SILENT};
 use super::machine::MachineDevices;
 use super::platform::{Iommu, NotAttached, Platform, Translations};
-use super::shared::Shared;
 use crate::vm::GUEST;
 
 impl<P: Platform> Functions<P> {
     /// Makes a step of the functions' resets; `Done` when all are reset and silent.
     pub fn reset(&mut self) -> Progress {
-        self.shared.iter().for_each(Shared::reset);
         let Some(machine) = self.machine else { return Progress::Done };
         let mut progress = Progress::Done;
         for owned in &mut self.owned {

@@ -10,7 +10,6 @@ mod life;
 mod machine;
 mod platform;
 mod registers;
-mod shared;
 mod slots;
 pub(crate) mod tables;
 mod trapped;

@@ -139,9 +139,9 @@ pub trait Interrupts<P: Platform>: Send + Sync {
 
 /// What a guest owns of the machine.
 pub struct Holding<P: Platform> {
-    /// Functions of its PCI, and those for regions that the guest shares.
+    /// Functions of its PCI.
     pub functions: Mutex<Functions<P>>,
-    /// The IOMMUs that translate for them; `None` if none of them is real.
+    /// The IOMMUs that translate for them; `None` if there are none.
     pub domains: Option<Domains<P>>,
 }
 

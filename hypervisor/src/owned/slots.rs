@@ -19,20 +19,10 @@ pub(super) struct BarPiece {
     pub(super) len: u64,
     /// Host physical address.
     host: u64,
-    pub(super) kind: Kind,
     /// Where its slot is.
     at: Option<Gpa>,
     /// Where it could not be when that was last tried: memory was there.
     refused: Option<Gpa>,
-}
-
-/// What is behind a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Registers.
-    Device,
-    /// Memory of a region that guests share.
-    Memory,
 }
 
 pub(super) type Bars = [Option<Decoded>; 6];
@@ -54,8 +44,7 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<BarPiece> {
         for end in trapped.into_iter().chain(core::iter::once(bar.size..bar.size)) {
             if end.start > from {
                 let (offset, len, host) = (from, end.start - from, bar.address + from);
-                let kind = Kind::Device;
-                pieces.push(BarPiece { bar: number, offset, len, host, kind, at: None, refused: None });
+                pieces.push(BarPiece { bar: number, offset, len, host, at: None, refused: None });
             }
             from = end.end;
         }
@@ -79,11 +68,9 @@ impl<P: Platform> Functions<P> {
     ) -> Result<Followed, Busy> {
         let mut number = 0;
         let mut begun = false;
-        let owned = self.owned.iter_mut().map(|owned| &mut owned.pieces);
-        let shared = self.shared.iter_mut().map(|shared| &mut shared.pieces);
-        for (index, pieces) in owned.chain(shared).enumerate() {
+        for (index, owned) in self.owned.iter_mut().enumerate() {
             let bars = bars_of(index);
-            for piece in pieces {
+            for piece in &mut owned.pieces {
                 number += 1;
                 let id = SlotId(DEVICE_SLOT.0 - number);
                 let decoded = bars.get(usize::from(piece.bar)).copied().flatten();
@@ -124,13 +111,9 @@ impl BarPiece {
             (None, None) => return Ok(false),
             (None, Some(gpa)) => {
                 let (size, host) = (self.len, PhysAddr(self.host));
-                let flags = match self.kind {
-                    Kind::Device => SlotFlags::DEVICE,
-                    Kind::Memory => SlotFlags::empty(),
-                };
+                let flags = SlotFlags::DEVICE;
                 // SAFETY: a device's slot is not accessed by software, and the registers are the
-                // guest's own function's, which stays its own until the slot is gone. A region's
-                // memory is mapped one to one, is for guests alone, and is never freed.
+                // guest's own function's, which stays its own until the slot is gone.
                 (unsafe { vm.space.add(Slot { id, gpa, size, host, flags }) }, wanted)
             }
             (Some(_), _) => (vm.space.remove(id), None),

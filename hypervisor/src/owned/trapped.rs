@@ -36,12 +36,9 @@ impl<P: Platform> Functions<P> {
             let read = shown.get(place.function)?.trapped_read(place.bar, place.offset, size);
             Some((place, read))
         })?;
-        if let Some(shared) = self.shared_at(place.function) {
-            return shared.read(read, (place.bar, place.offset), size);
-        }
         match read {
             Read::Value(value) => Some(value),
-            Read::Pending | Read::Elsewhere => {
+            Read::Elsewhere => {
                 let address = self.real(&place, size)?;
                 Some(self.machine?.bus.load(address, size))
             }
@@ -67,10 +64,6 @@ impl<P: Platform> Functions<P> {
             Some((place, effect))
         });
         let Some((place, effect)) = found else { return false };
-        if let Some(shared) = self.shared_at(place.function) {
-            shared.write(effect, (place.bar, place.offset), size, value);
-            return true;
-        }
         match effect {
             Write::Vector(_) => {}
             Write::Ignored => {}

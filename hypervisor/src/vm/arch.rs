@@ -33,7 +33,6 @@ use super::load::Plan;
 use super::machine::{Vm, VpIndex};
 use super::memory::NestedTables;
 use super::percpu::PerCpu;
-use super::shared::{Link, Signal};
 use super::shown::ShownMemory;
 use super::space::{FlushScratch, Flushed, VmMemory};
 use crate::devices::region::Region;
@@ -112,23 +111,12 @@ pub unsafe trait Arch: Board {
     /// What this machine lacks.
     fn common(config: &Config<'_>) -> Result<Self::Common, CreateError>;
 
-    /// Claims the devices that a guest is to own, before it takes memory. It is at these ends of
-    /// shared regions.
+    /// Claims the devices that a guest is to own, before it takes memory.
     ///
     /// # Errors
     ///
     /// Why it does not get them.
-    fn claim(
-        config: &Config<'static>,
-        common: &'static Self::Common,
-        links: Vec<Link>,
-    ) -> Result<Self::Claim, CreateError>;
-
-    /// A doorbell of the guest's was rung, or its line changes. Returns false if the message is one
-    /// that the guest has to deliver in its own turn ([`Link::take_rung`]).
-    fn signal(_: &Vm<Self>, _: Signal) -> bool {
-        true
-    }
+    fn claim(config: &Config<'static>, common: &'static Self::Common) -> Result<Self::Claim, CreateError>;
 
     /// The shared state of a guest's vCPUs; `space` holds its nested page table.
     ///

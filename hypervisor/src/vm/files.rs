@@ -134,8 +134,6 @@ pub enum CreateError {
     ForeignSwitch(ForeignSwitch),
     /// The guest does not get a device.
     Devices(Refused),
-    /// Guests disagree about this region.
-    Shared(Name),
 }
 
 impl fmt::Display for CreateError {
@@ -165,9 +163,6 @@ impl fmt::Display for CreateError {
             }
             Self::ForeignSwitch(foreign) => write!(f, "{foreign}"),
             Self::Devices(refused) => write!(f, "{refused}"),
-            Self::Shared(name) => {
-                write!(f, "shared: guests disagree about the size of '{name}', or have the same number")
-            }
             Self::ForeignDefect(defect) => {
                 let (name, whose) = (defect.name(), defect.architectures());
                 write!(f, "the defect {name} is one of {whose} alone: leave it out here")

@@ -4,18 +4,17 @@ use super::arch::Arch;
 use super::machine::Vm;
 use super::{host, percpu};
 
-/// A guest that has left its regions: no other guest's doorbell reaches it.
-/// The flag says whether idle CPUs have been told to leave its address space.
-pub(super) struct Left<A: Arch>(&'static Vm<A>, bool);
+/// A guest whose vCPUs have all stopped. The flag says whether idle CPUs have been told to leave
+/// its address space.
+pub(super) struct Leaving<A: Arch>(&'static Vm<A>, bool);
 
-impl<A: Arch> Left<A> {
-    pub(super) fn new(vm: &'static Vm<A>) -> Self {
-        vm.host.shared.leave(vm.number);
+impl<A: Arch> Leaving<A> {
+    pub(super) const fn new(vm: &'static Vm<A>) -> Self {
         Self(vm, false)
     }
 
-    /// Has the CPUs that idle leave the guest's address space, whose vCPUs have all stopped. `None`
-    /// until none of them has it loaded: call it again then.
+    /// Has the CPUs that idle leave the guest's address space. `None` until none of them has it
+    /// loaded: call it again then.
     pub(super) fn gone(&mut self) -> Option<Gone<A>> {
         let vm = self.0;
         if !core::mem::replace(&mut self.1, true) {
@@ -32,7 +31,7 @@ impl<A: Arch> Left<A> {
     }
 }
 
-/// A guest that has also been left by all CPUs.
+/// A guest that has been left by all CPUs.
 pub(super) struct Gone<A: Arch>(&'static Vm<A>);
 
 impl<A: Arch> Gone<A> {

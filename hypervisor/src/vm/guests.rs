@@ -118,7 +118,6 @@ impl<A: Arch> Host<A> {
         if let Some(place) = self.guests.lock().get_mut(number as usize) {
             *place = Some(guest);
         }
-        self.shared.join(number, vm);
         Ok((vm, Load::new(vm)))
     }
 

@@ -32,7 +32,6 @@ use super::guests::Guest;
 use super::machine::{Vcpu, Vm};
 use super::memory::FreeMemory;
 use super::percpu::{self, PerCpu};
-use super::shared::Regions;
 use super::trace::{self, Rings};
 use crate::devices::wall_clock::WallClock;
 use crate::sched::notify::{self, Reach};
@@ -72,8 +71,6 @@ pub struct Host<A: Arch> {
     pub common: A::Common,
     /// Physical memory without a user.
     pub free: Mutex<FreeMemory>,
-    /// Memory that guests share.
-    pub shared: Regions,
     pub(super) channel: Mutex<Channel<A>>,
     pub(super) trace: Rings,
     /// The guests' files.
@@ -114,7 +111,6 @@ impl<A: Arch> Host<A> {
         }
         let rings = online().map(|index| index + 1).max().unwrap_or(0);
         let trace = Rings::take(free, rings).ok_or(CreateError::NoTrace)?;
-        let shared = Regions::take::<A>(bundle.guests.iter().map(|files| &files.config), free)?;
         let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
         let row = |_| Row { vcpu: AtomicPtr::new(ptr::null_mut()), vm: AtomicPtr::new(ptr::null_mut()) };
         let counters = |_| [const { AtomicU64::new(0) }; Counter::COUNT];
@@ -131,7 +127,6 @@ impl<A: Arch> Host<A> {
             wall: wall_clock::<A>(unix),
             common: A::common(config)?,
             free: Mutex::new(core::mem::take(free)),
-            shared,
             channel: Mutex::new(Channel::new()),
             trace,
             bundle,

@@ -121,8 +121,7 @@ fn take_from<A: Arch>(
     bundle: &Bundle,
 ) -> Result<Taken, CreateError> {
     // The only guest may be given all memory later.
-    let shared: u64 = config.shared.iter().map(|share| share.size).sum();
-    let covered = shared + if bundle.console_is_the_machines() { free.total() } else { config.memory };
+    let covered = if bundle.console_is_the_machines() { free.total() } else { config.memory };
     let mut memslots = no_slots::<A>();
     back_memory(ram, free, &mut memslots)?;
     let mut own = Vec::new();
@@ -156,7 +155,7 @@ pub fn create<A: Arch>(
 ) -> Result<Box<Vm<A>>, CreateError> {
     let config = &files.config;
     A::check(config)?;
-    let claim = A::claim(config, &host.common, host.shared.links(number))?;
+    let claim = A::claim(config, &host.common)?;
     let taken = take_memory(host, config)?;
     assemble(host, (number, first), files, claim, taken)
 }

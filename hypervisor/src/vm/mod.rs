@@ -32,7 +32,6 @@ pub mod percpu;
 pub mod refused;
 mod reset;
 pub mod run;
-pub mod shared;
 pub mod shown;
 mod slot_memory;
 pub mod space;

@@ -23,7 +23,6 @@ use crate::vm::awaited::Word;
 use crate::vm::dma::{DmaFlush, NotFlushed};
 use crate::vm::load::Plan;
 use crate::vm::memory::NestedTables;
-use crate::vm::shared::{Link, Signal};
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 use crate::x86::enter;
@@ -110,16 +109,8 @@ where
         Ok(Common::new::<Self>())
     }
 
-    fn claim(
-        config: &Config<'static>,
-        common: &'static Common,
-        links: Vec<Link>,
-    ) -> Result<Claim, CreateError> {
-        guest::claim::<Self>(config, common, links)
-    }
-
-    fn signal(vm: &Vm<Self>, signal: Signal) -> bool {
-        vm.signal(signal)
+    fn claim(config: &Config<'static>, common: &'static Common) -> Result<Claim, CreateError> {
+        guest::claim::<Self>(config, common)
     }
 
     fn share(

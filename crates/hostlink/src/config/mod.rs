@@ -18,7 +18,6 @@
 //! | `kernel` | the [bundle](crate::bundle)'s member with the guest's kernel | `kernel` |
 //! | `firmware` | on Arm64, instead of a kernel, the member with a flat image of firmware that looks for one itself, such as U-Boot for QEMU's `virt` | none |
 //! | `initrd` | the member with its initial RAM disk | none |
-//! | `shared` | the memory that it shares with other guests, as [`Shares`] describes | none |
 //! | `cmdline` | the guest's kernel command line, to the end of the line, up to [`CMDLINE_MAX`] bytes | empty |
 //!
 //! In addition there are the [switches](Switches), with a key for each field.
@@ -27,14 +26,12 @@
 //! others are for guests.
 
 mod error;
-mod shares;
 mod switches;
 
 use crate::cpus::CpuSet;
 use crate::name::Name;
 use crate::words::{Number, number, words};
 pub use error::ConfigError;
-pub use shares::{MAX_REGIONS, REGION_BYTES, Share, Shares};
 pub use switches::{ApicIds, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
 
 use core::fmt;
@@ -155,8 +152,6 @@ pub struct Config<'a> {
     /// The PCI functions of the machine that the guest owns: addresses (`00:04.0`) or kinds
     /// (`nvme`), separated by spaces. Nothing for none.
     pub devices: &'a str,
-    /// The memory that it shares with other guests.
-    pub shared: Shares<'a>,
     /// The guest's kernel command line.
     pub cmdline: &'a str,
 }
@@ -181,7 +176,6 @@ impl Default for Config<'_> {
             is_firmware: false,
             initrd: None,
             devices: "",
-            shared: Shares::default(),
             cmdline: "",
         }
     }
@@ -281,7 +275,6 @@ impl<'a> Config<'a> {
             }
             "initrd" => self.initrd = Some(member(value).ok_or(bad(MEMBER))?),
             "devices" => self.devices = value,
-            "shared" => self.shared = Shares::parse(value).ok_or(bad(Shares::EXPECTED))?,
             "cmdline" if value.len() > CMDLINE_MAX => {
                 let (value, expected) = ("…", "at most 65535 bytes");
                 return Err(ConfigError::BadValue { line, key, value, expected });
@@ -352,9 +345,6 @@ impl Config<'_> {
         }
         if !self.devices.is_empty() {
             writeln!(f, "devices={}", self.devices)?;
-        }
-        if !self.shared.is_empty() {
-            writeln!(f, "shared={}", self.shared)?;
         }
         writeln!(f, "cmdline={}", self.cmdline)
     }

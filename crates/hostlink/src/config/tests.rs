@@ -39,7 +39,6 @@ fn unusual() -> Config<'static> {
             defect: Some(Defect::BankRank),
         },
         devices: "00:04.0 nvme",
-        shared: Shares::parse("ring:1048576:1 db:4096:0").expect("is right"),
         cmdline: "console=ttyS0 quiet a=b # not a comment",
     }
 }

@@ -41,9 +41,7 @@ pub struct Message {
 pub enum Read {
     /// This value, in the lowest bytes.
     Value(u64),
-    /// What the real array of pending bits has at the same offset.
-    Pending,
-    /// What the function has at the same offset: the access touches neither table nor array.
+    /// What the function has at the same offset: the access does not touch the table.
     Elsewhere,
 }
 
@@ -169,7 +167,7 @@ impl Table {
         let Some((is_table, is_valid)) = self.touched(bar, offset, size) else { return Read::Elsewhere };
         match (is_valid, is_table) {
             (false, _) => Read::Value(u64::MAX >> (64 - 8 * u32::from(size.clamp(1, 8)))),
-            (true, false) => Read::Pending,
+            (true, false) => Read::Elsewhere,
             (true, true) => {
                 let at = offset - self.table.offsets.start;
                 let low = u64::from(self.word(at));

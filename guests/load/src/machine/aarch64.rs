@@ -1,16 +1,14 @@
 //! Arm64.
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicUsize, Ordering};
 
 use baremetal::aarch64::info::BootInfo;
-use baremetal::aarch64::{boot, clock, gic, interrupts, power, processors};
-use baremetal::pci::ConfigSpace;
+use baremetal::aarch64::{boot, clock, interrupts, power, processors};
 use load::command::Misuse;
 
 use super::Absent;
 use crate::guest::Failure;
-use crate::shared;
 
 pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
@@ -49,9 +47,6 @@ const PATIENCE_MS: u64 = 20_000;
 /// Finds the other processors, without starting them.
 pub(crate) fn prepare(info: &BootInfo) {
     PROCESSORS.store(processors::find(&info.processors), Ordering::Relaxed);
-    if let Some(gic) = &info.gic {
-        DISTRIBUTOR.store(gic.distributor.start, Ordering::Relaxed);
-    }
 }
 
 /// Starts `job` on other processors, up to number `limit` - 1, and starts these if necessary.
@@ -103,40 +98,4 @@ pub(crate) fn misuse(_: Misuse, _: u64, _: u64) -> Result<u64, Failure> {
 
 pub(crate) fn taken() -> [(u64, u64); 1] {
     [boot::image()]
-}
-
-/// Configuration space: the interrupt line, in its lowest byte.
-const INTERRUPT_LINE: u8 = 0x3c;
-/// The registers of shared memory: the interrupt mask, and the status, which a read clears.
-const MASK: u64 = 0;
-const STATUS: u64 = 4;
-
-/// The address of the interrupt controller's distributor.
-static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
-/// The address of the registers. Written before their interrupt is enabled.
-static REGISTERS: AtomicU64 = AtomicU64::new(0);
-/// Interrupts of the doorbell. Their handler runs on the processor that reads it.
-static RUNG: AtomicU64 = AtomicU64::new(0);
-
-/// Sets up the interrupt of shared memory's doorbell.
-pub(crate) fn listen(config: &ConfigSpace, registers: u64, _: u64) {
-    let intid = config.read(INTERRUPT_LINE) & 0xff;
-    REGISTERS.store(registers, Ordering::Relaxed);
-    interrupts::handle(intid, Some(on_doorbell));
-    gic::route(DISTRIBUTOR.load(Ordering::Relaxed), intid, gic::affinity());
-    shared::write(registers + MASK, 1);
-}
-
-/// Its line is high until the status is read.
-fn on_doorbell(_: &interrupts::Frame) {
-    if shared::read(REGISTERS.load(Ordering::Relaxed) + STATUS) != 0 {
-        RUNG.fetch_add(1, Ordering::Relaxed);
-    }
-}
-
-pub(crate) fn heard(_: u64) -> u64 {
-    interrupts::enable();
-    core::hint::spin_loop();
-    interrupts::disable();
-    RUNG.load(Ordering::Relaxed)
 }

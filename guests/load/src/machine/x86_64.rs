@@ -1,7 +1,6 @@
 //! x86-64.
 
 use core::arch::asm;
-use core::iter;
 
 use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::x86_64::info::BootInfo;
@@ -11,8 +10,8 @@ use spin::Once;
 use x86_64::instructions::port::Port;
 
 use super::Absent;
+use crate::guest::write;
 pub(crate) use crate::misuse::misuse;
-use crate::shared;
 
 /// Hyper-V's register with the rate of the TSC in Hz (TLFS, "Partition Reference Counter").
 const TSC_FREQUENCY: u32 = 0x4000_0022;
@@ -84,47 +83,27 @@ pub(crate) fn reset(by_fault: bool) -> Result<u64, Absent> {
 /// The capability MSI-X, and its control.
 const MSIX: u8 = 0x11;
 const MSIX_ENABLE: u32 = 1 << 31;
-/// Vectors of shared memory's doorbell that are set up, and the bytes of each in the table.
-const DOORBELLS: u8 = 8;
+/// Bytes of a vector in the table.
 const ENTRY_BYTES: u64 = 16;
-
-/// Sets up the messages of shared memory's doorbell, whose table is at `table`.
-pub(crate) fn listen(config: &ConfigSpace, _: u64, table: u64) {
-    unmask(config, table, interrupts::VECTOR_FREE..interrupts::VECTOR_FREE + DOORBELLS);
-}
-
-/// Unmasks the first messages of the table at an address, with these vectors.
-fn unmask(config: &ConfigSpace, table: u64, vectors: impl Iterator<Item = u8>) {
-    apic::enable();
-    for (number, vector) in (0..).zip(vectors) {
-        for (word, value) in (0..).zip([0xfee0_0000 | apic::id().apic() << 12, 0, u32::from(vector), 0]) {
-            shared::write(table + number * ENTRY_BYTES + word * 4, value);
-        }
-    }
-    if let Some(msix) = config.capability(MSIX) {
-        config.write(msix, MSIX_ENABLE);
-    }
-}
 
 /// Unmasks all messages of all functions; returns how many.
 pub(crate) fn hog() -> Result<u64, Absent> {
+    apic::enable();
+    let vector = u32::from(interrupts::VECTOR_FREE);
+    let message = [0xfee0_0000 | apic::id().apic() << 12, 0, vector, 0];
     let mut count = 0;
     for config in (0..32).map(|device| ConfigSpace::new(device << 3)) {
         let is_function = config.read(0) != u32::MAX;
         let Some(at) = is_function.then(|| config.capability(MSIX)).flatten() else { continue };
         config.write(COMMAND, MEMORY_AND_DMA);
-        let entries = (config.read(at) >> 16 & 0x7ff) as usize + 1;
+        let entries = u64::from(config.read(at) >> 16 & 0x7ff) + 1;
         let place = config.read(at + 4);
         let table = config.base(place as u8 & 7) + u64::from(place & !7);
-        unmask(&config, table, iter::repeat_n(interrupts::VECTOR_FREE, entries));
-        count += entries as u64;
+        for entry in (0..entries).map(|number| table + number * ENTRY_BYTES) {
+            (0..).zip(message).for_each(|(word, value)| write(entry + word * 4, value));
+        }
+        config.write(at, MSIX_ENABLE);
+        count += entries;
     }
     Ok(count)
-}
-
-pub(crate) fn heard(vector: u64) -> u64 {
-    interrupts::enable();
-    core::hint::spin_loop();
-    interrupts::disable();
-    interrupts::count(interrupts::VECTOR_FREE.saturating_add(vector as u8)).into()
 }

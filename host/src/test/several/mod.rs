@@ -13,7 +13,6 @@ mod memory;
 mod misuse;
 pub(super) mod moving;
 mod random;
-mod shared;
 mod shares;
 mod stage;
 mod vectors;
@@ -72,9 +71,6 @@ pub(super) const ROWS: &[Case] = &[
         .about("a guest is reset while its disk reads: nothing of that comes into its memory afterwards"),
     act("several_are_reset_amid_failing_dma", amid_dma::reset_amid_failing_dma)
         .about("and while its virtio disk reads to nothing: that ends neither the disk nor QEMU")
-        .on_both(),
-    act("several_share_memory", shared::share_memory)
-        .about("guests exchange words by shared memory, and ring each other; others do not reach it")
         .on_both(),
     act("m10_a_guest_is_saved_and_restored", moving::is_saved)
         .about("a guest that stores is saved while it runs, and for good; it goes on in another machine")

@@ -35,7 +35,7 @@ impl Shared {
             uart,
             rtc,
             pci,
-            // A guest that owns functions, or shares regions, is not described.
+            // A guest that owns functions is not described.
             owned: _,
             mirror: _,
             has_functions: _,

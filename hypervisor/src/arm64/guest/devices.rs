@@ -9,7 +9,6 @@ use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
 use crate::devices::virt::{map, pl011};
 use crate::iommu::lines::Receiver;
 use crate::owned::Busy;
-use crate::vm::shared::Signal;
 use crate::vm::{Context, Vm};
 use memslots::Gpa;
 
@@ -54,13 +53,6 @@ impl<A: Arm64> Receiver for Vm<A> {
     fn cpu(&self, number: usize) -> Option<HardwareId> {
         let count = self.cpus().count().max(1);
         self.cpus().nth(number % count).map(|cpu| cpu.id)
-    }
-}
-
-/// The line of a region's doorbell changes. There are no messages.
-pub fn signal<A: Arm64>(vm: &Vm<A>, signal: Signal) {
-    if let Signal::Line(intid, level) = signal {
-        set_line(vm, intid, level);
     }
 }
 

@@ -39,7 +39,6 @@ use crate::loader::virt::{self, Entry, GuestConfig};
 use crate::owned::{self, Functions, Holding};
 use crate::vm::load::Plan;
 use crate::vm::percpu::{self, MAX_CPUS};
-use crate::vm::shared::Link;
 use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, VpIndex};
 
@@ -73,12 +72,10 @@ pub type Claim = owned::Claim<Wired>;
 /// # Errors
 ///
 /// Why the guest does not get them.
-pub fn claim(config: &Config<'static>, common: &Common, links: Vec<Link>) -> Result<Claim, CreateError> {
+pub fn claim(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
     let windows = Windows { low: map::PCI_MEMORY, high: 0..0 };
     let claim = Functions::claim(common.devices, config.devices, config.name, &windows);
-    let mut claim = claim.map_err(CreateError::Devices)?;
-    claim.share(links, &windows);
-    Ok(claim)
+    claim.map_err(CreateError::Devices)
 }
 
 /// Guest physical ranges of memory: RAM, and what firmware takes for its flash.
@@ -209,8 +206,7 @@ pub struct Shared {
     pub uart: Mutex<Uart>,
     /// The real-time clock.
     pub rtc: Mutex<Pl031>,
-    /// The PCI bus with the functions of the machine that the guest owns, and those for regions
-    /// that it shares.
+    /// The PCI bus with the functions of the machine that the guest owns.
     pub pci: Mutex<Pci>,
     /// What the real ones do.
     pub owned: Holding<Wired>,
@@ -357,8 +353,7 @@ impl Shared {
 /// The distributor after power-on, for a guest with these functions.
 fn distributor(vcpus: u32, wires: &[Wire]) -> Distributor {
     let mut distributor = Distributor::new(vcpus as u8, INTIDS_DEFAULT);
-    // Those of regions are nobody's real lines.
-    distributor.forward(wires.iter().map(|wire| wire.intid).filter(|&intid| map::is_real_line(intid)));
+    distributor.forward(wires.iter().map(|wire| wire.intid));
     distributor
 }
 

@@ -15,7 +15,6 @@
 use crate::devices::region::Region;
 use baremetal::pages::PAGE;
 use core::ops::Range;
-use hostlink::config::MAX_REGIONS;
 
 /// Where U-Boot reads its settings on QEMU's board. The device tree has no flash, so it writes
 /// none.
@@ -67,8 +66,6 @@ pub const PCI_ECAM_SIZE: u64 = 0x10_0000;
 pub const PCI_LINES: usize = 4;
 /// The interrupt of the first of them. The others' follow.
 pub const PCI_INTID: u8 = 35;
-/// The interrupt of the first region that a guest shares with others. The others' follow.
-pub const SHARED_INTID: u8 = PCI_INTID + PCI_LINES as u8;
 /// Start of RAM; its end depends on its size.
 pub const RAM: u64 = 0x4000_0000;
 
@@ -91,16 +88,6 @@ const _: () = assert!(GENERATION_INTID < UART_INTID && UART_INTID < RTC_INTID &&
 /// The interrupt of a line of the PCI bus.
 pub const fn pci_intid(line: usize) -> u8 {
     PCI_INTID + (line % PCI_LINES) as u8
-}
-
-/// Whether this is the interrupt of one of these lines.
-pub const fn is_real_line(intid: u8) -> bool {
-    intid >= PCI_INTID && intid < SHARED_INTID
-}
-
-/// The interrupt of the function for a guest's shared region, by the region's number.
-pub const fn shared_intid(number: usize) -> u8 {
-    SHARED_INTID + (number % MAX_REGIONS) as u8
 }
 
 /// The addresses of PCI, in guests that have functions.

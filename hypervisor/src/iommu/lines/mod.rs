@@ -28,7 +28,7 @@ use spin::Mutex;
 
 use super::smmu::Smmu;
 use crate::devices::virt::fdt::Wire;
-use crate::devices::virt::map::{PCI_LINES, pci_intid, shared_intid};
+use crate::devices::virt::map::{PCI_LINES, pci_intid};
 use crate::devices::virt::pci::FIRST;
 use crate::owned::{self, Functions, Given, Interrupts, Platform, Refused};
 
@@ -207,20 +207,11 @@ impl Functions<Wired> {
     /// Gives the functions that a guest sees their pins; returns how those are wired for it.
     pub fn wire(&self, shown: &mut [Function]) -> Vec<Wire> {
         let mut wires = Vec::new();
-        for ((device, shown), given) in (FIRST..).zip(&mut *shown).zip(self.given()) {
+        for ((device, shown), given) in (FIRST..).zip(shown).zip(self.given()) {
             let Physical { address, pin, .. } = given.physical;
             if let Some(line) = line_of(address, pin) {
                 let intid = pci_intid(line);
                 shown.show_pin(pin, intid);
-                wires.push(Wire { device, pin, intid });
-            }
-        }
-        // Each region's function has an interrupt of its own, beside the real lines.
-        for (number, (index, link)) in (0..).zip(self.links()) {
-            let (device, pin, intid) = (FIRST + index as u8, 1, shared_intid(number));
-            if let Some(shown) = shown.get_mut(index) {
-                shown.show_pin(pin, intid);
-                link.wire(intid);
                 wires.push(Wire { device, pin, intid });
             }
         }

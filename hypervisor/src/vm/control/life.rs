@@ -15,7 +15,7 @@ use crate::stopping;
 use crate::vm::arch::Arch;
 use crate::vm::dma::Devices;
 use crate::vm::files::Files;
-use crate::vm::gone::Left;
+use crate::vm::gone::Leaving;
 use crate::vm::load::Load;
 use crate::vm::machine::Vm;
 use crate::vm::shown::DEVICE_SLOT;
@@ -72,14 +72,13 @@ pub(super) struct Destroy<A: Arch> {
     vm: &'static Vm<A>,
     stage: Stage<A>,
     scratch: FlushScratch,
-    left: Option<Left<A>>,
     /// Why, if it is not because of a request: it could not be loaded.
     because: Option<Refusal>,
 }
 
 enum Stage<A: Arch> {
     Stop,
-    /// Its devices are cut off from its memory, and others' doorbells from it.
+    /// Its devices are cut off from its memory.
     Devices,
     /// Its slots are removed, one after the other.
     Slots,
@@ -89,7 +88,7 @@ enum Stage<A: Arch> {
     /// Its devices are reset, for others.
     Reset,
     /// CPUs leave the address space.
-    Leave,
+    Leave(Leaving<A>),
 }
 
 impl<A: Arch> Life<A> {
@@ -197,7 +196,7 @@ fn send_vm<A: Arch>(host: &'static Host<A>, from: usize, answer: &mut Answer) ->
     let vm = host.next_guest(from as u32)?;
     let mut memory = 0;
     vm.space.slots().memory().for_each(|slot| {
-        if slot.id != DEVICE_SLOT && !slot.is_device() && !host.shared.contain(slot.host) {
+        if slot.id != DEVICE_SLOT && !slot.is_device() {
             memory += slot.size;
         }
     });
@@ -300,7 +299,7 @@ impl<A: Arch> Destroy<A> {
     pub(super) fn of(vm: &'static Vm<A>, has_run: bool) -> Self {
         vm.host.set_state(vm, GuestState::Leaving, 0);
         let stage = if has_run { Stage::Stop } else { Stage::Devices };
-        Self { vm, stage, scratch: FlushScratch::new(), left: None, because: None }
+        Self { vm, stage, scratch: FlushScratch::new(), because: None }
     }
 
     pub(super) fn step(&mut self, host: &'static Host<A>) -> Result<Progress, Refusal> {
@@ -309,7 +308,6 @@ impl<A: Arch> Destroy<A> {
             Stage::Stop if !vm.has_stopped() => return Ok(Progress::Waiting),
             Stage::Stop => Stage::Devices,
             Stage::Devices => {
-                self.left = Some(Left::new(vm));
                 A::Devices::detach(vm).unwrap_or_else(|stuck| end::end_stalled_run::<A>(&stuck));
                 Stage::Slots
             }
@@ -336,11 +334,10 @@ impl<A: Arch> Destroy<A> {
                 }
                 // The tables that are left have no entries: nothing is cached by them afterwards.
                 let _receipt = vm.flush_space(Invalidation::Everything, &mut self.scratch);
-                Stage::Leave
+                Stage::Leave(Leaving::new(vm))
             }
-            Stage::Leave => {
-                let left = self.left.get_or_insert_with(|| Left::new(vm));
-                let Some(gone) = left.gone() else { return Ok(Progress::Waiting) };
+            Stage::Leave(leaving) => {
+                let Some(gone) = leaving.gone() else { return Ok(Progress::Waiting) };
                 // SAFETY: all vCPUs have stopped, the slots are gone, and this was the last use.
                 unsafe { host.free_guest(&gone) };
                 return self.because.take().map_or(Ok(Progress::Done), Err);

@@ -30,8 +30,6 @@ pub(super) enum Refusal {
     NotAdded(u16),
     /// The guest owns devices, whose stores would be missing in a log.
     OwnsDevices,
-    /// The guest shares memory with others, whose stores would be missing in a log.
-    SharesMemory,
     /// The guest cannot store to it.
     ReadOnly(u16),
     /// The bundle describes no such guest.
@@ -114,9 +112,6 @@ impl fmt::Display for Refusal {
             Self::OwnsDevices => {
                 f.write_str("the guest owns devices: what they store would be missing in a log")
             }
-            Self::SharesMemory => {
-                f.write_str("the guest shares memory: what others store would be missing in a log")
-            }
             Self::ReadOnly(slot) => write!(f, "the guest cannot store to slot {slot}"),
         }
     }
@@ -138,9 +133,6 @@ impl From<Broken> for Refusal {
 pub(super) fn check_log<A: Arch>(vm: &Vm<A>) -> Result<(), Refusal> {
     if A::Devices::are_owned(vm) {
         return Err(Refusal::OwnsDevices);
-    }
-    if !vm.files.config.shared.is_empty() {
-        return Err(Refusal::SharesMemory);
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Delivery of interrupt messages to a guest's vCPUs: from vCPUs, from devices, from doorbells.
+//! Delivery of interrupt messages to a guest's vCPUs: from vCPUs, and from devices.
 
 use coherence::Notify;
 use core::sync::atomic::Ordering;
@@ -6,7 +6,6 @@ use hostlink::trace::Event;
 
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
-use crate::vm::shared::Signal;
 use crate::vm::{Vcpu, Vm, VpIndex, trace};
 use crate::x86::processor::{Vendor, X86};
 use crate::x86::vectors;
@@ -96,18 +95,6 @@ impl<A: X86> Vm<A> {
         vcpu.inbox.post(message.kind, message.trigger);
         self.notify(vcpu);
         1
-    }
-
-    /// A doorbell of the guest's was rung. There are no lines. Returns false for a message that one
-    /// of the guest's vCPUs has to deliver in its turn.
-    pub fn signal(&self, signal: Signal) -> bool {
-        let Signal::Message(message) = signal else { return true };
-        let Some(message) = Message::from_msi(message.address, message.data) else { return true };
-        match self.single(message) {
-            Some(vcpu) => _ = self.post_message(vcpu, message),
-            None => self.tell(0),
-        }
-        self.single(message).is_some()
     }
 
     /// Delivers the messages that have arrived for several vCPUs. In a vCPU's turn.

@@ -36,7 +36,6 @@ use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
 use crate::owned::{self, Busy, Followed, Functions, Holding, Refused};
 use crate::pages::Pages;
 use crate::vm::load::Plan;
-use crate::vm::shared::Link;
 use crate::vm::space::VmMemory;
 use crate::vm::{CreateError, Files, GUEST, PerCpu, Vcpu, Vm, VpIndex, percpu};
 use crate::x86::processor::X86;
@@ -211,11 +210,7 @@ pub type Claim = owned::Claim<AmdVi>;
 /// # Errors
 ///
 /// Why the guest does not get them.
-pub fn claim<A: X86>(
-    config: &Config<'static>,
-    common: &Common,
-    links: Vec<Link>,
-) -> Result<Claim, CreateError> {
+pub fn claim<A: X86>(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
     let is_reached =
         |cpu: &PerCpu<A>| config.cpus.contains(cpu.index) && vectors::destination(cpu.id).is_some();
     if !config.devices.is_empty() && !percpu::online::<A>().any(is_reached) {
@@ -226,9 +221,7 @@ pub fn claim<A: X86>(
     }
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
     let claim = Functions::claim(common.devices, config.devices, config.name, &windows);
-    let mut claim = claim.map_err(CreateError::Devices)?;
-    claim.share(links, &windows);
-    Ok(claim)
+    claim.map_err(CreateError::Devices)
 }
 
 /// Whether translations go only with their own slot, as devices need it.

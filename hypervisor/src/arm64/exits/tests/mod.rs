@@ -5,7 +5,6 @@
 mod calls;
 mod faults;
 mod registers;
-mod shared;
 mod simple;
 
 use alloc::vec::Vec;
@@ -16,10 +15,12 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::arm64::guest::devices;
 use crate::arm64::mock::{Hardware, MockArm64, Recorded, hardware, machine, store, told};
 use crate::arm64::processor::Registers;
 use crate::arm64::vcpu::exchanged::Register;
 use crate::arm64::vcpu::state::Activity;
+use crate::devices::virt::map::{PCI_ECAM, PCI_MEMORY};
 use crate::vm::arch::Arch;
 
 /// Where memory begins.
@@ -219,6 +220,15 @@ fn syndromes() -> impl Strategy<Value = u64> {
             of_class(if data { 0x24 } else { 0x20 }, rest & 0x1ff_ffc0 | kind << 2 | rest & 3)
         }),
     ]
+}
+
+#[test]
+fn a_guest_without_functions_has_no_bus() {
+    with(|context| {
+        assert_eq!(devices::read(context, PCI_ECAM, 4), None);
+        assert!(devices::configure(context, PCI_ECAM, 4, 1).is_none());
+        assert!(!devices::write(context, PCI_MEMORY.start, 4, 1));
+    });
 }
 
 #[test]

@@ -8,7 +8,6 @@ mod pins;
 mod refused;
 mod registers;
 mod resets;
-mod shared;
 mod spread;
 
 use alloc::vec::Vec;

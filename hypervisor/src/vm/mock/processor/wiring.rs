@@ -12,7 +12,6 @@ use crate::vm::dma::{DmaFlush, NotFlushed};
 use crate::vm::load::Plan;
 use crate::vm::memory::NestedTables;
 use crate::vm::mock::offer;
-use crate::vm::shared::Link;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Access, Context, CreateError, FaultOutcome, Files, Next, PerCpu, Vm, VpIndex, percpu};
 use alloc::vec;
@@ -93,7 +92,7 @@ unsafe impl Arch for MockArch {
         Ok(PROGRAMS.take())
     }
 
-    fn claim(_: &Config<'static>, _: &'static Programs, _: Vec<Link>) -> Result<(), CreateError> {
+    fn claim(_: &Config<'static>, _: &'static Programs) -> Result<(), CreateError> {
         Ok(())
     }
 
