@@ -116,7 +116,7 @@ pub(crate) struct MigrateArgs {
     /// The guest
     #[arg(value_parser = guest)]
     pub(crate) name: Name,
-    /// Where it goes: unix:PATH, or tcp:127.0.0.1:PORT
+    /// Where it goes: unix:PATH
     #[arg(long, value_name = "ADDRESS", value_parser = Address::parse, requires = "secret")]
     #[arg(required_unless_present = "target_is_gone")]
     pub(crate) to: Option<Address>,

@@ -245,8 +245,8 @@ pub(crate) const KEYS: &[Key] = &[
         .option(
             "incoming",
             "ADDRESS",
-            "Start no guest: take one that `./quell ctl guest migrate` sends, at unix:PATH or \
-             tcp:127.0.0.1:PORT. The other options describe it as they do where it comes from",
+            "Start no guest: take one that `./quell ctl guest migrate` sends, at unix:PATH. The other \
+             options describe it as they do where it comes from",
         )
         .values(|| ValueParser::from(|text: &str| Address::parse(text).map(|_| text.to_owned())), quoted),
     key("secret", r#"secret = "web.secret""#, |guest, of, key, _| {

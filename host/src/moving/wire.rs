@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::process::getuid;
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use transfer::handover::Told;
 
@@ -212,7 +212,7 @@ impl Link {
     }
 }
 
-pub(super) fn is_readable(socket: &File, within: Duration) -> Result<bool> {
+pub(super) fn is_readable(socket: &impl AsFd, within: Duration) -> Result<bool> {
     let within = Timespec::try_from(within)?;
     match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&within)) {
         Ok(count) => Ok(count != 0),

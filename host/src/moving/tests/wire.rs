@@ -12,16 +12,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 #[test]
-fn addresses_are_on_this_machine() {
-    let address = |text: &str| Address::parse(text);
-    for text in ["tcp:127.0.0.1:7001", "tcp:localhost:7001", "tcp:[::1]:7001", "unix:/a/b"] {
-        address(text).expect(text);
-    }
-    assert_eq!(address("tcp:localhost:7001"), address("tcp:127.0.0.1:7001"));
-    let refused = |text: &str| address(text).expect_err(text);
-    assert!(refused("tcp:192.0.2.1:7001").contains("ssh -L"));
-    for text in ["", "unix:", "tcp:7001", "tcp:example.org:1", "/a/b"] {
-        assert!(refused(text).contains("write unix:PATH"), "{text}");
+fn addresses_are_sockets_on_this_machine() {
+    assert_eq!(Address::parse("unix:/a/b").expect("is one").to_string(), "unix:/a/b");
+    for text in ["", "unix:", "tcp:127.0.0.1:7001", "/a/b"] {
+        assert!(Address::parse(text).expect_err(text).contains("write unix:PATH"), "{text}");
     }
 }
 

@@ -8,7 +8,6 @@ pub(in crate::test) use often::moves_often;
 use super::*;
 use crate::guest::cache;
 use crate::moving::{self, Address, Destination, Manner, Moved, Secret, Wanted};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
 
@@ -152,8 +151,6 @@ pub(super) fn draws_others(room: &Room<'_>) -> Result<()> {
 struct Ways<'a> {
     room: &'a Room<'a>,
     secret: PathBuf,
-    /// That nobody listens at.
-    port: u16,
 }
 
 impl<'a> Ways<'a> {
@@ -161,16 +158,11 @@ impl<'a> Ways<'a> {
         let secret = room.directory.join("secret");
         fs::write(&secret, "only these machines know this")?;
         fs::set_permissions(&secret, fs::Permissions::from_mode(0o600))?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-        Ok(Self { room, secret, port })
+        Ok(Self { room, secret })
     }
 
-    /// One of them by TCP.
     fn to(&self, name: &str) -> Result<Destination> {
-        let address = match name {
-            "back" => format!("tcp:127.0.0.1:{}", self.port),
-            _ => format!("unix:{}", self.room.directory.join(name).display()),
-        };
+        let address = format!("unix:{}", self.room.directory.join(name).display());
         let address = Address::parse(&address).map_err(anyhow::Error::msg)?;
         Ok(Destination { address, secret: Secret::read(&self.secret)? })
     }
