@@ -96,7 +96,7 @@ impl SetupHeader {
     /// The kernel has 64 bits.
     pub const XLF_KERNEL_64: u16 = 1 << 0;
     /// The first version with `xloadflags`, Linux 3.8. All other fields are older.
-    pub const VERSION_MIN: u16 = 0x020c;
+    const VERSION_MIN: u16 = 0x020c;
 
     /// The header of a file; `None` if the file ends within it.
     #[must_use]

@@ -2,7 +2,7 @@
 
 use crate::machine::flat::ArmHeader;
 use crate::prelude::*;
-use hostlink::bzimage::SetupHeader;
+use hostlink::bzimage::{Image, SetupHeader};
 use object::Endianness;
 use object::elf::{self, Machine};
 use object::read::elf::{ElfFile, FileHeader, ProgramHeader};
@@ -12,8 +12,6 @@ pub(crate) struct KernelInfo {
     /// How far the kernel extends into the guest's memory before it reads the memory map.
     pub(crate) memory_end: u64,
 }
-
-const DEFAULT_LOAD_ADDRESS: u64 = 16 << 20;
 
 pub(crate) fn inspect_file(arch: Arch, path: &Path) -> Result<KernelInfo> {
     ensure!(path.exists(), "there is no kernel at {}", path.display());
@@ -44,23 +42,11 @@ fn inspect_arm_image(image: &[u8]) -> Result<KernelInfo> {
     Ok(KernelInfo { memory_end: header.text_offset.saturating_add(header.image_size) })
 }
 
-fn inspect_bzimage(image: &[u8]) -> Result<KernelInfo> {
-    let header =
-        SetupHeader::of(image).with_context(|| format!("the file is too short: {} bytes", image.len()))?;
-    ensure!(header.is_kernel(), "it is neither a Linux bzImage nor an ELF file");
-    let version = header.version.get();
-    ensure!(
-        version >= SetupHeader::VERSION_MIN,
-        "its boot protocol {}.{:02} is older than 2.12",
-        version >> 8,
-        version & 0xff
-    );
-    ensure!(header.xloadflags.get() & SetupHeader::XLF_KERNEL_64 != 0, "it is not a 64-bit kernel");
-    let preferred = match header.pref_address.get() {
-        0 => DEFAULT_LOAD_ADDRESS,
-        address => address,
-    };
-    Ok(KernelInfo { memory_end: preferred.saturating_add(header.init_size.get().into()) })
+fn inspect_bzimage(file: &[u8]) -> Result<KernelInfo> {
+    let image = Image::parse(file).map_err(|unusable| anyhow!("{unusable}"))?;
+    let is_64_bit = image.header.xloadflags.get() & SetupHeader::XLF_KERNEL_64 != 0;
+    ensure!(is_64_bit, "it is not a 64-bit kernel");
+    Ok(KernelInfo { memory_end: image.header.pref_address.get().saturating_add(image.init_size()) })
 }
 
 fn inspect_elf(image: &[u8]) -> Result<KernelInfo> {
@@ -102,11 +88,13 @@ pub(crate) mod tests {
     use crate::machine::flat::tests::arm_image;
 
     pub(crate) fn bzimage() -> Vec<u8> {
-        let mut image = vec![0; 0x300];
+        let mut image = vec![0; 0xa00];
         let header = SetupHeader::of_mut(&mut image).unwrap();
         header.boot_flag = SetupHeader::BOOT_FLAG.into();
         header.magic = SetupHeader::MAGIC;
+        header.jump_offset = 0x62;
         header.version = 0x20f.into();
+        header.loadflags = SetupHeader::LOADED_HIGH;
         header.xloadflags = SetupHeader::XLF_KERNEL_64.into();
         header.pref_address = 0x0100_0000.into();
         header.init_size = 0x0200_0000.into();
@@ -119,12 +107,13 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_no_kernel_is_refused_with_its_reason() {
-        assert!(reason(b"").contains("too short"));
+        assert!(reason(b"").contains("neither"));
         assert!(reason(&[0x20; 4096]).contains("neither"));
+        assert!(reason(&bzimage()[..0x9ff]).contains("cut off"));
         assert!(reason(b"\x7fELF and then nothing").contains("sound ELF"));
         let mut old = bzimage();
         old[0x206..0x208].copy_from_slice(&0x204u16.to_le_bytes());
-        assert!(reason(&old).contains("older than 2.12"));
+        assert!(reason(&old).contains("2.12 is needed"));
         let mut narrow = bzimage();
         narrow[0x236] = 0;
         assert!(reason(&narrow).contains("64-bit"));
