@@ -4,7 +4,7 @@ const README: &str = include_str!("../../../README.md");
 const PERFORMANCE: &str = include_str!("../../../docs/performance.md");
 const REPORT: &str = include_str!("../../../docs/report.html");
 /// The part of the README with the table.
-const HEADING: &str = "Beside Linux KVM";
+const HEADING: &str = "Comparison with Linux KVM";
 
 /// A figure without what only one of the documents says of it: which of KVM's ways it is of, its
 /// unit if that is usual, marks, and zeros that say nothing.

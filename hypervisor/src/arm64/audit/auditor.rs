@@ -109,13 +109,12 @@ impl Auditor {
     /// Compares what is switched with the vCPU, once after each time that it arrives. Its guest's
     /// counter is by `base` ahead of the machine's.
     fn check_left<P: Processor>(&mut self, base: u64) -> Result<(), Finding> {
-        if let Some(mut registers) = self.left.registers.take() {
-            if self.left.has_started {
-                // The guest's time 0, by the machine's counter; before that counter's 0 it is 0.
-                let behind = base.cast_signed().min(0).unsigned_abs();
-                registers[Register::PhysicalValue as usize] = behind;
-            }
-            for (should, &register) in registers.iter().zip(Register::ALL) {
+        if let Some(registers) = self.left.registers.take() {
+            // The guest's time 0, by the machine's counter; before that counter's 0 it is 0.
+            let behind = base.cast_signed().min(0).unsigned_abs();
+            for (left, &register) in registers.iter().zip(Register::ALL) {
+                let is_time_0 = self.left.has_started && register == Register::PhysicalValue;
+                let should = if is_time_0 { &behind } else { left };
                 if is_there::<P>(register) && register != Register::Vmpidr {
                     let fixed = if *should == register.at_reset() { audit::fixed(register) } else { 0 };
                     let bits = audit::lasting(register) & !fixed;
