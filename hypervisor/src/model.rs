@@ -10,6 +10,8 @@ use coherence::{CpuId, Notify, Owner, Space, Target};
 use loom::sync::Arc;
 use loom::thread;
 
+use crate::sched::notify::{self, Published};
+
 /// The CPU that the owner is on.
 pub(crate) const CPU: CpuId = CpuId(5);
 
@@ -50,7 +52,7 @@ pub(crate) enum OwnerAction {
 
 /// The owner's first check of the notify word, as in the hypervisor.
 pub(crate) fn take_events(owner: &mut Owner<'_>) -> bool {
-    owner.take_events()
+    notify::take_events(owner).is_some()
 }
 
 /// A wrong one: a check without an order, where the event should be taken.
@@ -65,7 +67,7 @@ pub(crate) fn announced<S, L>(
     shared: S,
     way: OwnerAction,
     take: fn(&mut Owner<'_>) -> bool,
-    post: fn(&S, &mut dyn FnMut()),
+    post: fn(&S, &mut dyn FnMut(Published)),
     mut look: L,
 ) where
     S: Send + Sync + 'static,
@@ -96,7 +98,7 @@ pub(crate) fn announced<S, L>(
         })
     };
     let mut note = None;
-    post(&vcpu.1, &mut || note = Some(vcpu.0.post_event()));
+    post(&vcpu.1, &mut |_| note = Some(vcpu.0.post_event()));
     let (found, mut look) = running.join().unwrap();
     let told = if way == OwnerAction::Enter { Notify::Kick(CPU) } else { Notify::Wake };
     assert!(found || note == Some(told), "the owner is not told");

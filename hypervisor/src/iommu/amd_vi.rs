@@ -18,6 +18,7 @@ use spin::Mutex;
 use stay::iommu::{Device, Domain, amd_vi as engine};
 use stay::{Mistake, Mistakes};
 
+use super::remaps::Rewritten;
 use crate::owned::tables::{address, ring, words};
 use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;
@@ -226,11 +227,10 @@ impl Iommu {
             .and_then(|entry| entry.with_interrupts(interrupts))
             .filter(|_| devices.iter().all(|device| self.place(device.id).is_some()))
             .ok_or(NotAttached::NoPlace)?;
-        for device in devices {
+        Ok(engine::attach(&self.queue, devices, |device| {
             let has_ats = device.ats.is_some();
             self.set(device.id, if has_ats { entry.with_ats() } else { entry });
-        }
-        Ok(engine::attach(&self.queue, devices)?)
+        })?)
     }
 
     /// Blocks devices, and drops all that is kept of their translations. Afterwards nothing of the
@@ -240,10 +240,7 @@ impl Iommu {
     ///
     /// [`Stuck`] if the IOMMU does not go on. Nothing may be freed then.
     pub fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
-        for device in domain.devices {
-            self.set(device.id, self.unowned(device.id));
-        }
-        engine::detach(&self.queue, domain)
+        engine::detach(&self.queue, domain, |device| self.set(device.id, self.unowned(device.id)))
     }
 
     pub(crate) const fn queue(&self) -> &Queue<Ring, &'static [Entry]> {
@@ -255,7 +252,7 @@ impl Iommu {
     /// # Errors
     ///
     /// [`Stuck`] if the IOMMU does not go on: it may still use a former entry.
-    pub fn interrupts_changed(&self, device: DeviceId) -> Result<Forgotten, Stuck> {
+    pub fn interrupts_changed(&self, device: DeviceId, _: Rewritten) -> Result<Forgotten, Stuck> {
         self.queue.wait(self.queue.issue([invalidate_interrupts(device)])?)?;
         Ok(Forgotten(device))
     }

@@ -1,9 +1,8 @@
 //! Interrupts of owned functions, by MSI and MSI-X, and the IOMMUs that remap them.
 
 use alloc::vec::Vec;
-use core::sync::atomic::Ordering;
 use core::{fmt, mem};
-use iommu::amd::table::{InterruptEntry, InterruptTable};
+use iommu::amd::table::InterruptEntry;
 use iommu::{DeviceId, Stuck};
 use paging::Invalidation;
 use pci::function::Interrupts as Wanted;
@@ -12,15 +11,12 @@ use pci::{Address, Function, Physical};
 use stay::iommu::{Begun, Device, Domain, amd_vi, finish};
 
 use super::amd_vi::{Forgotten, Iommu};
+use super::remaps::{Remaps, Rewritten};
 use super::routes::{self, CpuVector, Receiver, Routes};
 use crate::devices::pc::message::Message;
 use crate::owned::{self, Functions, Given, Interrupts, NotAttached, Platform, Refused, Translations};
-use crate::pages::Pages;
 use crate::vm::VpIndex;
 
-/// Log2 of the number of entries of a function's interrupt remapping table: 512, of which the first
-/// 256 can be used, because the other bits of a message's data are its delivery mode.
-const REMAP_ORDER: u8 = 9;
 /// The address of an interrupt. Its other bits are in the remapping entry.
 const INTERRUPTS_AT: u64 = 0xfee0_0000;
 
@@ -54,7 +50,7 @@ impl owned::Iommu<Messages> for Iommu {
     }
 
     fn attach(&self, device: Device, to: Translations, interrupts: &Messages) -> Result<(), NotAttached> {
-        self.attach(&[device], to, interrupts.table())
+        self.attach(&[device], to, interrupts.remaps.table())
     }
 
     fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
@@ -106,8 +102,7 @@ struct Known {
 
 /// A function's messages.
 pub struct Messages {
-    /// Its interrupt remapping table.
-    remaps: Pages,
+    remaps: Remaps,
     known: Vec<Known>,
     /// The vector of messages for which there was none any more. All of them are taken to have
     /// arrived by an interrupt there.
@@ -120,7 +115,7 @@ impl Interrupts<AmdVi> for Messages {
     fn new(_: &Physical, shown: &Function) -> Self {
         let messages = usize::from(shown.vector_count());
         Self {
-            remaps: Pages::new(1),
+            remaps: Remaps::new(),
             known: alloc::vec![Known::default(); messages],
             common: None,
             has_table: !shown.trapped().is_empty(),
@@ -165,10 +160,6 @@ impl Interrupts<AmdVi> for Messages {
 }
 
 impl Messages {
-    const fn table(&self) -> InterruptTable {
-        InterruptTable { address: self.remaps.start(), order: REMAP_ORDER }
-    }
-
     /// The guest's message of a number is this one now.
     fn follow_message(
         &mut self,
@@ -277,14 +268,10 @@ impl Messages {
 
     /// Sends a message's interrupts to its vector.
     fn remap(&self, machine: &MachineDevices, given: &Given, (number, place): (u16, CpuVector)) {
-        let InterruptEntry(entry) = InterruptEntry::fixed(place.destination, place.vector);
-        let Some(word) = self.remaps.words().get(usize::from(number) / 2) else { return };
-        let shift = u32::from(number) % 2 * 32;
-        let others = word.load(Ordering::Relaxed) & !(0xffff_ffff << shift);
-        // Relaxed: the doorbell of the command below orders it for the IOMMU.
-        word.store(others | u64::from(entry) << shift, Ordering::Relaxed);
+        let entry = InterruptEntry::fixed(place.destination, place.vector);
+        let Some(rewritten) = self.remaps.set(number, entry) else { return };
         // A new vector is in use from now on, and no former one was.
-        let _nothing_to_free = tell_iommu(machine, given);
+        let _nothing_to_free = tell_iommu(machine, given, rewritten);
     }
 
     /// Blocks its interrupts, and frees its vectors.
@@ -295,8 +282,7 @@ impl Messages {
         }
         // What comes from now on is lost.
         self.known.iter().filter_map(|known| known.place).for_each(|place| machine.routes.silence(place));
-        self.remaps.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        let proof = tell_iommu(machine, given);
+        let proof = tell_iommu(machine, given, self.remaps.clear());
         let places = self.known.iter_mut().filter_map(|known| mem::take(known).place);
         // Without a proof nobody gets them any more.
         places.for_each(|place| proof.iter().for_each(|proof| machine.routes.free(place, proof)));
@@ -319,11 +305,10 @@ impl Messages {
     }
 }
 
-/// The remapping table was changed: returns the proof that the IOMMU uses nothing of what it was
-/// before.
-fn tell_iommu(machine: &MachineDevices, given: &Given) -> Option<Forgotten> {
+/// Returns the proof that the IOMMU uses nothing of what the remapping table was before.
+fn tell_iommu(machine: &MachineDevices, given: &Given, rewritten: Rewritten) -> Option<Forgotten> {
     let id = given.device.id;
-    let told = machine.iommu(given.iommu)?.interrupts_changed(id);
+    let told = machine.iommu(given.iommu)?.interrupts_changed(id, rewritten);
     told.inspect_err(|stuck| log::error!("device {id}: its interrupts may be lost: {stuck}")).ok()
 }
 

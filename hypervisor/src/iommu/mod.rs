@@ -7,5 +7,6 @@ pub mod messages;
 pub mod mirror;
 #[cfg(test)]
 pub(crate) mod moment;
+pub mod remaps;
 pub mod routes;
 pub mod smmu;

@@ -48,6 +48,7 @@ mod turns;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use coherence::Owner;
 
 use crate::sync::{AtomicU32, Ordering};
 use ledger::Ledger;
@@ -102,6 +103,25 @@ pub enum Block {
     Refused,
     /// It blocks, and the next vCPU gets the CPU; `None` if none waits here.
     Next(Option<Turn>),
+}
+
+/// A vCPU was saved and has no owner any more. Whatever lets another CPU find it takes this.
+#[derive(Debug)]
+#[must_use = "nobody runs the vCPU any more"]
+pub struct Released(());
+
+impl Released {
+    /// Another CPU may own the vCPU from now on.
+    #[inline(always)] // A part of the switch.
+    pub fn by(owner: Owner<'_>) -> Self {
+        drop(owner);
+        Self(())
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn made() -> Self {
+        Self(())
+    }
 }
 
 /// All queues.
@@ -205,7 +225,7 @@ impl Scheduler {
 
     /// Puts the vCPU that runs on `cpu` back among the waiting ones, here or on a CPU with a
     /// smaller load, and lets the next one run.
-    pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack) -> (Option<Turn>, Nudge) {
+    pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack, _: Released) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
             if let Some(running) = own.turn() {
                 let home = &self.homes[running.vcpu as usize];
@@ -220,16 +240,21 @@ impl Scheduler {
         (turn, surplus.map_or(Nudge::Nothing, enqueue))
     }
 
-    /// Takes the vCPU that runs on `cpu` off it, if `commit` agrees that it may block, and lets the
-    /// next one run. `deadline` is when it must be woken at the latest, `u64::MAX` for never.
+    /// Takes the vCPU that runs on `cpu` off it, if `commit` releases it, and lets the next one run. `deadline` is when it must be woken at the latest, `u64::MAX` for never.
     ///
     /// `commit` runs under the queue's lock. A waker that sees the vCPU blocked waits for that
     /// lock, so it finds the timer set and the vCPU off the CPU.
-    pub fn block(&self, cpu: CpuIndex, now: u64, deadline: u64, commit: impl FnOnce() -> bool) -> Block {
+    pub fn block(
+        &self,
+        cpu: CpuIndex,
+        now: u64,
+        deadline: u64,
+        commit: impl FnOnce() -> Option<Released>,
+    ) -> Block {
         let place = self.place(cpu);
         place.with(|own| {
             let Some(running) = own.turn() else { return Block::Refused };
-            if !commit() {
+            if commit().is_none() {
                 return Block::Refused;
             }
             let home = &self.homes[running.vcpu as usize];

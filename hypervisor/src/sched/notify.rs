@@ -81,9 +81,41 @@
 //! | `Group::first_until` | by the CPU that serves a request or finds that a stop is over; by any CPU that looks, by an exchange | the guest is held or waits, or not, until the CPU looks again: the request has it kicked. What it uses is in its accounts in any case |
 //! | `Home::timer_line` | under the lock of the queue that it names | a vCPU with work waits among those that only tick: it is late, not lost |
 
-use coherence::{Notify, Target};
+use coherence::{Notify, Owner, Target};
 
-use super::{CpuIndex, Line, Nudge, Scheduler, VcpuIndex};
+use super::{CpuIndex, Line, Nudge, PutBack, Released, Scheduler, Turn, VcpuIndex};
+
+/// A has happened: what is posted was stored. Whatever posts makes this, behind its last store, and
+/// B cannot be before, because [`notify`] takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the vCPU is not told of it"]
+pub struct Published(());
+
+impl Published {
+    /// Time has passed, or the caller owns the vCPU: there is nothing that another CPU has stored.
+    pub const NOTHING: Self = Self(());
+
+    /// To be called where something was posted, and nowhere else.
+    pub(crate) const fn here() -> Self {
+        Self(())
+    }
+}
+
+/// E has happened: F may look. A look that comes first would miss what the event announced.
+#[derive(Debug)]
+#[must_use = "what the event has announced is to be looked at"]
+pub struct Taken(());
+
+impl Taken {
+    /// No event is taken. One that pends refuses the next entry.
+    pub const NONE: Self = Self(());
+}
+
+/// E: takes the notify word.
+#[inline(always)] // Part of each turn of the loop.
+pub fn take_events(owner: &mut Owner<'_>) -> Option<Taken> {
+    owner.take_events().then_some(Taken(()))
+}
 
 /// The calling CPU's interface for the notifying code.
 pub trait Reach {
@@ -108,7 +140,7 @@ pub trait Reach {
 
 /// B to D: tells a vCPU that something was posted to it (A). A blocked vCPU goes into `line`.
 #[inline]
-pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line, _: Published) {
     notified(here, vcpu, target.post_event(), line);
 }
 
@@ -124,6 +156,22 @@ pub fn notified(here: &impl Reach, vcpu: VcpuIndex, note: Notify, line: Line) {
         Notify::Kick(cpu) => here.kick_guest(vcpu, cpu.0),
         Notify::Wake => nudge(here, here.scheduler().wake(vcpu, line, here.now())),
     }
+}
+
+/// N, O and Q: puts the vCPU back that has run on `cpu`, the calling one, and returns the next one.
+/// `leave` marks that it is not here any more.
+#[inline(always)] // A part of the switch.
+pub fn put_back(
+    here: &impl Reach,
+    (cpu, now): (CpuIndex, u64),
+    why: PutBack,
+    released: Released,
+    leave: impl FnOnce(),
+) -> Option<Turn> {
+    leave();
+    let (next, due) = here.scheduler().switch(cpu, now, why, released);
+    nudge(here, due);
+    next
 }
 
 /// D: carries out the nudge that the scheduler returned.

@@ -44,9 +44,9 @@ fn a_refused_block_leaves_the_vcpu_running() {
     let sched = scheduler(1, 1);
     sched.wake(0, Line::Work, 0);
     next(&sched, 0);
-    assert_eq!(sched.block(0, 5, 100, || false), Block::Refused);
+    assert_eq!(sched.block(0, 5, 100, || None), Block::Refused);
     assert_eq!(sched.next_event(0), u64::MAX, "no timer was left behind");
-    assert_eq!(sched.block(0, 5, 100, || true), Block::Next(None));
+    assert_eq!(sched.block(0, 5, 100, || Some(Released::made())), Block::Next(None));
     assert_eq!((sched.next_event(0), sched.pop_expired(0, 100)), (100, Some(0)));
 }
 
@@ -55,7 +55,9 @@ fn blocking_hands_the_cpu_to_whoever_waits_with_the_timer_in_sight() {
     let sched = scheduler(1, 3);
     enqueue(&sched, 0, 0..3);
     assert_eq!(next(&sched, 0), Some((0, false)));
-    let Block::Next(Some(turn)) = sched.block(0, 5, 300, || true) else { panic!("nobody has the CPU") };
+    let Block::Next(Some(turn)) = sched.block(0, 5, 300, || Some(Released::made())) else {
+        panic!("nobody has the CPU")
+    };
     let queue_state = sched.queue_state(0, 5);
     assert_eq!((turn.vcpu, queue_state.has_waiting, queue_state.next_event), (1, true, 300));
     assert!(sched.has_waiting(0), "vCPU 2");
@@ -66,7 +68,7 @@ fn waking_early_forgets_the_timer() {
     let sched = scheduler(1, 1);
     sched.wake(0, Line::Work, 0);
     next(&sched, 0);
-    sched.block(0, 5, 100, || true);
+    sched.block(0, 5, 100, || Some(Released::made()));
     sched.wake(0, Line::Work, 0);
     assert_eq!(sched.pop_expired(0, 1000), None);
 }
@@ -82,7 +84,9 @@ fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
     assert_eq!(sched.promote(0), Nudge::Nothing, "it runs");
     assert_eq!(sched.promote(3), Nudge::Running(0));
     assert_eq!(sched.promote(3), Nudge::Nothing, "it has been helped");
-    let Block::Next(Some(turn)) = sched.block(0, 0, u64::MAX, || true) else { panic!("nobody has the CPU") };
+    let Block::Next(Some(turn)) = sched.block(0, 0, u64::MAX, || Some(Released::made())) else {
+        panic!("nobody has the CPU")
+    };
     assert_eq!((turn.vcpu, sched.promote(3)), (3, Nudge::Nothing));
 }
 
@@ -104,7 +108,7 @@ fn u15_cpus_with_gaps() {
     assert_eq!(sched.wake(2, Line::Work, 0), Nudge::Idle(4), "the CPU with less to do is behind the gap");
     assert_eq!(next(&sched, 4), Some((2, true)));
     enqueue(&sched, 1, [1, 3]);
-    sched.block(4, 0, u64::MAX, || true);
+    sched.block(4, 0, u64::MAX, || Some(Released::made()));
     assert!(next(&sched, 4).is_some(), "it takes work from the other one");
 }
 
@@ -123,7 +127,7 @@ fn put_back_evens_the_queues_out() {
     let sched = scheduler(2, 4);
     enqueue(&sched, 0, 0..4);
     next(&sched, 0);
-    let (turn, nudge) = sched.switch(0, 1000, PutBack::Preempted);
+    let (turn, nudge) = sched.switch(0, 1000, PutBack::Preempted, Released::made());
     assert_eq!((turn.map(|turn| turn.vcpu), nudge), (Some(1), Nudge::Idle(1)));
     assert_eq!((sched.place(0).load(), sched.place(1).load()), (3, 1));
 }
@@ -135,13 +139,15 @@ fn a_turn_says_how_long_the_vcpu_waited_for_it() {
     let turn = sched.next(0, 130).unwrap();
     assert_eq!((turn.vcpu, turn.waited), (0, 30));
     let _ = sched.wake(1, Line::Timer, 400);
-    let (turn, _) = sched.switch(0, 1000, PutBack::Preempted);
+    let (turn, _) = sched.switch(0, 1000, PutBack::Preempted, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 600)), "since it woke");
-    let Block::Next(turn) = sched.block(0, 1700, u64::MAX, || true) else { panic!("it may block") };
+    let Block::Next(turn) = sched.block(0, 1700, u64::MAX, || Some(Released::made())) else {
+        panic!("it may block")
+    };
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((0, 700)), "since it was put back");
     // While it blocked it did not wait, and a clock that is ahead takes nothing back.
     let _ = sched.wake(1, Line::Work, 5000);
-    let (turn, _) = sched.switch(0, 4990, PutBack::Yielded);
+    let (turn, _) = sched.switch(0, 4990, PutBack::Yielded, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 0)));
 }
 
@@ -156,7 +162,7 @@ fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
     for vcpu in [1, 3] {
         let _ = sched.wake(vcpu, Line::Work, 50);
     }
-    let both = [0, 1].map(|cpu| match sched.block(cpu, 80, u64::MAX, || true) {
+    let both = [0, 1].map(|cpu| match sched.block(cpu, 80, u64::MAX, || Some(Released::made())) {
         Block::Next(turn) => turn.or_else(|| sched.next(cpu, 80)).map(|turn| turn.waited),
         Block::Refused => None,
     });
@@ -171,10 +177,12 @@ fn what_a_vcpu_had_and_what_it_waited_is_the_time_that_it_was_runnable() {
     assert_eq!(sched.next(0, 130).map(|turn| (turn.vcpu, turn.waited)), Some((0, 30)));
     assert_eq!([0, 1].map(|vcpu| sched.used_by(vcpu, 180)), [50, 0], "one of them runs");
     assert_eq!(sched.used_by(0, 129), 0, "a clock that is behind takes nothing back");
-    let (turn, _) = sched.switch(0, 1000, PutBack::Preempted);
+    let (turn, _) = sched.switch(0, 1000, PutBack::Preempted, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((1, 900)));
     assert_eq!([0, 1].map(|vcpu| sched.used_by(vcpu, 1500)), [870, 500], "the other one runs");
-    let Block::Next(turn) = sched.block(0, 1600, u64::MAX, || true) else { panic!("it may block") };
+    let Block::Next(turn) = sched.block(0, 1600, u64::MAX, || Some(Released::made())) else {
+        panic!("it may block")
+    };
     assert_eq!(turn.map(|turn| (turn.vcpu, turn.waited)), Some((0, 600)));
     assert_eq!([0, 1].map(|vcpu| sched.used_by(vcpu, 1700)), [970, 600], "one of them sleeps");
     assert_eq!((970 + 30 + 600, 600 + 900), (1700 - 100, 1600 - 100));
@@ -191,7 +199,7 @@ fn a_turn_is_charged_as_it_goes() {
     }
     assert_eq!([0, 1].map(|cpu| next(&sched, cpu)), [Some((0, false)), Some((1, false))]);
     for now in (400..4000).step_by(400) {
-        let _ = sched.switch(1, now, PutBack::Preempted);
+        let _ = sched.switch(1, now, PutBack::Preempted, Released::made());
         assert_eq!(sched.ledger.charged(0), now, "by the CPU on which others wait");
         assert_eq!([sched.used(0, now), sched.used(1, now)], [now; 2], "nothing is left out");
     }

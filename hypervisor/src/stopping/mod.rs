@@ -37,6 +37,7 @@
 #[cfg(all(test, loom))]
 mod model;
 
+use crate::sched::notify::Published;
 use crate::sync::{AtomicU32, Ordering};
 
 /// A reset is in progress.
@@ -66,6 +67,8 @@ const fn all_but_one(count: u32) -> u32 {
 pub struct Stopping {
     attention: AtomicU32,
     stopped: AtomicU32,
+    /// How the guest has ended. Valid while [`END`] is set.
+    ended: AtomicU32,
 }
 
 /// What a vCPU does that has arrived at its stop.
@@ -94,11 +97,19 @@ impl Stopping {
         self.attention.fetch_and(!bits, Ordering::Release); // Pairs with `attention`.
     }
 
-    /// P: all vCPUs are to stop for these reasons. Returns whether they must be told.
+    /// P: all vCPUs are to stop for these reasons. If they must be told, returns what Q requires.
     #[must_use = "nobody else tells the vCPUs"]
-    pub fn begin(&self, why: u32) -> bool {
+    pub fn begin(&self, why: u32) -> Option<Published> {
         // Pairs with `attention`; of two concurrent callers one is first.
-        self.attention.fetch_or(why, Ordering::AcqRel) & STOP == 0
+        let is_first = self.attention.fetch_or(why, Ordering::AcqRel) & STOP == 0;
+        is_first.then(Published::here)
+    }
+
+    /// P for [`END`]: whoever finds it finds the code.
+    #[must_use = "nobody else tells the vCPUs"]
+    pub fn end(&self, code: u32) -> Option<Published> {
+        self.ended.store(code, Ordering::Relaxed);
+        self.begin(END)
     }
 
     /// A, C: one of `count` vCPUs arrives.
@@ -114,9 +125,10 @@ impl Stopping {
         }
     }
 
-    /// B: a vCPU has left its CPU. If all others of `count` have, calls `last` with the reasons
-    /// before anybody finds that all have left; then the guest must not be used any more.
-    pub fn leave(&self, count: u32, last: impl FnOnce(u32)) {
+    /// B: a vCPU has left its CPU. If all others of `count` have, calls `last` with the code of the
+    /// end, if there is one, before anybody finds that all have left; then the guest must not be used
+    /// any more.
+    pub fn leave(&self, count: u32, last: impl FnOnce(Option<u32>)) {
         // Pairs with `left`, and with itself: what the others asked for before they left is seen.
         let mut now = self.stopped.load(Ordering::Acquire);
         while now % ARRIVED + 1 != count {
@@ -125,7 +137,7 @@ impl Stopping {
                 Err(changed) => now = changed,
             }
         }
-        last(self.attention());
+        last((self.attention() & END != 0).then(|| self.ended.load(Ordering::Relaxed)));
         self.stopped.fetch_add(LEFT, Ordering::AcqRel); // Pairs with `left`.
     }
 

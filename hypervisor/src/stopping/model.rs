@@ -3,11 +3,14 @@
 
 use super::{ARRIVED, END, LEFT, PAUSE, RESET, Role, Stopping};
 use crate::model::explored;
+use crate::sched::notify::Published;
 use crate::sync::{AtomicU32, Ordering};
 use loom::sync::Arc;
 use loom::thread;
 
 const COUNT: u32 = 2;
+/// How the guest ends.
+const CODE: u32 = 7;
 
 struct Guest {
     stopping: Stopping,
@@ -26,7 +29,11 @@ impl Guest {
     }
 
     fn begin(&self, why: u32) {
-        if self.stopping.begin(why) {
+        self.tell(self.stopping.begin(why));
+    }
+
+    fn tell(&self, begun: Option<Published>) {
+        if begun.is_some() {
             self.told.iter().for_each(|told| told.store(1, Ordering::Release));
         }
     }
@@ -225,7 +232,7 @@ fn end_beside_pause(leave: fn(&Stopping, &AtomicU32)) {
         let (guest, recorded) = (guest.clone(), recorded.clone());
         thread::spawn(move || (guest.stopping.left() == COUNT, recorded.load(Ordering::Relaxed)))
     };
-    let _all_have_been_told = guest.stopping.begin(END);
+    let _all_have_been_told = guest.stopping.end(CODE);
     assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
     leave(&guest.stopping, &recorded);
     let (has_stopped, records) = destroying.join().unwrap();
@@ -237,8 +244,8 @@ fn end_beside_pause(leave: fn(&Stopping, &AtomicU32)) {
 explored! {
     fn the_last_vcpu_to_leave_records_the_end(Some(2)): || {
         end_beside_pause(|stopping, recorded| {
-            stopping.leave(COUNT, |reasons| {
-                recorded.fetch_add(u32::from(reasons & END != 0), Ordering::Relaxed);
+            stopping.leave(COUNT, |ended| {
+                recorded.fetch_add(u32::from(ended == Some(CODE)), Ordering::Relaxed);
             });
         });
     };
@@ -255,7 +262,7 @@ explored! {
         || {
             end_beside_pause(|stopping, recorded| {
                 let mut is_end = false;
-                stopping.leave(COUNT, |reasons| is_end = reasons & END != 0);
+                stopping.leave(COUNT, |ended| is_end = ended == Some(CODE));
                 recorded.fetch_add(is_end.into(), Ordering::Relaxed);
             });
         };

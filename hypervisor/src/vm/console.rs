@@ -7,6 +7,7 @@ use hostlink::guests::CONSOLES;
 use hostlink::ring::{HEADER_BYTES, Writer};
 use spin::Mutex;
 
+use super::guests::Unlisted;
 use super::memory::{FreeMemory, PAGE};
 
 const RING_BYTES: u32 = 64 << 10;
@@ -46,7 +47,8 @@ impl Rings {
         }
     }
 
-    pub(super) fn give_back(self, free: &mut FreeMemory) {
+    /// Readers have learnt from the guest's entry that the memory may be in use again.
+    pub(super) fn give_back(self, free: &mut FreeMemory, _: Unlisted) {
         free.add(self.start..self.start + CONSOLES as u64 * RING_MEMORY);
     }
 }

@@ -2,14 +2,15 @@
 
 use super::arch::Arch;
 use super::machine::Vm;
+use super::space::Flushed;
 use super::{host, percpu};
 
-/// A guest whose vCPUs have all stopped. The flag says whether idle CPUs have been told to leave
-/// its address space.
+/// A guest whose vCPUs have all stopped, and of which nothing is cached since the flush of tables
+/// without entries. The flag says whether idle CPUs have been told to leave its address space.
 pub(super) struct Leaving<A: Arch>(&'static Vm<A>, bool);
 
 impl<A: Arch> Leaving<A> {
-    pub(super) const fn new(vm: &'static Vm<A>) -> Self {
+    pub(super) fn new(vm: &'static Vm<A>, _: Flushed) -> Self {
         Self(vm, false)
     }
 

@@ -34,7 +34,6 @@ use super::machine::{self, Vm};
 use super::switch::Leave;
 use crate::loader::LoadError;
 use crate::sched::{Share, VcpuIndex};
-use crate::stopping;
 
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
 const HEAP_PER_GUEST: u64 = 1 << 20;
@@ -56,6 +55,10 @@ impl<A: Arch> Guest<A> {
         unsafe { self.0.as_ref() }
     }
 }
+
+/// The host tool sees a guest no more.
+#[must_use = "its rings are not freed"]
+pub(super) struct Unlisted(());
 
 /// A new guest, and how its memory is loaded. If that is impossible it must be destroyed.
 pub(super) type Created<A> = (&'static Vm<A>, Result<Load<A>, LoadError>);
@@ -173,16 +176,21 @@ impl<A: Arch> Host<A> {
         // no CPU uses it (see `host.rs`); the caller is the boot CPU, the only one that finds it by
         // its number.
         let vm = unsafe { freed::take(guest.0) };
-        // First of all: readers of its rings notice that the memory may be in use again.
-        self.entry(number).clear();
+        let unlisted = self.unlist(number);
         let Vm { tables, rings, vcpus, .. } = vm; // Everything else is dropped.
         freed::drop_all(vcpus);
         let mut free = self.free.lock();
         // SAFETY: no CPU has loaded the address space, and the allocators went with the machine.
         unsafe { tables.give_back(&mut free) };
         if let Some(rings) = rings {
-            rings.give_back(&mut free);
+            rings.give_back(&mut free, unlisted);
         }
+    }
+
+    /// Readers of a guest's rings notice from now on that the memory may be in use again.
+    fn unlist(&self, number: u32) -> Unlisted {
+        self.entry(number).clear();
+        Unlisted(())
     }
 
     /// The end of a guest has been recorded. The run ends with its last guest.
@@ -247,8 +255,7 @@ impl<A: Arch> Vm<A> {
             self.host.record_end(self.number, code);
             A::exit(self.host.verdict());
         }
-        self.ended.store(code as u32, Ordering::Relaxed);
-        self.begin_stop(stopping::END);
+        self.begin_end(code);
     }
 }
 

@@ -34,7 +34,7 @@ use super::memory::FreeMemory;
 use super::percpu::{self, PerCpu};
 use super::trace::{self, Rings};
 use crate::devices::wall_clock::WallClock;
-use crate::sched::notify::{self, Reach};
+use crate::sched::notify::{self, Published, Reach};
 use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
 
 /// Rows. Tests create thousands of machines, with one guest of the largest size at most.
@@ -176,11 +176,12 @@ impl<A: Arch> Host<A> {
 
     /// Sets or clears the flags that make the boot CPU, which is the calling one, look for
     /// requests: its own, and those of all guests, because any may have a vCPU there.
-    pub fn set_requests_wait(&self, wait: bool) {
+    pub fn set_requests_wait(&self, wait: bool) -> Published {
         self.requests.store(wait, Ordering::Relaxed);
         for guest in self.guests.lock().iter().flatten() {
             guest.vm().set_requests_wait(wait);
         }
+        Published::here()
     }
 
     /// The number of the guest that the bundle describes by this name.
@@ -277,17 +278,13 @@ impl<A: Arch> Host<A> {
     }
 
     /// Tells the vCPU of a row that something was posted to it.
-    pub fn notify(&self, row: VcpuIndex) {
-        self.notify_in(row, Line::Work);
+    pub fn notify(&self, row: VcpuIndex, posted: Published) {
+        notify::notify(self, row, &self.targets[row as usize], Line::Work, posted);
     }
 
     /// Tells a blocked vCPU that its timer has expired.
     pub fn notify_expired(&self, row: VcpuIndex) {
-        self.notify_in(row, Line::Timer);
-    }
-
-    fn notify_in(&self, row: VcpuIndex, line: Line) {
-        notify::notify(self, row, &self.targets[row as usize], line);
+        notify::notify(self, row, &self.targets[row as usize], Line::Timer, Published::NOTHING);
     }
 
     /// Carries out the nudge that the scheduler returned.

@@ -6,14 +6,15 @@ use hostlink::counters::Counter;
 use super::arch::Arch;
 use super::counting;
 use super::percpu::PerCpu;
+use crate::sched::notify::Published;
 
 /// Makes the vCPU that runs here check everything before it goes on.
-fn request_attention<A: Arch>() {
+fn request_attention<A: Arch>(posted: Published) {
     let Some(host) = A::host() else { return };
     let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
     // This may wake a vCPU that has just blocked. That is harmless: it blocks again.
     if let Some(row) = vcpu.checked_sub(1) {
-        host.notify(row);
+        host.notify(row, posted);
     }
 }
 
@@ -36,7 +37,7 @@ pub fn on_timer<A: Arch>() {
         count_late_kick(cpu, due);
     }
     cpu.disarmed();
-    request_attention::<A>();
+    request_attention::<A>(Published::NOTHING);
 }
 
 /// The tick was due: counts a kick that was sent long before and has not been taken. Recent kicks
@@ -52,8 +53,7 @@ fn count_late_kick<A: Arch>(cpu: &PerCpu<A>, due: u64) {
 /// The control channel has received something.
 pub fn on_control_interrupt<A: Arch>() {
     if let Some(host) = A::host() {
-        host.set_requests_wait(true);
-        request_attention::<A>();
+        request_attention::<A>(host.set_requests_wait(true));
     }
 }
 

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use coherence::{Notify, Target};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU64};
 use hostlink::config::{self, Config, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
@@ -28,7 +28,8 @@ use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
 pub use super::vcpu::Vcpu;
 use crate::loader::LoadError;
-use crate::sched::{CpuIndex, Line, VcpuIndex, notify};
+use crate::sched::notify::{self, Published};
+use crate::sched::{CpuIndex, Line, VcpuIndex};
 use crate::stopping::{REQUESTS, Stopping};
 
 /// Index of a vCPU in its guest; also its VP index.
@@ -73,8 +74,6 @@ pub struct Vm<A: Arch> {
     pub(super) rings: Option<Rings>,
     /// Memory for its nested page table.
     pub(super) tables: NestedTables,
-    /// How it has ended: an exit code. Valid while [`END`](crate::stopping::END) is set.
-    pub(super) ended: AtomicU32,
     pub(super) reset: Mutex<Option<Reset<A>>>,
     /// Under test: whether it has been freed.
     pub(super) exists: Exists,
@@ -197,7 +196,6 @@ fn assemble<A: Arch>(
         turn_wanted: AtomicBool::new(false),
         rings,
         tables,
-        ended: AtomicU32::new(0),
         reset: Mutex::new(None),
         exists: Exists::new(),
     }))
@@ -338,9 +336,9 @@ impl<A: Arch> Vm<A> {
 
     /// Tells a vCPU that something was posted to it.
     #[inline]
-    pub fn notify(&self, vcpu: &Vcpu<A>) {
+    pub fn notify(&self, vcpu: &Vcpu<A>, posted: Published) {
         self.exists.check();
-        notify::notify(self.host, vcpu.row, vcpu.target, Line::Work);
+        notify::notify(self.host, vcpu.row, vcpu.target, Line::Work, posted);
     }
 
     /// The same, by the word that says so already.

@@ -12,21 +12,17 @@ use super::GUEST;
 use super::arch::{Arch, State};
 use super::context::Context;
 use super::load::Load;
-use super::machine::{Vm, VpIndex};
+use super::machine::{Vcpu, Vm, VpIndex};
 use super::switch::Leave;
 use crate::loader::LoadError;
 use crate::sched::PutBack;
+use crate::sched::notify::Taken;
 use crate::stopping::{PAUSE, REQUESTS, RESET, Role};
 
 impl<A: Arch> Vm<A> {
     /// The state after power-on of a guest whose vCPUs have all stopped, except for its memory.
     fn reset_stopped(&self) {
-        for vcpu in &self.vcpus {
-            let mut owner = vcpu.target.owner().expect("all vCPUs have stopped");
-            let _event = owner.take_events();
-            // SAFETY: the owner was just taken.
-            unsafe { vcpu.state() }.reset(&vcpu.inbox);
-        }
+        self.vcpus.iter().for_each(|vcpu| with_stopped(vcpu, |state| state.reset(&vcpu.inbox)));
         A::reset_devices(self);
     }
 
@@ -68,6 +64,15 @@ impl<A: Arch> Vm<A> {
     }
 }
 
+/// Acts on the private state of a vCPU that has stopped. An event is taken first: of what is posted
+/// from then on the vCPU is told.
+fn with_stopped<A: Arch>(vcpu: &Vcpu<A>, act: impl FnOnce(&mut A::State)) {
+    let mut owner = vcpu.target.owner().expect("the vCPU has stopped");
+    let _event = owner.take_events();
+    // SAFETY: the owner was just taken.
+    act(unsafe { vcpu.state() });
+}
+
 pub(super) struct Reset<A: Arch> {
     /// The vCPU that carries it out.
     pub(super) by: VpIndex,
@@ -83,7 +88,7 @@ impl<A: Arch> Context<'_, A> {
             ResetPolicy::Panic => panic!("the guest resets, which is taken for an error here"),
             ResetPolicy::Reboot => {
                 self.vm.begin_stop(RESET);
-                self.check_events()
+                self.check_events(Taken::NONE)
             }
         }
     }
@@ -176,11 +181,7 @@ impl<A: Arch> Context<'_, A> {
             act(self.state);
             return A::reload_state(self);
         }
-        let vcpu = &self.vm.vcpus[index as usize];
-        let mut owner = vcpu.target.owner().expect("all other vCPUs have stopped");
-        let _event = owner.take_events();
-        // SAFETY: the owner was just taken.
-        act(unsafe { vcpu.state() });
+        with_stopped(&self.vm.vcpus[index as usize], act);
     }
 
     /// Requests are served during a reset as at any other time.

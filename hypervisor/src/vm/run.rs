@@ -56,6 +56,7 @@ use super::host::Host;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
 use super::{GUEST, control, counting, files};
+use crate::sched::notify::{self, Taken};
 use crate::sched::spinning::Look;
 use crate::sched::{PutBack, Turn};
 use crate::stopping;
@@ -178,8 +179,8 @@ impl<'a, A: Arch> Context<'a, A> {
     #[inline(always)]
     pub(super) fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
         // The full check covers earlier posts.
-        let _posted_before = self.owner.take_events();
-        self.check_all(now)
+        let taken = notify::take_events(&mut self.owner).unwrap_or(Taken::NONE);
+        self.check_all(now, taken)
     }
 
     /// The vCPU gives up the CPU without having entered the guest since its turn began, or since
@@ -201,8 +202,8 @@ impl<'a, A: Arch> Context<'a, A> {
     /// One entry into the guest and the handling of its exit.
     #[inline(always)] // The body of the loop over exits.
     fn step(&mut self) -> Option<Leave> {
-        if self.owner.take_events()
-            && let Some(leave) = self.check_events()
+        if let Some(taken) = notify::take_events(&mut self.owner)
+            && let Some(leave) = self.check_events(taken)
         {
             return Some(leave);
         }
@@ -223,7 +224,7 @@ impl<'a, A: Arch> Context<'a, A> {
     /// Checks everything that may have happened: interrupts, timers, a reset, and what
     /// [`share_cpu`](Self::share_cpu) checks.
     #[inline(always)] // It has two callers, each of which does little else.
-    fn check_all(&mut self, mut now: u64) -> Option<Leave> {
+    fn check_all(&mut self, mut now: u64, _: Taken) -> Option<Leave> {
         if self.vm.attention() != 0 {
             if let Some(leave) = self.serve_vm() {
                 return Some(leave);
@@ -270,8 +271,8 @@ impl<'a, A: Arch> Context<'a, A> {
 
     /// An event was posted, or a timer was changed.
     #[inline(never)]
-    pub(super) fn check_events(&mut self) -> Option<Leave> {
-        let leave = self.check_all(A::now())?;
+    pub(super) fn check_events(&mut self, taken: Taken) -> Option<Leave> {
+        let leave = self.check_all(A::now(), taken)?;
         self.count_turn(leave)
     }
 
@@ -280,13 +281,13 @@ impl<'a, A: Arch> Context<'a, A> {
     fn check_queue(&mut self) -> Option<Leave> {
         self.cpu.check_queue.set(false);
         if self.vm.is_changing() {
-            return self.check_events();
+            return self.check_events(Taken::NONE);
         }
         let now = A::now();
         if self.cpu.timer_due() <= now {
             // The timer is about to fire. Setting it for the queue alone would lose its original
             // purpose.
-            return self.check_events();
+            return self.check_events(Taken::NONE);
         }
         let queue_state = self.host.sched.queue_state_after_wake(self.cpu.index, now);
         if queue_state.should_switch {
@@ -363,7 +364,7 @@ impl<'a, A: Arch> Context<'a, A> {
         let deadline = self.state.next_deadline(now);
         // Posted events need no check: with an event pending the scheduler refuses to block.
         if deadline <= now || self.state.wakes_from_halt() {
-            return self.check_events();
+            return self.check_events(Taken::NONE);
         }
         // At once, for the time is at hand.
         self.switch_vcpu(Leave::Blocked(deadline), now);
@@ -373,7 +374,7 @@ impl<'a, A: Arch> Context<'a, A> {
     fn after_exit(&mut self, next: Next) -> Option<Leave> {
         match next {
             Next::Resume => None,
-            Next::Timers => self.check_events(),
+            Next::Timers => self.check_events(Taken::NONE),
             Next::Halt => self.halt(),
             Next::Yield if self.host.sched.has_waiting(self.cpu.index) && self.waits_for_memory(A::now()) => {
                 Some(Leave::PutBack(PutBack::Passive))

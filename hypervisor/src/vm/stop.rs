@@ -1,6 +1,5 @@
 //! All vCPUs of a guest stop, and go on: `stopping` for a machine.
 
-use core::sync::atomic::Ordering;
 use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 
@@ -8,14 +7,24 @@ use super::arch::Arch;
 use super::machine::{Vm, VpIndex};
 use super::{host, percpu};
 use crate::sched::Line;
-use crate::stopping::{END, PAUSE, Role};
+use crate::sched::notify::Published;
+use crate::stopping::{PAUSE, Role};
 use crate::vm::dma::Devices;
 
 impl<A: Arch> Vm<A> {
     /// Makes every vCPU stop, for this reason: a bit of [`STOP`](crate::stopping::STOP).
     pub fn begin_stop(&self, why: u32) {
-        if self.stopping.begin(why) {
-            self.vcpus.iter().for_each(|vcpu| self.notify(vcpu));
+        self.tell_all(self.stopping.begin(why));
+    }
+
+    /// The same because the guest ends, with this exit code.
+    pub(super) fn begin_end(&self, code: ExitCode) {
+        self.tell_all(self.stopping.end(code as u32));
+    }
+
+    fn tell_all(&self, begun: Option<Published>) {
+        if let Some(begun) = begun {
+            self.vcpus.iter().for_each(|vcpu| self.notify(vcpu, begun));
         }
     }
 
@@ -45,10 +54,9 @@ impl<A: Arch> Vm<A> {
     /// has ended; the end is recorded.
     pub(super) fn leave_for_stop(&self) -> bool {
         let mut has_ended = false;
-        self.stopping.leave(self.vcpu_count(), |reasons| {
+        self.stopping.leave(self.vcpu_count(), |ended| {
             self.host.sched.end_first(self.number);
-            let code = ExitCode::from_code(self.ended.load(Ordering::Relaxed).cast_signed());
-            if let Some(code) = code.filter(|_| reasons & END != 0) {
+            if let Some(code) = ended.and_then(|code| ExitCode::from_code(code.cast_signed())) {
                 A::Devices::silence(self);
                 self.host.record_end(self.number, code);
                 has_ended = true;

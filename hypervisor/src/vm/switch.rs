@@ -12,7 +12,7 @@ use super::host::Host;
 use super::machine::Vcpu;
 use super::percpu::PerCpu;
 use super::run::wait_for_turn;
-use crate::sched::{Block, PutBack, Turn};
+use crate::sched::{Block, PutBack, Released, Turn, notify};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leave {
@@ -54,9 +54,9 @@ impl<'a, A: Arch> Context<'a, A> {
     /// # Safety
     ///
     /// Neither owner nor state is used before [`take_on`](Self::take_on).
-    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>, _: &Saved) {
+    unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>, _: &Saved) -> Released {
         // SAFETY: the caller does not use it any more.
-        unsafe { ManuallyDrop::drop(owner) };
+        Released::by(unsafe { ManuallyDrop::take(owner) })
     }
 
     /// Continues with the vCPU whose turn it is, after the previous one has been released.
@@ -118,14 +118,12 @@ impl<'a, A: Arch> Context<'a, A> {
             Leave::Blocked(deadline) => {
                 let (cpu, vcpu, owner) = (self.cpu, self.vcpu.row, &mut self.owner);
                 let block = self.host.sched.block(self.cpu.index, now, deadline, || {
-                    let halted = owner.try_halt(space);
-                    if halted {
+                    owner.try_halt(space).then(|| {
                         cpu.trace(Event::TurnEnds, vcpu);
                         // SAFETY: the next is taken on below: a scheduler that lets a vCPU block
                         // never refuses.
-                        unsafe { Self::release(owner, &saved) };
-                    }
-                    halted
+                        unsafe { Self::release(owner, &saved) }
+                    })
                 });
                 let Block::Next(next) = block else {
                     // Something was posted meanwhile: the vCPU goes on.
@@ -141,20 +139,19 @@ impl<'a, A: Arch> Context<'a, A> {
                     PutBack::Yielded => Counter::SchedYield,
                     PutBack::Passive => Counter::SchedPassive,
                 });
-                self.cpu.trace(Event::TurnEnds, self.vcpu.row);
+                let cpu = self.cpu;
+                cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: the next is taken on below.
-                unsafe { Self::release(&mut self.owner, &saved) };
-                self.cpu.note_current(None);
-                let (next, nudge) = self.host.sched.switch(self.cpu.index, now, why);
-                self.host.nudge(nudge);
-                next
+                let released = unsafe { Self::release(&mut self.owner, &saved) };
+                notify::put_back(self.host, (cpu.index, now), why, released, || cpu.note_current(None))
             }
             Leave::Parked => {
                 self.cpu.trace(Event::TurnEnds, self.vcpu.row);
                 // SAFETY: as above.
-                unsafe { Self::release(&mut self.owner, &saved) };
+                let released = unsafe { Self::release(&mut self.owner, &saved) };
                 self.cpu.note_current(None);
-                let Block::Next(next) = self.host.sched.block(self.cpu.index, now, u64::MAX, || true) else {
+                let leaves = || Some(released);
+                let Block::Next(next) = self.host.sched.block(self.cpu.index, now, u64::MAX, leaves) else {
                     unreachable!("a vCPU that runs can always stop")
                 };
                 if self.vm.leave_for_stop() {

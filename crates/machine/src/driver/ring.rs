@@ -157,8 +157,7 @@ impl<'m> Ring<'m> {
     ) -> Result<(), Stuck> {
         match self.machine().config.arch {
             Arch::Amd64 | Arch::Intel64 => {
-                self.write_entries(places, Some(entry));
-                dma::amd_vi::attach(&self.queue, devices)
+                dma::amd_vi::attach(&self.queue, devices, self.writes(places, Some(entry)))
             }
             Arch::Arm64 => devices.iter().try_for_each(|device| {
                 let by = stage_1(entry).expect("addresses fit");
@@ -175,17 +174,23 @@ impl<'m> Ring<'m> {
     ) -> Result<(), Stuck> {
         match self.machine().config.arch {
             Arch::Amd64 | Arch::Intel64 => {
-                self.write_entries(places, None);
-                dma::amd_vi::detach(&self.queue, domain)
+                dma::amd_vi::detach(&self.queue, domain, self.writes(places, None))
             }
             Arch::Arm64 => self.smmu().detach(domain),
         }
     }
 
-    fn write_entries(&self, places: core::ops::Range<usize>, entry: Option<DeviceEntry>) {
-        for place in places {
-            self.machine().point();
-            self.machine().hw.borrow_mut().write_device_entry(place, entry);
+    /// The devices' entries, which are at these places, become this one.
+    fn writes(
+        &self,
+        mut places: core::ops::Range<usize>,
+        entry: Option<DeviceEntry>,
+    ) -> impl FnMut(&dma::Device) {
+        move |_| {
+            if let Some(place) = places.next() {
+                self.machine().point();
+                self.machine().hw.borrow_mut().write_device_entry(place, entry);
+            }
         }
     }
 

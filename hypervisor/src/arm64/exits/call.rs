@@ -38,8 +38,8 @@ pub(super) fn handle<A: Arm64>(context: &mut Context<'_, A>, _: Syndrome) -> Nex
         Call::CpuOn { vcpu, start } => match context.vm.vcpus.get(usize::from(vcpu)) {
             None => Status::InvalidParameters.to_x0(),
             Some(target) => match target.inbox.power.turn_on(start) {
-                Ok(()) => {
-                    context.vm.notify(target);
+                Ok(posted) => {
+                    context.vm.notify(target, posted);
                     Status::Success.to_x0()
                 }
                 Err(error) => Status::from(error).to_x0(),

@@ -111,8 +111,7 @@ fn send<A: Arm64>(context: &Context<'_, A>, sgi: Sgi, group: SgiGroup) {
     for index in sgi.targets(context.vcpu.index as u8, context.vm.vcpu_count() as u8) {
         let Some(vcpu) = context.vm.vcpus.get(usize::from(index)) else { continue };
         trace::here::<A>(Event::Posted, vcpu.index, sgi.intid().into(), [0; 2]);
-        vcpu.inbox.interrupts.post_sgi(sgi, group);
-        context.vm.notify(vcpu);
+        context.vm.notify(vcpu, vcpu.inbox.interrupts.post_sgi(sgi, group));
         sent += 1;
     }
     increase(&context.counters[Counter::IrqIpi as usize], sent);

@@ -9,6 +9,7 @@ use crate::devices::virt::gic::{self, Distributor, Effect, RegisterEffect};
 use crate::devices::virt::{map, pl011};
 use crate::iommu::lines::Receiver;
 use crate::owned::Busy;
+use crate::sched::notify::Published;
 use crate::vm::{Context, Vm};
 use memslots::Gpa;
 
@@ -24,14 +25,12 @@ pub fn perform<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) 
 fn perform_all<A: Arm64>(vm: &Vm<A>, effect: Effect, distributor: &Distributor) {
     if let Some(groups) = effect.groups {
         for vcpu in &vm.vcpus {
-            vcpu.inbox.interrupts.post_groups(groups);
-            vm.notify(vcpu);
+            vm.notify(vcpu, vcpu.inbox.interrupts.post_groups(groups));
         }
     }
     for post in effect.posts(distributor) {
         let Some(vcpu) = vm.vcpus.get(usize::from(post.vcpu)) else { continue };
-        vcpu.inbox.interrupts.post_spi(post.intid);
-        vm.notify(vcpu);
+        vm.notify(vcpu, vcpu.inbox.interrupts.post_spi(post.intid));
     }
 }
 
@@ -202,7 +201,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
         vm.guest.rtc.lock().write(offset, value as u32, vm.wall_ns());
         ring(context);
         // Its next deadline has changed.
-        vm.notify(context.vcpu);
+        vm.notify(context.vcpu, Published::NOTHING);
         return true;
     }
     if vm.guest.has_functions() && map::PCI_MEMORY.contains(&gpa) {
@@ -217,8 +216,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
     } else if let Some(intids) = gic::write_foreign(place, bytes, value)
         && let Some(vcpu) = vm.vcpus.get(usize::from(place.vcpu))
     {
-        vcpu.inbox.interrupts.post_private(intids);
-        vm.notify(vcpu);
+        vm.notify(vcpu, vcpu.inbox.interrupts.post_private(intids));
     }
     true
 }

@@ -7,7 +7,7 @@ use loom::thread;
 use super::board::{Board, Guest};
 use crate::model::explored;
 use crate::sched::ledger::Ledger;
-use crate::sched::{CpuIndex, Line, PutBack, Scheduler, Share};
+use crate::sched::{CpuIndex, Line, PutBack, Released, Scheduler, Share};
 
 fn capped(cap: u32) -> Share {
     Share { cap: Some(cap), ..Share::default() }
@@ -33,7 +33,7 @@ fn hold(next_event: fn(&Scheduler) -> u64) {
         // is first, it charges the other CPU's turn up to then, and the guest is held for longer.
         thread::spawn(move || _ = next(&board, 1, 19_000))
     };
-    let (turn, _) = board.sched.switch(0, 10_000, PutBack::Preempted);
+    let (turn, _) = board.sched.switch(0, 10_000, PutBack::Preempted, Released::made());
     let looks_at = if turn.is_none() { next_event(&board.sched) } else { 0 };
     other.join().unwrap();
     let end = board.sched.ledger.spent_until(0) - 1000;

@@ -5,8 +5,8 @@ use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::cell::Cell;
 use std::vec::Vec;
 
-use crate::sched::notify::{self, Reach};
-use crate::sched::{Block, CpuIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex};
+use crate::sched::notify::{self, Published, Reach, Taken};
+use crate::sched::{Block, CpuIndex, Line, Policy, PutBack, Released, Scheduler, Share, Turn, VcpuIndex};
 
 /// The guest's behaviour when it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +70,9 @@ impl Board {
         let _ = self.sched.wake(vcpu, Line::Work, 0);
         assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
         let mut owner = self.vcpus[vcpu as usize].target.owner().expect("free");
-        let block = self.sched.block(cpu, 0, deadline, || owner.try_halt(Space::UNKNOWN));
+        let block = self
+            .sched
+            .block(cpu, 0, deadline, || owner.try_halt(Space::UNKNOWN).then(|| Released::by(owner)));
         assert_eq!(block, Block::Next(None));
     }
 
@@ -113,17 +115,13 @@ pub(super) trait Steps: Sized + 'static {
     }
 
     fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
-        notify::notify(here, vcpu, target, line);
-    }
-
-    fn nudge(here: &impl Reach, nudge: Nudge) {
-        notify::nudge(here, nudge);
+        notify::notify(here, vcpu, target, line, Published::here());
     }
 
     /// E and F, whether F is due or not: returns whether the vCPU must make room.
     fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
-        let _posted_before = owner.take_events();
-        cpu.look::<Self>(vcpu)
+        let taken = notify::take_events(owner).unwrap_or(Taken::NONE);
+        cpu.look::<Self>(vcpu, taken)
     }
 
     /// G.
@@ -260,7 +258,7 @@ impl<'b> Cpu<'b> {
     }
 
     /// F: the inbox, then whether another vCPU wants the CPU.
-    pub(super) fn look<S: Steps>(&self, vcpu: &Vcpu) -> bool {
+    pub(super) fn look<S: Steps>(&self, vcpu: &Vcpu, _: Taken) -> bool {
         if vcpu.inbox.load(Relaxed) != 0 {
             self.board.found.fetch_add(vcpu.inbox.swap(0, Relaxed), Relaxed);
         }
@@ -282,25 +280,24 @@ impl<'b> Cpu<'b> {
             let makes_room = S::settle(self, owner.as_mut().unwrap(), vcpu)
                 || !self.enter::<S>(owner.as_mut().unwrap(), vcpu)?;
             if makes_room {
-                drop(owner.take());
-                if !S::HERE_TOO_LONG {
-                    self.current.set(None);
-                }
-                let (next, nudge) = sched.switch(self.index, 0, PutBack::Yielded);
-                S::nudge(self, nudge);
-                return Some(next);
+                return Some(self.put_back::<S>(owner.take().unwrap(), 0, PutBack::Yielded));
             }
             let block = sched.block(self.index, 0, u64::MAX, || {
                 let has_halted = S::try_halt(owner.as_mut().unwrap());
-                if has_halted {
-                    owner = None;
-                }
-                has_halted
+                has_halted.then(|| Released::by(owner.take().unwrap()))
             });
             if let Block::Next(next) = block {
                 return Some(next);
             }
         }
+    }
+
+    pub(super) fn put_back<S: Steps>(&self, owner: Owner<'_>, now: u64, why: PutBack) -> Option<Turn> {
+        notify::put_back(self, (self.index, now), why, Released::by(owner), || {
+            if !S::HERE_TOO_LONG {
+                self.current.set(None);
+            }
+        })
     }
 
     /// Runs the guest, again after each interrupt; true if it halts, false if the vCPU must make

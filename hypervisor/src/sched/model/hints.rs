@@ -10,7 +10,7 @@ use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explored;
 use crate::sched::notify::Reach;
 use crate::sched::queue::VIRTUAL_EPOCH;
-use crate::sched::{Block, Line, PutBack, Scheduler, VcpuIndex};
+use crate::sched::{Block, Line, PutBack, Released, Scheduler, VcpuIndex};
 
 /// A vCPU is woken while its CPU has others block with timers: that CPU never waits beyond the next
 /// of them.
@@ -23,7 +23,7 @@ fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
         let board = board.clone();
         thread::spawn(move || wake(&board.sched, 0))
     };
-    let block = board.sched.block(0, 0, 100, || true);
+    let block = board.sched.block(0, 0, 100, || Some(Released::made()));
     assert!(matches!(block, Block::Next(_)));
     assert!(board.sched.next_event(0) <= 100, "a timer is overslept");
     waker.join().unwrap();
@@ -66,7 +66,7 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
             let block = board.sched.block(1, 0, 100, || {
                 let has_halted = owner.try_halt(Space::UNKNOWN);
                 has_blocked.store(has_halted.into(), Relaxed);
-                has_halted
+                has_halted.then(|| Released::by(owner))
             });
             block != Block::Refused
         })
@@ -117,13 +117,8 @@ fn switching<S: Steps>() {
     };
     let cpu = Cpu::new(&board, 0);
     cpu.current.set(Some(0));
-    drop(board.vcpus[0].target.owner().expect("free"));
-    if !S::HERE_TOO_LONG {
-        cpu.current.set(None);
-    }
-    let (next, nudge) = board.sched.switch(0, 500, PutBack::Preempted);
-    assert!(next.is_some());
-    S::nudge(&cpu, nudge);
+    let owner = board.vcpus[0].target.owner().expect("free");
+    assert!(cpu.put_back::<S>(owner, 500, PutBack::Preempted).is_some());
     let is_in_guest = other.join().unwrap();
     let is_told = board.lines[1].load(Relaxed) != 0;
     assert!(!(is_in_guest && board.sched.has_waiting(1)) || is_told, "a vCPU is not told who waits");
@@ -161,7 +156,7 @@ explored! {
         let was_late = board.sched.homes[1].timer_line.load(Relaxed) != 0;
         Outside(&board).post::<Real>(1);
         assert_eq!(board.sched.homes[1].timer_line.load(Relaxed), 0, "it is still late ({was_late})");
-        let Block::Next(Some(turn)) = board.sched.block(0, 0, u64::MAX, || true) else {
+        let Block::Next(Some(turn)) = board.sched.block(0, 0, u64::MAX, || Some(Released::made())) else {
             panic!("it is lost")
         };
         assert_eq!(turn.vcpu, 1);

@@ -6,7 +6,7 @@ use loom::sync::atomic::Ordering::Relaxed;
 use super::board::{Cpu, Steps, Vcpu};
 use super::scenarios::{halting, halting_under_two, idling, nudging, two_cpus};
 use crate::model::explore;
-use crate::sched::notify::{self, Reach};
+use crate::sched::notify::{self, Reach, Taken};
 use crate::sched::{Line, Nudge, VcpuIndex};
 
 /// Defines a mutant, and the test that it fails: a scenario, and the failure that is seen there.
@@ -41,7 +41,7 @@ mutant! {
     /// F before E: the event is taken after the check.
     LookFirst fails event_taken_after_the_look: halting::<LookFirst>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
-            let makes_room = cpu.look::<Self>(vcpu);
+            let makes_room = cpu.look::<Self>(vcpu, Taken::NONE);
             let _posted_before = owner.take_events();
             makes_room
         }
@@ -52,7 +52,7 @@ mutant! {
     /// The same for a waiter: the queue's state is older than the event that announces the waiter.
     OutlookFirst fails outlook_before_the_event: nudging::<OutlookFirst>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
-            let makes_room = cpu.look::<Self>(vcpu);
+            let makes_room = cpu.look::<Self>(vcpu, Taken::NONE);
             let _posted_before = owner.take_events();
             makes_room
         }
@@ -142,7 +142,7 @@ mutant! {
     TakeRelaxed fails notify_word_read_without_order: nudging::<TakeRelaxed>, "maximum number of branches", {
         fn settle(cpu: &Cpu<'_>, owner: &mut Owner<'_>, vcpu: &Vcpu) -> bool {
             let is_due = owner.target().has_event();
-            let makes_room = cpu.look::<Self>(vcpu);
+            let makes_room = cpu.look::<Self>(vcpu, Taken::NONE);
             if is_due {
                 let _seen_before = owner.take_events();
             }

@@ -118,7 +118,7 @@ impl Machine {
         self.count(cpu);
         self.cpus[cpu as usize].current = None;
         self.vcpus[vcpu as usize].is_asleep = true;
-        let Block::Next(turn) = self.sched.block(cpu, self.now, u64::MAX, || true) else {
+        let Block::Next(turn) = self.sched.block(cpu, self.now, u64::MAX, || Some(Released::made())) else {
             panic!("a vCPU that runs may block")
         };
         self.begin(cpu, turn);

@@ -12,7 +12,9 @@ mod waits;
 use core::ops::Range;
 use hostlink::cpus::CpuSet;
 
-use super::{Block, CpuIndex, GroupIndex, Line, Nudge, Policy, PutBack, Scheduler, Share, Turn, VcpuIndex};
+use super::{
+    Block, CpuIndex, GroupIndex, Line, Nudge, Policy, PutBack, Released, Scheduler, Share, Turn, VcpuIndex,
+};
 
 /// Ticks in a millisecond.
 const MS: u64 = 1000;
@@ -266,7 +268,7 @@ impl Machine {
                 state.left = run;
             }
         }
-        let (turn, nudge) = self.sched.switch(cpu, self.now, why);
+        let (turn, nudge) = self.sched.switch(cpu, self.now, why, Released::made());
         self.begin(cpu, turn);
         self.obey(nudge);
     }
@@ -284,7 +286,7 @@ impl Machine {
         let state = &mut self.vcpus[vcpu as usize];
         state.is_asleep = true;
         self.cpus[cpu as usize].current = None;
-        match self.sched.block(cpu, self.now, self.now + sleep, || true) {
+        match self.sched.block(cpu, self.now, self.now + sleep, || Some(Released::made())) {
             Block::Refused => panic!("a vCPU that runs may block"),
             Block::Next(turn) => self.begin(cpu, turn),
         }

@@ -7,6 +7,7 @@ use tlfs::msr;
 
 use super::processor::{CODE, DATA, Guest, MockSvm, board, processor, with_guest};
 use crate::devices::pc::message::Trigger;
+use crate::sched::notify::Published;
 use crate::svm::intercepts::misc1;
 use crate::svm::vmcb::{Vmcb, vintr};
 use crate::vm::arch::Board;
@@ -207,7 +208,7 @@ fn a_lazy_eoi_that_is_not_made_use_of_is_withdrawn() {
 #[test]
 fn an_entry_that_is_called_off_leaves_no_offer() {
     with_offer(|guest| {
-        guest.0.vm.notify(guest.0.vcpu);
+        guest.0.vm.notify(guest.0.vcpu, Published::NOTHING);
         assert!(!guest.enter(|_, _| panic!("nobody enters with an event pending")));
         assert_eq!((field(), guest.0.state.lapic.highest_isr()), (0, None));
         assert_eq!(processor(|processor| processor.entries), 0);
@@ -298,16 +299,16 @@ fn an_entry_that_the_processor_refuses_leaves_the_flush_owed() {
 fn start_up_is_for_those_that_wait_for_it() {
     board().with_vcpu(1, |context| {
         let guest = &mut Guest(context);
-        guest.0.vcpu.inbox.post_startup(0x9a);
+        let _ = guest.0.vcpu.inbox.post_startup(0x9a);
         signals::take_signals(guest.0);
         assert_eq!(guest.0.state.activity, Activity::Running);
         assert_eq!((guest.vmcb().cs.base, guest.vmcb().rip, guest.vmcb().cs.selector), (0x9a000, 0, 0x9a00));
         assert_eq!(guest.get(RDX), 0x0080_0f12, "the processor's signature");
         guest.vmcb().rip = 77;
-        guest.0.vcpu.inbox.post_startup(0x10);
+        let _ = guest.0.vcpu.inbox.post_startup(0x10);
         signals::take_signals(guest.0);
         assert_eq!(guest.vmcb().rip, 77, "it runs already");
-        guest.0.vcpu.inbox.post_init();
+        let _ = guest.0.vcpu.inbox.post_init();
         signals::take_signals(guest.0);
         assert_eq!((guest.0.state.activity, guest.vmcb().rip), (Activity::WaitForStartup, 0xfff0));
     });
@@ -317,7 +318,7 @@ fn start_up_is_for_those_that_wait_for_it() {
 fn nmis_that_are_posted_are_taken_one_after_the_other() {
     with_guest(&[], |guest| {
         for _ in 0..3 {
-            guest.0.vcpu.inbox.post_nmi();
+            let _ = guest.0.vcpu.inbox.post_nmi();
         }
         signals::take_signals(guest.0);
         assert_eq!(event_of_entry(guest), NMI);

@@ -13,6 +13,7 @@ use stay::iommu::{Device, Domain, amd_vi as engine, finish};
 use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::amd_vi::{Iommu, NotStarted};
 use crate::iommu::moment::each_moment;
+use crate::iommu::remaps::Rewritten;
 use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;
 
@@ -256,7 +257,7 @@ fn what_is_begun_is_not_over_before_the_iommu_says_so() {
     let stuck = driver.detach(&DOMAIN).expect_err("it does not go on");
     assert_eq!(made.entry_in_memory(0x18), DeviceEntry::BLOCKED.0, "at least that: {stuck}");
     assert!(driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).is_err());
-    assert!(driver.interrupts_changed(DEVICE.id).is_err());
+    assert!(driver.interrupts_changed(DEVICE.id, Rewritten::made()).is_err());
 }
 
 #[test]
@@ -267,9 +268,9 @@ fn a_changed_interrupt_is_used_when_the_iommu_was_told() {
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)));
     tables.0[4].words()[1].store(u64::from(InterruptEntry::fixed(1, 0x66).0) << 32, Ordering::Relaxed);
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)), "the former one is kept");
-    driver.interrupts_changed(DeviceId(0x19)).expect("it goes on");
+    driver.interrupts_changed(DeviceId(0x19), Rewritten::made()).expect("it goes on");
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)), "that was another device");
-    driver.interrupts_changed(DEVICE.id).expect("it goes on");
+    driver.interrupts_changed(DEVICE.id, Rewritten::made()).expect("it goes on");
     assert_eq!(made.msi(0x18, 3), Ok((1, 0x66)));
 }
 

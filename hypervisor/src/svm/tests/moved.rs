@@ -208,8 +208,8 @@ fn m5_what_pends_is_delivered_on_the_other_machine() {
         guest.set(RAX, 0x1234);
         guest.set_field(Rip, CODE + 7);
         guest.0.state.lapic.accept_fixed(0x51, Trigger::Edge);
-        guest.0.vcpu.inbox.post_fixed(0x52, Trigger::Edge);
-        guest.0.vcpu.inbox.post_nmi();
+        let _ = guest.0.vcpu.inbox.post_fixed(0x52, Trigger::Edge);
+        let _ = guest.0.vcpu.inbox.post_nmi();
         guest.0.state.nmi = Nmi::BLOCKED;
         guest.0.state.activity = Activity::Halted;
         written(guest)

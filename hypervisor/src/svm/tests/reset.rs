@@ -82,11 +82,11 @@ fn spoil(moved: &mut Moved, random: &mut Random) {
 }
 
 fn post(inbox: &Inbox) {
-    inbox.post_fixed(0x51, Trigger::Edge);
-    inbox.post_fixed(0x52, Trigger::Level);
-    inbox.post_to_owner(0x53);
-    inbox.post_nmi();
-    inbox.post_startup(0x9a);
+    let _ = inbox.post_fixed(0x51, Trigger::Edge);
+    let _ = inbox.post_fixed(0x52, Trigger::Level);
+    let _ = inbox.post_to_owner(0x53);
+    let _ = inbox.post_nmi();
+    let _ = inbox.post_startup(0x9a);
 }
 
 fn reset(moved: &mut Moved) {
@@ -101,7 +101,7 @@ fn reset(moved: &mut Moved) {
 fn init(moved: &mut Moved) {
     moved.0.with_vcpu(0, |context| {
         post(&context.vcpu.inbox);
-        context.vcpu.inbox.post_init();
+        let _ = context.vcpu.inbox.post_init();
         Tested::take_signals(context);
         context.state.intercept_pause(false);
     });

@@ -333,8 +333,7 @@ impl<A: Arch> Destroy<A> {
                     return Ok(progress);
                 }
                 // The tables that are left have no entries: nothing is cached by them afterwards.
-                let _receipt = vm.flush_space(Invalidation::Everything, &mut self.scratch);
-                Stage::Leave(Leaving::new(vm))
+                Stage::Leave(Leaving::new(vm, vm.flush_space(Invalidation::Everything, &mut self.scratch)))
             }
             Stage::Leave(leaving) => {
                 let Some(gone) = leaving.gone() else { return Ok(Progress::Waiting) };

@@ -91,9 +91,9 @@ pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> Progress {
     let mut progress = channel.step(host);
     if progress == Progress::Done {
         // Bytes received from here on interrupt again; the next check covers bytes received before.
-        host.set_requests_wait(false);
+        let _nobody_is_told = host.set_requests_wait(false);
         if channel.receive(host) || channel.has_work() {
-            host.set_requests_wait(true);
+            let _looks_itself = host.set_requests_wait(true);
             progress = Progress::More;
         }
     }

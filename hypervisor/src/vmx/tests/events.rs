@@ -4,6 +4,7 @@ use super::processor::{DATA, Guest, TOLD, with_guest, with_guest_of, written};
 use super::said::Said;
 use crate::devices::pc::lapic::msr::{APIC_BASE, SVR};
 use crate::devices::pc::message::Trigger;
+use crate::sched::notify::Published;
 use crate::vm::Next;
 use crate::vm::arch::State;
 use crate::vmx::controls::NMI_WINDOW as NMI_WINDOW_EXITING;
@@ -63,7 +64,7 @@ fn an_interrupt_of_an_entry_that_is_called_off_is_not_lost() {
         enable_interrupts(guest);
         assert!(guest.enter(|_, _| {}));
         guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
-        guest.0.vm.notify(guest.0.vcpu);
+        guest.0.vm.notify(guest.0.vcpu, Published::NOTHING);
         assert!(!guest.enter(|_, _| panic!("nobody enters with an event pending")));
         assert_eq!(guest.0.state.lapic.highest_isr(), None);
         assert!(guest.0.owner.take_events());
@@ -314,7 +315,7 @@ fn u54_an_edge_triggered_interrupt_is_not_posted_while_its_vector_is_level_trigg
         guest.write_msr(SVR, 0x1ff);
         let vm = guest.0.vm;
         let (id, inbox) = (guest.0.state.lapic.apic_id(), &vm.vcpus[0].inbox);
-        inbox.post_fixed(VECTOR, Trigger::Level);
+        let _ = inbox.post_fixed(VECTOR, Trigger::Level);
         signals::take_signals(guest.0);
         for is_level in [true, false] {
             assert!(guest.enter(move |stay, _| {

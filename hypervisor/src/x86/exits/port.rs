@@ -11,6 +11,7 @@ use crate::devices::pc::cmos;
 use crate::devices::pc::pci::Pci;
 use crate::devices::pc::platform::PortSize;
 use crate::owned::{Busy, Followed};
+use crate::sched::notify::Published;
 use crate::vm::{Context, Next};
 use crate::x86::emulator::Operand;
 use crate::x86::processor::X86;
@@ -97,7 +98,7 @@ pub(super) fn read_port<A: X86>(context: &mut Context<'_, A>, port: u16, width: 
 fn look_at_clock<A: X86>(context: &mut Context<'_, A>) {
     ring(context);
     // Its next deadline has changed.
-    context.vm.notify(context.vcpu);
+    context.vm.notify(context.vcpu, Published::NOTHING);
 }
 
 pub(super) fn write_port<A: X86>(

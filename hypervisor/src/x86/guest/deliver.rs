@@ -6,6 +6,7 @@ use hostlink::trace::Event;
 
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
+use crate::sched::notify::Published;
 use crate::vm::{Vcpu, Vm, VpIndex, trace};
 use crate::x86::processor::{Vendor, X86};
 use crate::x86::vectors;
@@ -59,22 +60,18 @@ impl<A: X86> Vm<A> {
         if A::takes_posted() {
             return self.post_to_processor(vcpu, vector);
         }
-        vcpu.inbox.post_fixed(vector, Trigger::Edge);
-        self.notify(vcpu);
+        self.notify(vcpu, vcpu.inbox.post_fixed(vector, Trigger::Edge));
     }
 
     /// The same where a processor in guest mode takes it by itself, if it is one for that.
     fn post_to_processor(&self, vcpu: &Vcpu<A>, vector: u8) {
         if !vcpu.inbox.is_for_processor(vector) {
-            vcpu.inbox.post_to_owner(vector);
-            return self.notify(vcpu);
+            return self.notify(vcpu, vcpu.inbox.post_to_owner(vector));
         }
-        if !vcpu.inbox.post_to_processor(vector) {
-            return;
-        }
-        match vcpu.target.post_to_processor() {
-            Notify::Kick(cpu) => A::cpu(cpu.0).into_iter().for_each(<A as Vendor>::tell),
-            note => self.notified(vcpu, note),
+        match vcpu.inbox.post_to_processor(vector, vcpu.target) {
+            None => {}
+            Some(Notify::Kick(cpu)) => A::cpu(cpu.0).into_iter().for_each(<A as Vendor>::tell),
+            Some(note) => self.notified(vcpu, note),
         }
     }
 
@@ -92,8 +89,7 @@ impl<A: X86> Vm<A> {
             }
             trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
         }
-        vcpu.inbox.post(message.kind, message.trigger);
-        self.notify(vcpu);
+        self.notify(vcpu, vcpu.inbox.post(message.kind, message.trigger));
         1
     }
 
@@ -131,8 +127,9 @@ impl<A: X86> Receiver for Vm<A> {
     fn tell(&self, vcpu: VpIndex) {
         // Pairs with `spread_messages`. The vCPU that is told looks, if no other one has.
         self.guest.has_messages.store(true, Ordering::Release);
+        let noted = Published::here();
         if let Some(vcpu) = self.vcpus.get(vcpu as usize).or(self.vcpus.first()) {
-            self.notify(vcpu);
+            self.notify(vcpu, noted);
         }
     }
 

@@ -153,9 +153,9 @@ impl<B: ControlBlock> VcpuState<B> {
     fn settle(&mut self, inbox: &Inbox) {
         let _own = B::end_step(self);
         self.take_apic_back();
-        inbox.expect_telling();
-        inbox.drain_vectors(&mut self.lapic);
-        let _readdressed = self.take_signals(inbox);
+        if let Some(drained) = inbox.take_vectors(&mut self.lapic, true) {
+            let _readdressed = self.take_signals(inbox, drained);
+        }
     }
 
     /// What follows from a state that has been read.

@@ -9,7 +9,7 @@ use tlfs::InputPage;
 use super::block::ControlBlock;
 use super::block::Field::TscOffset;
 use super::state::{Activity, VcpuState};
-use crate::devices::pc::inbox::Inbox;
+use crate::devices::pc::inbox::{Drained, Inbox};
 use crate::devices::pc::message::Trigger;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Context, PerCpu, increase};
@@ -39,28 +39,23 @@ pub fn take_signals<A: X86>(context: &mut Context<'_, A>) {
     if context.vm.guest.has_messages.load(Ordering::Relaxed) {
         context.vm.spread_messages();
     }
-    if A::takes_posted() {
-        context.vcpu.inbox.expect_telling();
-    }
-    // Before the signals: a vector that is both edge- and level-triggered becomes level-triggered.
-    context.vcpu.inbox.drain_vectors(&mut context.state.lapic);
-    if context.vcpu.inbox.has_signals() {
-        take_rare_signals(context);
+    if let Some(drained) = context.vcpu.inbox.take_vectors(&mut context.state.lapic, A::takes_posted()) {
+        take_rare_signals(context, drained);
     }
 }
 
 /// INIT, start-up, NMI, and vectors with signals.
 #[inline(never)]
-fn take_rare_signals<A: X86>(context: &mut Context<'_, A>) {
-    if context.state.take_signals(&context.vcpu.inbox) {
+fn take_rare_signals<A: X86>(context: &mut Context<'_, A>, drained: Drained) {
+    if context.state.take_signals(&context.vcpu.inbox, drained) {
         context.vm.readdressed();
     }
 }
 
 impl<B: ControlBlock> VcpuState<B> {
     /// The same, for a vCPU's owner; returns whether its local APIC may have another address.
-    pub(super) fn take_signals(&mut self, inbox: &Inbox) -> bool {
-        let signals = inbox.take_signals(&mut self.lapic);
+    pub(super) fn take_signals(&mut self, inbox: &Inbox, drained: Drained) -> bool {
+        let signals = inbox.take_signals(&mut self.lapic, drained);
         if signals.init {
             self.set_init_state();
             self.activity = Activity::WaitForStartup;

@@ -288,9 +288,9 @@ impl<B: ControlBlock> State for VcpuState<B> {
     type Inbox = Inbox;
 
     fn reset(&mut self, inbox: &Inbox) {
-        inbox.expect_telling();
-        inbox.drain_vectors(&mut self.lapic);
-        let _signals = inbox.take_signals(&mut self.lapic);
+        if let Some(drained) = inbox.take_vectors(&mut self.lapic, true) {
+            let _signals = inbox.take_signals(&mut self.lapic, drained);
+        }
         self.set_init_state();
         B::reset(&mut self.own);
         self.lapic.reset();

@@ -47,35 +47,40 @@ pub fn begin<P: Port + Mistakes, E: AsRef<[Entry]>>(
     Ok(Begun(Some(queue.issue(of_devices)?)))
 }
 
-/// The devices' entries of the device table were changed: from now on the IOMMU goes by them.
+/// Changes the devices' entries of the device table by `set`: then the IOMMU goes by them.
 ///
 /// # Errors
 /// [`Stuck`] if the IOMMU does not go on. It may still go by the former entries then.
 pub fn attach<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
     devices: &[Device],
+    set: impl FnMut(&Device),
 ) -> Result<(), Stuck> {
-    queue.wait(queue.issue(entries_of(devices))?)
+    devices.iter().for_each(set);
+    queue.wait(queue.issue(devices.iter().map(|device| invalidate_device(device.id)))?)
 }
 
-/// The entries of all devices of a domain block DMA now: nothing of the domain is used any more,
-/// and nothing is kept.
+/// Blocks DMA of all devices of a domain, by their entries, which `block` changes: then nothing of
+/// the domain is used any more, and nothing is kept.
 ///
 /// # Errors
 /// [`Stuck`] if the IOMMU does not go on. Neither tables nor domain may be given away then.
 pub fn detach<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
     domain: &Domain<'_>,
+    block: impl FnMut(&Device),
 ) -> Result<(), Stuck> {
     let mistakes = queue.port();
     let everything = || begin(queue, domain, Invalidation::Everything);
     if mistakes.makes(Mistake::DomainDroppedEarly) {
         finish(queue, everything()?)?;
-        return attach(queue, domain.devices);
+        return attach(queue, domain.devices, block);
     }
     // Waited for first: as long as the IOMMU goes by a former entry, it keeps more translations.
-    if !mistakes.makes(Mistake::DeviceEntryKept) {
-        attach(queue, domain.devices)?;
+    if mistakes.makes(Mistake::DeviceEntryKept) {
+        domain.devices.iter().for_each(block);
+    } else {
+        attach(queue, domain.devices, block)?;
     }
     if mistakes.makes(Mistake::DomainKept) { Ok(()) } else { finish(queue, everything()?) }
 }
@@ -110,10 +115,6 @@ fn of_devices(devices: &[Device], ranges: &[FlushRange]) -> impl Iterator<Item =
     devices.iter().filter_map(|device| Some((device.id, device.ats?))).flat_map(move |(id, queue_depth)| {
         ranges.iter().filter_map(move |range| device_pages(id, queue_depth, addresses(range)))
     })
-}
-
-fn entries_of(devices: &[Device]) -> impl Iterator<Item = Command> {
-    devices.iter().map(|device| invalidate_device(device.id))
 }
 
 const fn addresses(range: &FlushRange) -> core::ops::Range<u64> {

@@ -108,7 +108,7 @@ fn p16_the_commands_for_one_change_are_bounded() {
 #[test]
 fn p16_a_domain_is_dropped_after_the_entries_of_its_devices() {
     let domain = Domain { id: DomainId(7), devices: &[PLAIN, WITH_ATS] };
-    let commands = put(|queue| detach(queue, &domain).unwrap());
+    let commands = put(|queue| detach(queue, &domain, |_| {}).unwrap());
     let opcodes: Vec<_> = commands.iter().map(|(first, _)| first >> 60).collect();
     assert_eq!(opcodes, [2, 2, 1, 3, 1, 4, 1]);
 }
@@ -119,5 +119,5 @@ fn an_iommu_that_does_not_go_on_is_an_error() {
     let domain = Domain { id: DomainId(7), devices: &[PLAIN] };
     let begun = begin(&queue, &domain, Invalidation::Everything).unwrap();
     assert_eq!(finish(&queue, begun), Err(Stuck { head: 0, queued: 2 }));
-    assert!(detach(&queue, &domain).is_err());
+    assert!(detach(&queue, &domain, |_| {}).is_err());
 }

@@ -69,8 +69,8 @@ impl Moved {
     }
 
     pub(super) fn reset(&mut self) {
-        self.inbox.interrupts.post_private(1 << 5);
-        self.inbox.interrupts.post_spi(40);
+        let _ = self.inbox.interrupts.post_private(1 << 5);
+        let _ = self.inbox.interrupts.post_spi(40);
         let _it_may_be_on = self.inbox.power.turn_on(Start { entry: 1, context: 2 });
         self.state.reset(&self.inbox);
         self.state.intercept_pause(false);

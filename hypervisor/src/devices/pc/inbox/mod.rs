@@ -1,7 +1,7 @@
 //! The inbox of a vCPU's local APIC, to which CPUs post that do not own it.
 //!
 //! ```text
-//!    any CPU: post                         the owner, before an entry: drain_vectors, take_signals
+//!    any CPU: post                         the owner, before an entry: take_vectors, take_signals
 //!    A  the word here      (RMW, Release)  C  takes the notify word  (RMW, Acquire)
 //!    B  the notify word    (RMW, Release)  D  the words here         (load, then RMW, Acquire)
 //! ```
@@ -44,8 +44,11 @@
 //! same poster, and a CPU that takes INIT discards them. The models beside this module run all of
 //! it under loom.
 
+use coherence::{Notify, Target};
+
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
+use crate::sched::notify::Published;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, update};
 
 const NMI: u32 = 1 << 0;
@@ -104,10 +107,21 @@ impl Posted {
     pub(crate) fn has(&self, vector: u8) -> bool {
         self.edge[usize::from(vector >> 6)].load(Ordering::Relaxed) >> (vector & 63) & 1 != 0
     }
+
+    /// c by the processor.
+    pub(crate) fn clear_told(&self) {
+        self.told.fetch_and(!TOLD, Ordering::AcqRel);
+    }
 }
 
 /// The owner or its processor has been told, or is about to be, since the vectors were taken.
 const TOLD: u64 = 1 << 0;
+
+/// The proof that vectors were taken, before which no signals are: a vector that is in both sets
+/// becomes level-triggered.
+#[derive(Debug)]
+#[must_use = "there are signals"]
+pub struct Drained(());
 
 impl Inbox {
     /// The part that a processor may take by itself.
@@ -115,12 +129,13 @@ impl Inbox {
         &self.posted
     }
 
-    /// A and a: posts an edge-triggered vector that a processor may take by itself. Returns whether
-    /// the caller is to tell it.
-    pub fn post_to_processor(&self, vector: u8) -> bool {
-        self.post_fixed(vector, Trigger::Edge);
+    /// A, a and B: posts an edge-triggered vector that a processor may take by itself, in guest mode
+    /// after the interrupt E: that is what [`Notify::Kick`] stands for. `None` if others tell it.
+    pub fn post_to_processor(&self, vector: u8, target: &Target) -> Option<Notify> {
+        let _told_by_a = self.post_fixed(vector, Trigger::Edge);
         // Pairs with `expect_telling`, and with what the processor does.
-        self.posted.told.fetch_or(TOLD, Ordering::AcqRel) & TOLD == 0
+        let is_told = self.posted.told.fetch_or(TOLD, Ordering::AcqRel) & TOLD != 0;
+        (!is_told).then(|| target.post_to_processor())
     }
 
     /// Whether a processor may take an edge-triggered interrupt by this vector: not an illegal one,
@@ -132,10 +147,11 @@ impl Inbox {
     }
 
     /// Posts an edge-triggered vector that the owner alone takes.
-    pub fn post_to_owner(&self, vector: u8) {
+    pub fn post_to_owner(&self, vector: u8) -> Published {
         // Both pair with `take_signals`: whoever finds the signal finds the vector.
         self.edge[usize::from(vector >> 6)].fetch_or(1 << (vector & 63), Ordering::Release);
         self.posted.signals.fetch_or(EDGE, Ordering::Release);
+        Published::here()
     }
 
     /// Has senders know which vectors of `lapic` are level-triggered. The owner calls it when there
@@ -148,7 +164,7 @@ impl Inbox {
     }
 
     /// c: what is posted from here on is told anew. The owner takes the vectors after this.
-    pub fn expect_telling(&self) {
+    fn expect_telling(&self) {
         // The load avoids the locked instruction. The swap pairs with `post_to_processor`.
         if self.posted.told.load(Ordering::Relaxed) != 0 {
             self.posted.told.swap(0, Ordering::AcqRel);
@@ -171,8 +187,8 @@ impl Inbox {
         before != address
     }
 
-    /// Posts a message. The caller then changes the notify word.
-    pub fn post(&self, kind: MessageKind, trigger: Trigger) {
+    /// Posts a message.
+    pub fn post(&self, kind: MessageKind, trigger: Trigger) -> Published {
         match kind {
             MessageKind::Fixed(vector) | MessageKind::Lowest(vector) => self.post_fixed(vector, trigger),
             MessageKind::Nmi => self.post_nmi(),
@@ -182,7 +198,7 @@ impl Inbox {
     }
 
     /// Posts a vector.
-    pub fn post_fixed(&self, vector: u8, trigger: Trigger) {
+    pub fn post_fixed(&self, vector: u8, trigger: Trigger) -> Published {
         let (word, bit) = (usize::from(vector >> 6), 1 << (vector & 63));
         match trigger {
             // Pairs with `take_word`.
@@ -193,44 +209,46 @@ impl Inbox {
                 self.posted.signals.fetch_or(LEVEL, Ordering::Release);
             }
         }
+        Published::here()
     }
 
     /// Posts an NMI.
-    pub fn post_nmi(&self) {
+    pub fn post_nmi(&self) -> Published {
         // Pairs with `take_signals`, as does the next one.
         if self.posted.signals.fetch_or(NMI, Ordering::Release) & NMI != 0 {
             // If the first has been taken meanwhile, this one stands alone.
             self.posted.signals.fetch_or(SECOND_NMI, Ordering::Release);
         }
+        Published::here()
     }
 
     /// Posts INIT. It cancels an NMI and a start-up that were posted before.
-    pub fn post_init(&self) {
+    pub fn post_init(&self) -> Published {
         // Pairs with `take_signals`, which discards the vectors that were posted before this.
         self.posted.signals.swap(INIT, Ordering::Release);
+        Published::here()
     }
 
     /// Posts start-up at `page << 12`. The first of several counts.
-    pub fn post_startup(&self, page: u8) {
+    pub fn post_startup(&self, page: u8) -> Published {
         let startup = STARTUP | u32::from(page) << PAGE_SHIFT;
         // Fails if there is one already. Bounded: it retries only when another poster succeeded.
         _ = update(&self.posted.signals, |signals| (signals & STARTUP == 0).then_some(signals | startup));
+        Published::here()
     }
 
     /// Whether there is anything for [`take_signals`](Self::take_signals). Because the notify word
     /// was taken before, the load sees everything that was announced; the same holds for the
     /// vectors.
     #[inline]
-    pub fn has_signals(&self) -> bool {
+    fn has_signals(&self) -> bool {
         // Relaxed: the notify word orders it, `Owner::take_events` before this.
         self.posted.signals.load(Ordering::Relaxed) != 0
     }
 
     /// Takes the posted items other than vectors, and vectors that are the owner's. INIT discards
-    /// the vectors that were posted, and resets `lapic`. The owner calls it after it has taken the
-    /// notify word, and after [`drain_vectors`](Self::drain_vectors): a vector that is in both sets
-    /// becomes level-triggered.
-    pub fn take_signals(&self, lapic: &mut Lapic) -> Signals {
+    /// the vectors that were posted, and resets `lapic`.
+    pub fn take_signals(&self, lapic: &mut Lapic, _: Drained) -> Signals {
         // Pairs with `post_init`, `post_nmi`, `post_startup` and `post_to_owner`.
         let signals = self.posted.signals.swap(0, Ordering::Acquire);
         if signals & (INIT | EDGE | LEVEL) != 0 {
@@ -264,9 +282,20 @@ impl Inbox {
         self.set_levels(lapic);
     }
 
-    /// Moves the posted vectors into `lapic` that have no signal.
+    /// c and D: moves the posted vectors into `lapic` that have no signal. The owner calls it after it
+    /// has taken the notify word, and says whether a processor may take vectors by itself. If there
+    /// are signals they are to be taken next.
     #[inline(always)] // Part of each check; most find one vector, or none.
-    pub fn drain_vectors(&self, lapic: &mut Lapic) {
+    pub fn take_vectors(&self, lapic: &mut Lapic, may_be_told: bool) -> Option<Drained> {
+        if may_be_told {
+            self.expect_telling();
+        }
+        self.drain_vectors(lapic);
+        self.has_signals().then_some(Drained(()))
+    }
+
+    #[inline(always)] // As above.
+    fn drain_vectors(&self, lapic: &mut Lapic) {
         for word in 0..4 {
             let edge = take_word(&self.posted.edge[word]);
             if edge != 0 {
@@ -301,11 +330,11 @@ fn lapic() -> Lapic {
     lapic
 }
 
-/// D, as in the hypervisor.
+/// D.
 #[cfg(test)]
 fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
-    inbox.drain_vectors(lapic);
-    if inbox.has_signals() { inbox.take_signals(lapic) } else { Signals::default() }
+    let drained = inbox.take_vectors(lapic, false);
+    drained.map(|drained| inbox.take_signals(lapic, drained)).unwrap_or_default()
 }
 
 #[cfg(all(test, loom))]

@@ -24,7 +24,7 @@ fn serve(lapic: &mut Lapic) -> Option<bool> {
     }
 }
 
-type Post = fn(&Inbox, &mut dyn FnMut());
+type Post = fn(&Inbox, &mut dyn FnMut(Published));
 
 /// A level-triggered vector.
 fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
@@ -45,14 +45,12 @@ fn signal_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) ->
     });
 }
 
-fn post_vector(inbox: &Inbox, announce: &mut dyn FnMut()) {
-    inbox.post_fixed(VECTOR, Trigger::Level);
-    announce();
+fn post_vector(inbox: &Inbox, announce: &mut dyn FnMut(Published)) {
+    announce(inbox.post_fixed(VECTOR, Trigger::Level));
 }
 
-fn post_nmi(inbox: &Inbox, announce: &mut dyn FnMut()) {
-    inbox.post_nmi();
-    announce();
+fn post_nmi(inbox: &Inbox, announce: &mut dyn FnMut(Published)) {
+    announce(inbox.post_nmi());
 }
 
 explored! {
@@ -68,16 +66,10 @@ fn g6_a_signal_is_found_or_its_owner_is_told() {
     for way in [OwnerAction::Enter, OwnerAction::Halt] {
         explore(None, move || signal_is_found(way, take_events, post_nmi));
         explore(None, move || {
-            signal_is_found(way, take_events, |inbox, announce| {
-                inbox.post_startup(9);
-                announce();
-            });
+            signal_is_found(way, take_events, |inbox, announce| announce(inbox.post_startup(9)));
         });
         explore(None, move || {
-            signal_is_found(way, take_events, |inbox, announce| {
-                inbox.post_init();
-                announce();
-            });
+            signal_is_found(way, take_events, |inbox, announce| announce(inbox.post_init()));
         });
     }
 }
@@ -94,15 +86,14 @@ fn owners_vector_is_found(way: OwnerAction, post: Post) {
 explored! {
     fn i11_a_vector_of_the_owners_is_found_or_it_is_kicked(None): || {
         owners_vector_is_found(OwnerAction::Enter, |inbox, announce| {
-            inbox.post_to_owner(VECTOR);
-            announce();
+            announce(inbox.post_to_owner(VECTOR));
         });
     };
     /// The signal is there before the vector.
     fn i11_a_vector_of_the_owners_behind_its_signal(None) fails "announced and not found": || {
         owners_vector_is_found(OwnerAction::Enter, |inbox, announce| {
             inbox.posted.signals.fetch_or(EDGE, Ordering::Release);
-            announce();
+            announce(Published::here());
             inbox.edge[1].fetch_or(1, Ordering::Release);
         });
     };
@@ -112,14 +103,14 @@ explored! {
     /// B precedes A.
     fn g6_posted_after_the_announcement(None) fails "announced and not found": || {
         vector_is_found(OwnerAction::Enter, take_events, |inbox, announce| {
-            announce();
-            inbox.post_fixed(VECTOR, Trigger::Level);
+            announce(Published::here());
+            let _ = inbox.post_fixed(VECTOR, Trigger::Level);
         });
     };
     fn g6_signal_posted_after_the_announcement(None) fails "announced and not found": || {
         signal_is_found(OwnerAction::Halt, take_events, |inbox, announce| {
-            announce();
-            inbox.post_nmi();
+            announce(Published::here());
+            let _ = inbox.post_nmi();
         });
     };
     /// C without an order: the load of D may read a value from before A.
@@ -132,17 +123,14 @@ explored! {
 /// The steps of a poster and of an owner whose processor takes vectors by itself.
 #[derive(Clone, Copy)]
 struct Posting {
-    post: fn(&Inbox, u8) -> bool,
+    post: fn(&Inbox, u8, &Target) -> Option<Notify>,
     /// The owner's c and D.
     take: fn(&Inbox, &mut Lapic),
 }
 
 const POSTING: Posting = Posting {
     post: Inbox::post_to_processor,
-    take: |inbox, lapic| {
-        inbox.expect_telling();
-        inbox.drain_vectors(lapic);
-    },
+    take: |inbox, lapic| assert!(inbox.take_vectors(lapic, true).is_none(), "nobody signals"),
 };
 
 /// Two posters of a vector each. The owner checks and enters the guest, whose processor takes what
@@ -155,9 +143,7 @@ fn processor_takes_both(leaves: bool, Posting { post, take }: Posting) {
         let vcpu = vcpu.clone();
         thread::spawn(move || {
             let (target, inbox, interrupt) = &*vcpu;
-            if post(inbox, vector)
-                && let Notify::Kick(cpu) = target.post_to_processor()
-            {
+            if let Some(Notify::Kick(cpu)) = post(inbox, vector, target) {
                 assert_eq!(cpu, CPU);
                 interrupt.fetch_or(1, Ordering::Relaxed);
             }
@@ -174,7 +160,7 @@ fn processor_takes_both(leaves: bool, Posting { post, take }: Posting) {
     // F, in guest mode: c and D by the processor.
     let by_processor = |lapic: &mut Lapic| {
         if interrupt.swap(0, Ordering::Relaxed) != 0 {
-            inbox.posted.told.fetch_and(!TOLD, Ordering::AcqRel);
+            inbox.posted.clear_told();
             inbox.drain_vectors(lapic);
         }
     };
@@ -211,10 +197,10 @@ explored! {
     /// a before A: the processor takes the vectors in between, and nobody tells it again.
     fn i11_told_before_it_is_posted(Some(3)) fails "posted and not taken": || {
         processor_takes_both(false, Posting {
-            post: |inbox, vector| {
+            post: |inbox, vector, target| {
                 let is_first = inbox.posted.told.fetch_or(TOLD, Ordering::AcqRel) & TOLD == 0;
-                inbox.post_fixed(vector, Trigger::Edge);
-                is_first
+                let _ = inbox.post_fixed(vector, Trigger::Edge);
+                is_first.then(|| target.post_to_processor())
             },
             ..POSTING
         });
@@ -236,11 +222,11 @@ explored! {
 
 /// A level-triggered and an edge-triggered interrupt of one vector, beside the owner, which serves
 /// what it finds; then another edge-triggered one alone.
-fn triggers(post: fn(&Inbox, Trigger)) {
+fn triggers(post: fn(&Inbox, Trigger) -> Published) {
     let inbox = Arc::new(Inbox::default());
     let posters = [Trigger::Level, Trigger::Edge].map(|trigger| {
         let inbox = inbox.clone();
-        thread::spawn(move || post(&inbox, trigger))
+        thread::spawn(move || _ = post(&inbox, trigger))
     });
     let mut lapic = lapic();
     let look = |lapic: &mut Lapic| {
@@ -252,7 +238,7 @@ fn triggers(post: fn(&Inbox, Trigger)) {
     let after = look(&mut lapic);
     let levels = [beside, after].iter().flatten().filter(|&&level| level).count();
     assert_eq!(levels, 1, "the I/O APIC gets another number of EOIs than it waits for");
-    post(&inbox, Trigger::Edge);
+    let _ = post(&inbox, Trigger::Edge);
     assert_eq!(look(&mut lapic), Some(false), "the trigger of a former interrupt");
 }
 
@@ -265,14 +251,14 @@ explored! {
             if trigger == Trigger::Edge {
                 inbox.level[1].fetch_and(!1, Ordering::AcqRel);
             }
-            inbox.post_fixed(VECTOR, trigger);
+            inbox.post_fixed(VECTOR, trigger)
         });
     };
 }
 
 /// The effect of INIT, with one poster beside the owner. `take` is the owner's, called twice beside
 /// the poster and once after it.
-fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) {
+fn init_cancels(post_init: fn(&Inbox) -> Published, take: fn(&Inbox, &mut Lapic) -> Signals) {
     let inbox = Arc::new(Inbox::default());
     let owner = {
         let inbox = inbox.clone();
@@ -282,12 +268,9 @@ fn init_cancels(post_init: fn(&Inbox), take: fn(&Inbox, &mut Lapic) -> Signals) 
             (lapic, seen)
         })
     };
-    inbox.post_fixed(VECTOR, Trigger::Edge);
-    inbox.post_nmi();
-    inbox.post_startup(1);
-    post_init(&inbox);
-    inbox.post_startup(2);
-    inbox.post_startup(3);
+    let _before = (inbox.post_fixed(VECTOR, Trigger::Edge), inbox.post_nmi(), inbox.post_startup(1));
+    let _init = post_init(&inbox);
+    let _after = (inbox.post_startup(2), inbox.post_startup(3));
     let (mut lapic, seen) = owner.join().unwrap();
     let last = (take(&inbox, &mut lapic), lapic.highest_irr());
     let [first, second] = seen;
@@ -310,7 +293,10 @@ explored! {
     fn o15_init_cancels_what_came_before_it(Some(3)): || init_cancels(Inbox::post_init, take);
     /// INIT is added to the present signals, instead of replacing them.
     fn o15_init_that_cancels_no_signals(Some(3)) fails "it came before INIT":
-        || init_cancels(|inbox| _ = inbox.posted.signals.fetch_or(INIT, Ordering::Release), take);
+        || init_cancels(|inbox| {
+            inbox.posted.signals.fetch_or(INIT, Ordering::Release);
+            Published::here()
+        }, take);
     fn o15_init_that_cancels_no_vectors(Some(3)) fails "it came before INIT": || {
         init_cancels(Inbox::post_init, |inbox, lapic| {
             let signals = inbox.posted.signals.swap(0, Ordering::Acquire);
@@ -344,7 +330,7 @@ fn two_nmis(post: fn(&Inbox)) {
 }
 
 explored! {
-    fn two_nmis_are_two(None): || two_nmis(Inbox::post_nmi);
+    fn two_nmis_are_two(None): || two_nmis(|inbox| _ = inbox.post_nmi());
     fn second_nmi_that_joins_the_first(None) fails "an NMI is lost":
         || two_nmis(|inbox| _ = inbox.posted.signals.fetch_or(NMI, Ordering::Release));
     fn second_nmi_by_a_look_before(None) fails "an NMI is lost": || {
@@ -364,7 +350,7 @@ fn two_startups(post: [fn(&Inbox); 2]) {
 
 explored! {
     fn one_of_two_startups_counts(None):
-        || two_startups([|inbox| inbox.post_startup(1), |inbox| inbox.post_startup(2)]);
+        || two_startups([|inbox| _ = inbox.post_startup(1), |inbox| _ = inbox.post_startup(2)]);
 }
 
 #[test]

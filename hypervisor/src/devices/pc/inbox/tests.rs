@@ -21,7 +21,7 @@ fn every_vector_arrives_once_with_its_trigger() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
     for vector in 16..=255 {
         let trigger = if vector % 3 == 0 { Trigger::Level } else { Trigger::Edge };
-        inbox.post_fixed(vector, trigger);
+        let _ = inbox.post_fixed(vector, trigger);
     }
     assert!(!is_empty(&inbox));
     assert_eq!(inbox.pending().iter().count(), 240);
@@ -47,13 +47,13 @@ fn u54_a_vectors_trigger_is_that_of_its_last_interrupt() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
     for vector in 16..=255 {
         for trigger in [Trigger::Level, Trigger::Edge, Trigger::Edge, Trigger::Level, Trigger::Edge] {
-            inbox.post_fixed(vector, trigger);
+            let _ = inbox.post_fixed(vector, trigger);
             let level = trigger == Trigger::Level;
             assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level });
         }
         // The I/O APIC waits for one of two.
-        inbox.post_fixed(vector, Trigger::Level);
-        inbox.post_fixed(vector, Trigger::Edge);
+        let _ = inbox.post_fixed(vector, Trigger::Level);
+        let _ = inbox.post_fixed(vector, Trigger::Edge);
         assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector, level: true });
     }
 }
@@ -62,23 +62,23 @@ fn u54_a_vectors_trigger_is_that_of_its_last_interrupt() {
 #[test]
 fn u54_init_discards_triggers() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
-    inbox.post_fixed(0x40, Trigger::Level);
-    inbox.post_init();
+    let _ = inbox.post_fixed(0x40, Trigger::Level);
+    let _ = inbox.post_init();
     let _ = take(&inbox, &mut lapic);
     let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
-    inbox.post_fixed(0x40, Trigger::Edge);
+    let _ = inbox.post_fixed(0x40, Trigger::Edge);
     assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector: 0x40, level: false });
 }
 
 #[test]
 fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
-    inbox.post(MessageKind::Startup(1), Trigger::Edge);
-    inbox.post(MessageKind::Nmi, Trigger::Edge);
-    inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
-    inbox.post(MessageKind::Init, Trigger::Edge);
-    inbox.post(MessageKind::Startup(2), Trigger::Edge);
-    inbox.post(MessageKind::Startup(3), Trigger::Edge);
+    let _ = inbox.post(MessageKind::Startup(1), Trigger::Edge);
+    let _ = inbox.post(MessageKind::Nmi, Trigger::Edge);
+    let _ = inbox.post(MessageKind::Fixed(0x40), Trigger::Edge);
+    let _ = inbox.post(MessageKind::Init, Trigger::Edge);
+    let _ = inbox.post(MessageKind::Startup(2), Trigger::Edge);
+    let _ = inbox.post(MessageKind::Startup(3), Trigger::Edge);
     let expected = Signals { init: true, startup: Some(2), nmis: 0 };
     assert_eq!(take(&inbox, &mut lapic), expected, "the first start-up after INIT");
     assert!(!lapic.is_enabled());
@@ -89,18 +89,18 @@ fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
 #[test]
 fn an_nmi_after_init_stays() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
-    inbox.post_init();
-    inbox.post_nmi();
-    inbox.post_nmi();
+    let _ = inbox.post_init();
+    let _ = inbox.post_nmi();
+    let _ = inbox.post_nmi();
     assert_eq!(take(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
-    inbox.post_startup(0);
+    let _ = inbox.post_startup(0);
     assert_eq!(take(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
 }
 
 #[test]
 fn a_lowest_priority_vector_is_a_vector() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
-    inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
+    let _ = inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
     let _ = take(&inbox, &mut lapic);
     assert_eq!(lapic.pending(), Some(0x99));
 }
@@ -118,7 +118,7 @@ fn g6_no_post_is_lost_between_threads() {
             let (inbox, stuck) = (&inbox, &stuck);
             scope.spawn(move || {
                 for round in 0..ROUNDS {
-                    inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
+                    let _ = inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
                     let mut spins = 0_u32;
                     while done.load(Ordering::Acquire) <= round as u32 {
                         spins += 1;

@@ -71,7 +71,7 @@ fn arrived(vm: &Vm<MockSvm>, vcpu: usize) -> Vec<u8> {
     let inbox = &vm.vcpus[vcpu].inbox;
     let found = inbox.pending().iter().collect();
     let clock = TimerClock { tsc_hz: 1_000_000_000, apic_hz: 1_000_000_000 };
-    inbox.drain_vectors(&mut Lapic::new(vcpu as u32, false, clock));
+    let _signals = inbox.take_vectors(&mut Lapic::new(vcpu as u32, false, clock), false);
     found
 }
 

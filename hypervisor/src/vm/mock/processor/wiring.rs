@@ -5,6 +5,7 @@ use super::{DEVICE, Inbox, MockArch, Op, PAGE, PROGRAMS, Programs, Shared};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
 use crate::sched::Turn;
+use crate::sched::notify::Published;
 use crate::stopping;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
@@ -294,13 +295,13 @@ unsafe impl Arch for MockArch {
             Exit::Send(to) => {
                 let to = &vm.vcpus[to as usize];
                 to.inbox.interrupts.fetch_or(1 << context.vcpu.index, Ordering::Release);
-                vm.notify(to);
+                vm.notify(to, Published::here());
                 Next::Resume
             }
             Exit::Start(vcpu) => {
                 let vcpu = &vm.vcpus[vcpu as usize];
                 vcpu.inbox.start.store(1, Ordering::Release);
-                vm.notify(vcpu);
+                vm.notify(vcpu, Published::here());
                 Next::Resume
             }
             Exit::Pause => Next::Yield,

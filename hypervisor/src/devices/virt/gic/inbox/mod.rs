@@ -16,6 +16,7 @@
 use transfer::{Archive, Described, Flaw};
 
 use super::{Bits, Groups, Sgi, SgiGroup};
+use crate::sched::notify::Published;
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
 
 /// Bits 31:0: private interrupts, regardless of their group.
@@ -57,34 +58,37 @@ impl Inbox {
         (signals, spis.each_ref(), groups).describe(archive)
     }
 
-    /// Posts an SGI; to be called for each of [`Sgi::targets`]. The caller then changes the notify
-    /// word.
-    pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) {
+    /// Posts an SGI; to be called for each of [`Sgi::targets`].
+    pub fn post_sgi(&self, sgi: Sgi, group: SgiGroup) -> Published {
         let shift = if group == SgiGroup::Group0 { GROUP0_SHIFT } else { ANY_SHIFT };
         // Pairs with `take`.
         self.signals.fetch_or(1 << (shift + u32::from(sgi.intid())), Ordering::Release);
+        Published::here()
     }
 
     /// Makes private interrupts pending, one bit for each.
-    pub fn post_private(&self, intids: u32) {
+    pub fn post_private(&self, intids: u32) -> Published {
         // Pairs with `take`.
         self.signals.fetch_or(u64::from(intids) << ANY_SHIFT, Ordering::Release);
+        Published::here()
     }
 
     /// Makes the vCPU check an SPI; to be called for each of
     /// [`Effect::posts`](super::Effect::posts).
-    pub fn post_spi(&self, intid: u8) {
+    pub fn post_spi(&self, intid: u8) -> Published {
         // Ordered before the signal by its Release; the taker's Acquire is its partner.
         self.spis[usize::from(intid / 64)].fetch_or(1 << (intid % 64), Ordering::Relaxed);
         self.signals.fetch_or(SPIS, Ordering::Release);
+        Published::here()
     }
 
     /// Tells the vCPU which groups the distributor forwards. Called under the distributor's lock,
     /// so that the last value stored is the last one written.
-    pub fn post_groups(&self, groups: Groups) {
+    pub fn post_groups(&self, groups: Groups) -> Published {
         self.groups.store(groups.bits(), Ordering::Relaxed);
         // Pairs with `take`: the groups must be visible.
         self.signals.fetch_or(GROUPS, Ordering::Release);
+        Published::here()
     }
 
     /// Whether there is nothing to take. Because the notify word was taken before, the load sees
@@ -132,21 +136,21 @@ mod tests {
     fn each_thing_arrives_once_and_apart_from_the_others() {
         let inbox = Inbox::default();
         for intid in 0..16_u64 {
-            inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group1);
+            let _ = inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group1);
             let private = 1 << intid;
             assert_eq!(inbox.take(), Posted { private, ..Posted::default() });
-            inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group0);
+            let _ = inbox.post_sgi(Sgi::new(intid << 24), SgiGroup::Group0);
             assert_eq!(inbox.take(), Posted { group0: private, ..Posted::default() });
         }
         for intid in 32..=255 {
-            inbox.post_spi(intid);
-            inbox.post_spi(intid);
+            let _ = inbox.post_spi(intid);
+            let _ = inbox.post_spi(intid);
             assert_eq!(inbox.take(), Posted { spis: Bits::one(intid), ..Posted::default() });
         }
-        inbox.post_private(u32::MAX);
+        let _ = inbox.post_private(u32::MAX);
         assert_eq!(inbox.take(), Posted { private: u32::MAX, ..Posted::default() });
         for groups in [Groups::BOTH, Groups::NONE, Groups::from_bits(2)] {
-            inbox.post_groups(groups);
+            let _ = inbox.post_groups(groups);
             assert_eq!(inbox.take(), Posted { groups: Some(groups), ..Posted::default() });
         }
         assert!(inbox.is_empty());
@@ -165,7 +169,7 @@ mod tests {
                 let (inbox, stuck) = (&inbox, &stuck);
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
-                        inbox.post_spi(40 + 70 * poster as u8);
+                        let _ = inbox.post_spi(40 + 70 * poster as u8);
                         let mut spins = 0_u32;
                         while done.load(Ordering::Acquire) <= round {
                             spins += 1;

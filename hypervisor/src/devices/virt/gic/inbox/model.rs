@@ -13,7 +13,7 @@ use crate::sync::Mutex;
 
 const SPI: u8 = 40;
 
-type Post = fn(&Inbox, &mut dyn FnMut());
+type Post = fn(&Inbox, &mut dyn FnMut(Published));
 
 /// Posts an item while another poster may be active.
 fn is_found(
@@ -44,14 +44,12 @@ fn groups() -> Posted {
     Posted { groups: Some(Groups::BOTH), ..Posted::default() }
 }
 
-fn post_spi(inbox: &Inbox, announce: &mut dyn FnMut()) {
-    inbox.post_spi(SPI);
-    announce();
+fn post_spi(inbox: &Inbox, announce: &mut dyn FnMut(Published)) {
+    announce(inbox.post_spi(SPI));
 }
 
-fn post_groups(inbox: &Inbox, announce: &mut dyn FnMut()) {
-    inbox.post_groups(Groups::BOTH);
-    announce();
+fn post_groups(inbox: &Inbox, announce: &mut dyn FnMut(Published)) {
+    announce(inbox.post_groups(Groups::BOTH));
 }
 
 /// A, B and P; C, D and E.
@@ -74,15 +72,13 @@ fn g6_private_interrupts_are_found_or_their_owner_is_told() {
     for way in [OwnerAction::Enter, OwnerAction::Halt] {
         explore(None, move || {
             let post: Post = |inbox, announce| {
-                inbox.post_private(1 << 27);
-                announce();
+                announce(inbox.post_private(1 << 27));
             };
             is_found(way, take_events, post, Inbox::take, Posted { private: 1 << 27, ..Posted::default() });
         });
         explore(None, move || {
             let post: Post = |inbox, announce| {
-                inbox.post_sgi(Sgi::new(3 << 24), SgiGroup::Group0);
-                announce();
+                announce(inbox.post_sgi(Sgi::new(3 << 24), SgiGroup::Group0));
             };
             is_found(way, take_events, post, Inbox::take, Posted { group0: 1 << 3, ..Posted::default() });
         });
@@ -93,8 +89,8 @@ explored! {
     /// P precedes A and B.
     fn g6_posted_after_the_announcement(None) fails "announced and not found": || {
         let post: Post = |inbox, announce| {
-            announce();
-            inbox.post_spi(SPI);
+            announce(Published::here());
+            let _ = inbox.post_spi(SPI);
         };
         is_found(OwnerAction::Halt, take_events, post, Inbox::take, spi());
     };
@@ -103,7 +99,7 @@ explored! {
         let post: Post = |inbox, announce| {
             inbox.signals.fetch_or(SPIS, Ordering::Release);
             inbox.spis[0].fetch_or(1 << SPI, Ordering::Relaxed);
-            announce();
+            announce(Published::here());
         };
         is_found(OwnerAction::Enter, take_events, post, Inbox::take, spi());
     };
@@ -115,7 +111,7 @@ explored! {
 /// An SPI is posted after another signal, so that the owner takes its signals in any case.
 fn spi_is_found_behind_another(take: fn(&Inbox) -> Bits) {
     let inbox = Inbox::default();
-    inbox.post_private(1);
+    let _ = inbox.post_private(1);
     announced(inbox, OwnerAction::Enter, take_events, post_spi, move |inbox| {
         !inbox.is_empty() && take(inbox) == Bits::one(SPI)
     });
@@ -138,7 +134,7 @@ explored! {
         let post: Post = |inbox, announce| {
             inbox.groups.store(Groups::BOTH.bits(), Ordering::Relaxed);
             inbox.signals.fetch_or(GROUPS, Ordering::Relaxed);
-            announce();
+            announce(Published::here());
         };
         is_found(OwnerAction::Enter, take_events, post, Inbox::take, groups());
     };
@@ -174,13 +170,13 @@ explored! {
         last_groups(|distributor, inbox, groups| {
             let mut distributor = distributor.lock();
             *distributor = groups;
-            inbox.post_groups(groups);
+            let _ = inbox.post_groups(groups);
         });
     };
     fn groups_posted_out_of_the_lock(Some(3)) fails "not the last": || {
         last_groups(|distributor, inbox, groups| {
             *distributor.lock() = groups;
-            inbox.post_groups(groups);
+            let _ = inbox.post_groups(groups);
         });
     };
 }

@@ -26,7 +26,7 @@ fn an_sgi_of_group_1_is_not_reached_through_group_0() {
     let inbox = Inbox::default();
     for intid in [1, 2] {
         let sgi = Sgi::new(intid << 24);
-        inbox.post_sgi(sgi, SgiGroup::Group0);
+        let _ = inbox.post_sgi(sgi, SgiGroup::Group0);
     }
     assert!(!private.look(&inbox));
     assert_eq!(private.read(SGI_FRAME + 0x200, 4), 0b100);

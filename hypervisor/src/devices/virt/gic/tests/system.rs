@@ -73,12 +73,12 @@ impl System {
     pub(super) fn perform(&mut self, effect: Effect) {
         for post in effect.posts(&self.distributor) {
             let vcpu = &mut self.vcpus[usize::from(post.vcpu)];
-            vcpu.inbox.post_spi(post.intid);
+            let _ = vcpu.inbox.post_spi(post.intid);
             vcpu.notified = true;
         }
         if let Some(groups) = effect.groups {
             for vcpu in &mut self.vcpus {
-                vcpu.inbox.post_groups(groups);
+                let _ = vcpu.inbox.post_groups(groups);
                 vcpu.notified = true;
             }
         }
@@ -104,7 +104,7 @@ impl System {
         let sgi = Sgi::new(value);
         for target in sgi.targets(from, self.vcpus.len() as u8) {
             let vcpu = &mut self.vcpus[usize::from(target)];
-            vcpu.inbox.post_sgi(sgi, group);
+            let _ = vcpu.inbox.post_sgi(sgi, group);
             vcpu.notified = true;
         }
     }

@@ -16,6 +16,7 @@
 use transfer::{Archive, Described, Flaw};
 
 use super::Status;
+use crate::sched::notify::Published;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 const OFF: u32 = 0;
@@ -99,11 +100,11 @@ impl Power {
         (entry, context).describe(archive)
     }
 
-    /// Tells the vCPU to start. Then the caller changes its notify word and wakes it.
+    /// Posts that the vCPU is to start.
     ///
     /// # Errors
-    /// It is on, or was already told to start. Nothing has changed then.
-    pub fn turn_on(&self, start: Start) -> Result<(), CpuOnError> {
+    /// It is on, or is about to start. Nothing has changed then.
+    pub fn turn_on(&self, start: Start) -> Result<Published, CpuOnError> {
         // Pairs with `turn_off`: the vCPU has read its last start.
         match self.state.compare_exchange(OFF, CLAIMED, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {
@@ -111,7 +112,7 @@ impl Power {
                 self.context.store(start.context, Ordering::Relaxed);
                 // Pairs with `take_start`.
                 self.state.store(PENDING, Ordering::Release);
-                Ok(())
+                Ok(Published::here())
             }
             Err(ON) => Err(CpuOnError::AlreadyOn),
             Err(_) => Err(CpuOnError::OnPending),

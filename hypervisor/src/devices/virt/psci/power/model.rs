@@ -14,7 +14,11 @@ const SECOND: Start = Start { entry: 0x2000, context: 8 };
 type Take = fn(&Power) -> Option<Start>;
 
 /// A start that one caller requests.
-fn start_is_found(take_word: fn(&mut Owner<'_>) -> bool, post: fn(&Power, &mut dyn FnMut()), take: Take) {
+fn start_is_found(
+    take_word: fn(&mut Owner<'_>) -> bool,
+    post: fn(&Power, &mut dyn FnMut(Published)),
+    take: Take,
+) {
     announced(Power::off(), OwnerAction::Halt, take_word, post, move |power| {
         let start = take(power);
         assert!(start.is_none() || start == Some(FIRST), "{start:?}: it starts elsewhere");
@@ -22,9 +26,8 @@ fn start_is_found(take_word: fn(&mut Owner<'_>) -> bool, post: fn(&Power, &mut d
     });
 }
 
-fn post_first(power: &Power, announce: &mut dyn FnMut()) {
-    power.turn_on(FIRST).expect("it is off");
-    announce();
+fn post_first(power: &Power, announce: &mut dyn FnMut(Published)) {
+    announce(power.turn_on(FIRST).expect("it is off"));
 }
 
 explored! {
@@ -32,29 +35,29 @@ explored! {
     fn a_start_is_found_or_its_owner_is_woken(None):
         || start_is_found(take_events, post_first, Power::take_start);
     fn told_before_the_start_is_there(None) fails "announced and not found": || {
-        let post = |power: &Power, announce: &mut dyn FnMut()| {
-            announce();
-            power.turn_on(FIRST).expect("it is off");
+        let post = |power: &Power, announce: &mut dyn FnMut(Published)| {
+            announce(Published::here());
+            let _ = power.turn_on(FIRST).expect("it is off");
         };
         start_is_found(take_events, post, Power::take_start);
     };
     /// C before B.
     fn pending_before_the_entry_is_there(None) fails "it starts elsewhere": || {
-        let post = |power: &Power, announce: &mut dyn FnMut()| {
+        let post = |power: &Power, announce: &mut dyn FnMut(Published)| {
             power.state.swap(PENDING, Ordering::AcqRel);
             power.entry.store(FIRST.entry, Ordering::Relaxed);
             power.context.store(FIRST.context, Ordering::Relaxed);
-            announce();
+            announce(Published::here());
         };
         start_is_found(take_events, post, Power::take_start);
     };
     /// C does not release B.
     fn pending_that_is_not_released(None) fails "it starts elsewhere": || {
-        let post = |power: &Power, announce: &mut dyn FnMut()| {
+        let post = |power: &Power, announce: &mut dyn FnMut(Published)| {
             power.entry.store(FIRST.entry, Ordering::Relaxed);
             power.context.store(FIRST.context, Ordering::Relaxed);
             power.state.swap(PENDING, Ordering::Relaxed);
-            announce();
+            announce(Published::here());
         };
         start_is_found(take_events, post, Power::take_start);
     };
@@ -117,7 +120,7 @@ struct Leaving {
 /// finds the vCPU off sees its earlier stores; and the vCPU is woken if it blocked.
 fn off_and_on(turn_off: fn(&Power), is_off: fn(&Power) -> bool) {
     let vcpu = Arc::new(Leaving { power: Power::off(), target: Target::new(), did: AtomicU64::new(0) });
-    vcpu.power.turn_on(FIRST).expect("it is off");
+    let _ = vcpu.power.turn_on(FIRST).expect("it is off");
     let owner = {
         let vcpu = vcpu.clone();
         thread::spawn(move || {
@@ -143,11 +146,11 @@ fn off_and_on(turn_off: fn(&Power), is_off: fn(&Power) -> bool) {
     let note = answer.is_ok().then(|| vcpu.target.post_event());
     let (start, has_halted) = owner.join().unwrap();
     match answer {
-        Ok(()) if has_halted => {
+        Ok(_) if has_halted => {
             assert_eq!(note, Some(Notify::Wake), "it is not woken");
             assert_eq!(vcpu.power.take_start(), Some(SECOND));
         }
-        Ok(()) => assert_eq!(start.or_else(|| vcpu.power.take_start()), Some(SECOND), "it starts elsewhere"),
+        Ok(_) => assert_eq!(start.or_else(|| vcpu.power.take_start()), Some(SECOND), "it starts elsewhere"),
         Err(_) => assert!(start.is_none() && has_halted && vcpu.power.affinity() == AffinityState::Off),
     }
 }
