@@ -19,6 +19,8 @@ mod invariants;
 mod kernels;
 mod lines;
 mod litmus;
+#[cfg(test)]
+mod models;
 mod mutants;
 #[cfg(test)]
 mod names;

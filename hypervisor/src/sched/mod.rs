@@ -240,7 +240,8 @@ impl Scheduler {
         (turn, surplus.map_or(Nudge::Nothing, enqueue))
     }
 
-    /// Takes the vCPU that runs on `cpu` off it, if `commit` releases it, and lets the next one run. `deadline` is when it must be woken at the latest, `u64::MAX` for never.
+    /// Takes the vCPU that runs on `cpu` off it if `commit` releases it, and lets the next one run.
+    /// `deadline` is when it must be woken at the latest, `u64::MAX` for never.
     ///
     /// `commit` runs under the queue's lock. A waker that sees the vCPU blocked waits for that
     /// lock, so it finds the timer set and the vCPU off the CPU.

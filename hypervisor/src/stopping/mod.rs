@@ -126,8 +126,8 @@ impl Stopping {
     }
 
     /// B: a vCPU has left its CPU. If all others of `count` have, calls `last` with the code of the
-    /// end, if there is one, before anybody finds that all have left; then the guest must not be used
-    /// any more.
+    /// guest's end, if it has ended, before anybody finds that all have left; then the guest must
+    /// not be used any more.
     pub fn leave(&self, count: u32, last: impl FnOnce(Option<u32>)) {
         // Pairs with `left`, and with itself: what the others asked for before they left is seen.
         let mut now = self.stopped.load(Ordering::Acquire);

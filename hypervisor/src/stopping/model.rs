@@ -1,10 +1,10 @@
-//! The stop under loom: vCPUs that run until they are told, and whoever tells them. Telling is a
-//! flag for each vCPU, as the event in its notify word is; the notify word has models of its own.
+//! The stop under loom: vCPUs that run until they are told, and whoever tells them.
 
 use super::{ARRIVED, END, LEFT, PAUSE, RESET, Role, Stopping};
 use crate::model::explored;
-use crate::sched::notify::Published;
+use crate::sched::notify::{self, Published, Taken};
 use crate::sync::{AtomicU32, Ordering};
+use coherence::Target;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -14,7 +14,7 @@ const CODE: u32 = 7;
 
 struct Guest {
     stopping: Stopping,
-    told: [AtomicU32; COUNT as usize],
+    told: [Target; COUNT as usize],
     /// Relaxed: only the protocol orders them. What each vCPU has saved, and what the reset leaves.
     saved: [AtomicU32; COUNT as usize],
     memory: AtomicU32,
@@ -25,7 +25,8 @@ impl Guest {
     fn new() -> Arc<Self> {
         let words = || [AtomicU32::new(0), AtomicU32::new(0)];
         let (memory, resets) = (AtomicU32::new(1), AtomicU32::new(0));
-        Arc::new(Self { stopping: Stopping::default(), told: words(), saved: words(), memory, resets })
+        let told = [Target::new(), Target::new()];
+        Arc::new(Self { stopping: Stopping::default(), told, saved: words(), memory, resets })
     }
 
     fn begin(&self, why: u32) {
@@ -34,15 +35,17 @@ impl Guest {
 
     fn tell(&self, begun: Option<Published>) {
         if begun.is_some() {
-            self.told.iter().for_each(|told| told.store(1, Ordering::Release));
+            self.told.iter().for_each(|told| _ = told.post_event());
         }
+    }
+
+    fn take_event(&self, vcpu: usize) -> Option<Taken> {
+        notify::take_events(&mut self.told[vcpu].owner().expect("free"))
     }
 
     /// A vCPU that is told stops. Returns whether it has reset the guest and goes on.
     fn run(&self, vcpu: usize, leave: fn(&Self, usize)) -> Option<bool> {
-        if self.told[vcpu].swap(0, Ordering::Acquire) == 0 {
-            return None;
-        }
+        let _told = self.take_event(vcpu)?;
         assert_ne!(self.stopping.attention() & super::STOP, 0, "it is told for a reason");
         match self.stopping.arrive(COUNT) {
             Role::Leaves => {
@@ -113,7 +116,7 @@ fn in_reset() -> Arc<Guest> {
 /// or all have stopped.
 fn pause_beside_reset(end: fn(&Stopping) -> bool) {
     let guest = in_reset();
-    guest.told.iter().for_each(|told| told.store(0, Ordering::Relaxed));
+    assert!((0..COUNT as usize).all(|vcpu| guest.take_event(vcpu).is_some()), "all were told of the reset");
     let pausing = {
         let guest = guest.clone();
         thread::spawn(move || guest.begin(PAUSE))
@@ -126,7 +129,7 @@ fn pause_beside_reset(end: fn(&Stopping) -> bool) {
     pausing.join().unwrap();
     assert_eq!(guest.stopping.attention(), PAUSE);
     if goes_on {
-        assert!(guest.told.iter().all(|told| told.load(Ordering::Relaxed) == 1), "all are told of the pause");
+        assert!(guest.told.iter().all(Target::has_event), "all are told of the pause");
         assert_eq!(guest.stopping.left(), 0, "none has stopped yet");
     } else {
         assert_eq!(guest.stopping.left(), COUNT, "all have stopped");
@@ -266,4 +269,17 @@ explored! {
                 recorded.fetch_add(is_end.into(), Ordering::Relaxed);
             });
         };
+}
+
+explored! {
+    /// Whoever finds that all vCPUs of a new guest have stopped finds why.
+    fn a_guest_that_pauses_from_the_beginning_has_stopped_for_that(None): || {
+        let guest = Guest::new();
+        let other = {
+            let guest = guest.clone();
+            thread::spawn(move || (guest.stopping.left() == COUNT).then(|| guest.stopping.attention()))
+        };
+        guest.stopping.pause_from_the_beginning(COUNT);
+        assert!(other.join().unwrap().is_none_or(|reasons| reasons == PAUSE), "for no reason");
+    };
 }

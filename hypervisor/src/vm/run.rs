@@ -175,10 +175,9 @@ fn wake_expired<A: Arch>(host: &Host<A>, cpu: &PerCpu<A>) -> bool {
 }
 
 impl<'a, A: Arch> Context<'a, A> {
-    /// Checks everything before the vCPU goes on.
+    /// Checks everything before the vCPU goes on, which covers what was posted earlier.
     #[inline(always)]
     pub(super) fn check_on_arrival(&mut self, now: u64) -> Option<Leave> {
-        // The full check covers earlier posts.
         let taken = notify::take_events(&mut self.owner).unwrap_or(Taken::NONE);
         self.check_all(now, taken)
     }

@@ -288,9 +288,7 @@ impl<B: ControlBlock> State for VcpuState<B> {
     type Inbox = Inbox;
 
     fn reset(&mut self, inbox: &Inbox) {
-        if let Some(drained) = inbox.take_vectors(&mut self.lapic, true) {
-            let _signals = inbox.take_signals(&mut self.lapic, drained);
-        }
+        let _signals = inbox.take(&mut self.lapic);
         self.set_init_state();
         B::reset(&mut self.own);
         self.lapic.reset();

@@ -108,7 +108,7 @@ impl Posted {
         self.edge[usize::from(vector >> 6)].load(Ordering::Relaxed) >> (vector & 63) & 1 != 0
     }
 
-    /// c by the processor.
+    /// c by the processor. Pairs with `post_to_processor`.
     pub(crate) fn clear_told(&self) {
         self.told.fetch_and(!TOLD, Ordering::AcqRel);
     }
@@ -129,8 +129,8 @@ impl Inbox {
         &self.posted
     }
 
-    /// A, a and B: posts an edge-triggered vector that a processor may take by itself, in guest mode
-    /// after the interrupt E: that is what [`Notify::Kick`] stands for. `None` if others tell it.
+    /// A, a and B: posts an edge-triggered vector that a processor may take by itself, and tells
+    /// it: [`Notify::Kick`] is for the interrupt E. `None` if another poster tells it.
     pub fn post_to_processor(&self, vector: u8, target: &Target) -> Option<Notify> {
         let _told_by_a = self.post_fixed(vector, Trigger::Edge);
         // Pairs with `expect_telling`, and with what the processor does.
@@ -282,9 +282,9 @@ impl Inbox {
         self.set_levels(lapic);
     }
 
-    /// c and D: moves the posted vectors into `lapic` that have no signal. The owner calls it after it
-    /// has taken the notify word, and says whether a processor may take vectors by itself. If there
-    /// are signals they are to be taken next.
+    /// c and D: moves the posted vectors into `lapic` that have no signal. The owner calls it after
+    /// it has taken the notify word, and says whether a processor may take vectors by itself. If
+    /// there are signals they are to be taken next.
     #[inline(always)] // Part of each check; most find one vector, or none.
     pub fn take_vectors(&self, lapic: &mut Lapic, may_be_told: bool) -> Option<Drained> {
         if may_be_told {
@@ -292,6 +292,12 @@ impl Inbox {
         }
         self.drain_vectors(lapic);
         self.has_signals().then_some(Drained(()))
+    }
+
+    /// c and D, and the signals.
+    pub fn take(&self, lapic: &mut Lapic) -> Signals {
+        let drained = self.take_vectors(lapic, true);
+        drained.map(|drained| self.take_signals(lapic, drained)).unwrap_or_default()
     }
 
     #[inline(always)] // As above.
@@ -328,13 +334,6 @@ fn lapic() -> Lapic {
     let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
     let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
     lapic
-}
-
-/// D.
-#[cfg(test)]
-fn take(inbox: &Inbox, lapic: &mut Lapic) -> Signals {
-    let drained = inbox.take_vectors(lapic, false);
-    drained.map(|drained| inbox.take_signals(lapic, drained)).unwrap_or_default()
 }
 
 #[cfg(all(test, loom))]

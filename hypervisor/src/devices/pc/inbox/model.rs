@@ -30,7 +30,7 @@ type Post = fn(&Inbox, &mut dyn FnMut(Published));
 fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
     announced(Inbox::default(), way, take_word, post, move |inbox| {
-        let _none = take(inbox, &mut lapic);
+        let _none = inbox.take(&mut lapic);
         let level = serve(&mut lapic);
         assert_ne!(level, Some(false), "a trigger that nobody posted");
         level.is_some()
@@ -41,7 +41,7 @@ fn vector_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) ->
 fn signal_is_found(way: OwnerAction, take_word: fn(&mut coherence::Owner<'_>) -> bool, post: Post) {
     let mut lapic = lapic();
     announced(Inbox::default(), way, take_word, post, move |inbox| {
-        take(inbox, &mut lapic) != Signals::default()
+        inbox.take(&mut lapic) != Signals::default()
     });
 }
 
@@ -78,7 +78,7 @@ fn g6_a_signal_is_found_or_its_owner_is_told() {
 fn owners_vector_is_found(way: OwnerAction, post: Post) {
     let mut lapic = lapic();
     announced(Inbox::default(), way, take_events, post, move |inbox| {
-        let _none = take(inbox, &mut lapic);
+        let _none = inbox.take(&mut lapic);
         serve(&mut lapic).is_some()
     });
 }
@@ -230,7 +230,7 @@ fn triggers(post: fn(&Inbox, Trigger) -> Published) {
     });
     let mut lapic = lapic();
     let look = |lapic: &mut Lapic| {
-        let _none = take(&inbox, lapic);
+        let _none = inbox.take(lapic);
         serve(lapic)
     };
     let beside = look(&mut lapic);
@@ -290,13 +290,13 @@ fn init_cancels(post_init: fn(&Inbox) -> Published, take: fn(&Inbox, &mut Lapic)
 }
 
 explored! {
-    fn o15_init_cancels_what_came_before_it(Some(3)): || init_cancels(Inbox::post_init, take);
+    fn o15_init_cancels_what_came_before_it(Some(3)): || init_cancels(Inbox::post_init, Inbox::take);
     /// INIT is added to the present signals, instead of replacing them.
     fn o15_init_that_cancels_no_signals(Some(3)) fails "it came before INIT":
         || init_cancels(|inbox| {
             inbox.posted.signals.fetch_or(INIT, Ordering::Release);
             Published::here()
-        }, take);
+        }, Inbox::take);
     fn o15_init_that_cancels_no_vectors(Some(3)) fails "it came before INIT": || {
         init_cancels(Inbox::post_init, |inbox, lapic| {
             let signals = inbox.posted.signals.swap(0, Ordering::Acquire);
@@ -318,9 +318,9 @@ fn two_posters(post: [fn(&Inbox); 2]) -> [Signals; 2] {
         thread::spawn(move || post(&inbox))
     });
     let mut lapic = lapic();
-    let beside = take(&inbox, &mut lapic);
+    let beside = inbox.take(&mut lapic);
     posters.into_iter().for_each(|poster| poster.join().unwrap());
-    [beside, take(&inbox, &mut lapic)]
+    [beside, inbox.take(&mut lapic)]
 }
 
 fn two_nmis(post: fn(&Inbox)) {

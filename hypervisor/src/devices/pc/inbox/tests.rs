@@ -12,7 +12,7 @@ fn is_empty(inbox: &Inbox) -> bool {
 fn an_empty_inbox_changes_nothing() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
     assert!(is_empty(&inbox));
-    assert_eq!(take(&inbox, &mut lapic), Signals::default());
+    assert_eq!(inbox.take(&mut lapic), Signals::default());
     assert_eq!(lapic.highest_irr(), None);
 }
 
@@ -25,19 +25,19 @@ fn every_vector_arrives_once_with_its_trigger() {
     }
     assert!(!is_empty(&inbox));
     assert_eq!(inbox.pending().iter().count(), 240);
-    assert_eq!(take(&inbox, &mut lapic), Signals::default());
+    assert_eq!(inbox.take(&mut lapic), Signals::default());
     for vector in (16..=255).rev() {
         assert_eq!(lapic.pending(), Some(vector));
         lapic.begin_service(vector);
         let level = vector % 3 == 0;
         assert_eq!(lapic.eoi(), Effect::Eoi { vector, level });
     }
-    assert_eq!(take(&inbox, &mut lapic), Signals::default());
+    assert_eq!(inbox.take(&mut lapic), Signals::default());
     assert_eq!(lapic.highest_irr(), None);
 }
 
 fn serve(inbox: &Inbox, lapic: &mut Lapic) -> Effect {
-    let _ = take(inbox, lapic);
+    let _ = inbox.take(lapic);
     lapic.begin_service(lapic.pending().expect("posted"));
     lapic.eoi()
 }
@@ -64,7 +64,7 @@ fn u54_init_discards_triggers() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
     let _ = inbox.post_fixed(0x40, Trigger::Level);
     let _ = inbox.post_init();
-    let _ = take(&inbox, &mut lapic);
+    let _ = inbox.take(&mut lapic);
     let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
     let _ = inbox.post_fixed(0x40, Trigger::Edge);
     assert_eq!(serve(&inbox, &mut lapic), Effect::Eoi { vector: 0x40, level: false });
@@ -80,7 +80,7 @@ fn o15_init_cancels_what_came_before_and_start_up_follows_it() {
     let _ = inbox.post(MessageKind::Startup(2), Trigger::Edge);
     let _ = inbox.post(MessageKind::Startup(3), Trigger::Edge);
     let expected = Signals { init: true, startup: Some(2), nmis: 0 };
-    assert_eq!(take(&inbox, &mut lapic), expected, "the first start-up after INIT");
+    assert_eq!(inbox.take(&mut lapic), expected, "the first start-up after INIT");
     assert!(!lapic.is_enabled());
     assert_eq!(lapic.highest_irr(), None);
     assert!(is_empty(&inbox));
@@ -92,16 +92,16 @@ fn an_nmi_after_init_stays() {
     let _ = inbox.post_init();
     let _ = inbox.post_nmi();
     let _ = inbox.post_nmi();
-    assert_eq!(take(&inbox, &mut lapic), Signals { init: true, startup: None, nmis: 2 });
+    assert_eq!(inbox.take(&mut lapic), Signals { init: true, startup: None, nmis: 2 });
     let _ = inbox.post_startup(0);
-    assert_eq!(take(&inbox, &mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
+    assert_eq!(inbox.take(&mut lapic), Signals { init: false, startup: Some(0), nmis: 0 });
 }
 
 #[test]
 fn a_lowest_priority_vector_is_a_vector() {
     let (inbox, mut lapic) = (Inbox::default(), lapic());
     let _ = inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
-    let _ = take(&inbox, &mut lapic);
+    let _ = inbox.take(&mut lapic);
     assert_eq!(lapic.pending(), Some(0x99));
 }
 
@@ -133,7 +133,7 @@ fn g6_no_post_is_lost_between_threads() {
         let mut lapic = lapic();
         let total = || served.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum::<usize>();
         while total() < 4 * ROUNDS && !stuck.load(Ordering::Relaxed) {
-            let _ = take(&inbox, &mut lapic);
+            let _ = inbox.take(&mut lapic);
             while let Some(vector) = lapic.pending() {
                 lapic.begin_service(vector);
                 let _ = lapic.eoi();
