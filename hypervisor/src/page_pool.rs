@@ -6,11 +6,14 @@
 use alloc::vec::Vec;
 use baremetal::pages::PAGE;
 use core::ops::Range;
+use memslots::SLOTS_MAX;
 
 /// Memory covered by a table of each level, except the root.
 const COVERED: [u64; 3] = [2 << 20, 1 << 30, 512 << 30];
-/// Tables at the edges of slots, six for each, and those with marks for missing memory; twice each.
-const SPARE: u64 = 512;
+/// Tables at the two edges of a slot, of each level.
+const EDGES: u64 = 2 * COVERED.len() as u64;
+/// Tables with marks for missing memory, and the root.
+const OTHERS: u64 = 64 + 1;
 
 /// Physical pages, each of which is either taken or free.
 #[derive(Debug, Default)]
@@ -28,12 +31,17 @@ impl PagePool {
         Self { fresh: Vec::new(), returned: Vec::new(), count: 0 }
     }
 
-    /// Number of pages for the tables of this many bytes of memory, with all of it mapped by pages
-    /// of 4 KiB. The number is doubled: tables that a change has detached are returned only when
-    /// they can no longer be walked, and others may be created meanwhile.
+    /// Number of pages for the tables of this many bytes of memory in any slots, with all of it
+    /// mapped by pages of 4 KiB. The number is doubled: tables that a change has detached are
+    /// returned only when they can no longer be walked, and others may be created meanwhile.
     pub fn needed(memory: u64) -> u32 {
+        Self::needed_inside(memory).saturating_add(2 * (EDGES * SLOTS_MAX as u64 + OTHERS) as u32)
+    }
+
+    /// The same without tables at edges and those that every guest has.
+    pub fn needed_inside(memory: u64) -> u32 {
         let tables: u64 = COVERED.iter().map(|covered| memory.div_ceil(*covered)).sum();
-        u32::try_from(2 * tables + SPARE).unwrap_or(u32::MAX)
+        u32::try_from(2 * tables).unwrap_or(u32::MAX)
     }
 
     /// Adds `count` free pages from the page-aligned address `start` on.
@@ -57,6 +65,12 @@ impl PagePool {
     pub fn give(&mut self, page: u64) {
         debug_assert!(!self.returned.contains(&page), "{page:#x} was not taken");
         self.returned.push(page);
+    }
+
+    /// Number of pages.
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> u32 {
+        self.count
     }
 
     /// Number of free pages.
@@ -101,9 +115,10 @@ mod tests {
 
     #[test]
     fn u7_there_are_tables_for_all_memory_in_small_pages_twice() {
-        // 1 GiB: 512 tables with pages of 4 KiB, one above them, and one above that.
-        assert_eq!(u64::from(PagePool::needed(1 << 30)), 2 * (512 + 1 + 1) + SPARE);
-        assert_eq!((u64::from(PagePool::needed(1)), PagePool::needed(u64::MAX)), (2 * 3 + SPARE, u32::MAX));
+        // 1 GiB: 512 tables with pages of 4 KiB, one above them, and one above that. Each of 64
+        // slots may begin and end within a table of each level. Marks have 64, and there is a root.
+        assert_eq!(PagePool::needed(1 << 30), 2 * (512 + 1 + 1) + 2 * (64 * 6 + 64 + 1));
+        assert_eq!((PagePool::needed_inside(1), PagePool::needed(u64::MAX)), (2 * 3, u32::MAX));
     }
 
     #[test]

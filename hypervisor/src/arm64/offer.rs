@@ -104,6 +104,10 @@ where
         guest::claim(config, common)
     }
 
+    fn device_memory(claim: &Claim) -> u64 {
+        claim.functions.slot_bytes()
+    }
+
     fn physical_address_bits() -> u32 {
         STAGE2_BITS.min(Self::description().physical_bits())
     }

@@ -53,6 +53,11 @@ pub(super) fn pieces(physical: &Physical, shown: &Function) -> Vec<BarPiece> {
 }
 
 impl<P: Platform> Functions<P> {
+    /// Bytes of the slots of owned functions, if all are decoded.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.owned.iter().flat_map(|owned| &owned.pieces).map(|piece| piece.len).sum()
+    }
+
     /// Moves the slot of each piece to where a function's BARs decode it, by the function's index.
     /// One change at a time is possible.
     ///

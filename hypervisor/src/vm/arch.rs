@@ -118,6 +118,11 @@ pub unsafe trait Arch: Board {
     /// Why it does not get them.
     fn claim(config: &Config<'static>, common: &'static Self::Common) -> Result<Self::Claim, CreateError>;
 
+    /// Bytes of registers of claimed devices that the guest may have among its slots.
+    fn device_memory(_: &Self::Claim) -> u64 {
+        0
+    }
+
     /// The shared state of a guest's vCPUs; `space` holds its nested page table.
     ///
     /// # Errors

@@ -73,7 +73,7 @@ pub struct Vm<A: Arch> {
     /// Where it writes what it sends to its serial ports; `None` if it has the machine's own.
     pub(super) rings: Option<Rings>,
     /// Memory for its nested page table.
-    pub(super) tables: NestedTables,
+    pub(crate) tables: NestedTables,
     pub(super) reset: Mutex<Option<Reset<A>>>,
     /// Under test: whether it has been freed.
     pub(super) exists: Exists,
@@ -92,11 +92,11 @@ struct Taken {
 
 /// Takes memory for a machine with this configuration. Nothing is taken if there is not enough.
 #[inline(never)] // What it needs on the stack is free again when it returns.
-fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>) -> Result<Taken, CreateError> {
+fn take_memory<A: Arch>(host: &Host<A>, config: &Config<'_>, devices: u64) -> Result<Taken, CreateError> {
     let ram = A::ram(config).map_err(CreateError::Load)?;
     let mut free = host.free.lock();
     let before = copied(&free);
-    let taken = take_from::<A>(&mut free, &ram, config, &host.bundle);
+    let taken = take_from::<A>(&mut free, (&ram, devices), config, &host.bundle);
     if taken.is_err() {
         *free = *before;
     }
@@ -115,7 +115,7 @@ fn no_slots<A: Arch>() -> Box<Memslots> {
 
 fn take_from<A: Arch>(
     free: &mut FreeMemory,
-    ram: &[Range<u64>],
+    (ram, devices): (&[Range<u64>], u64),
     config: &Config<'_>,
     bundle: &Bundle,
 ) -> Result<Taken, CreateError> {
@@ -134,8 +134,8 @@ fn take_from<A: Arch>(
         false => Some(Rings::take(free).ok_or(CreateError::NoTables)?),
     };
     // Last, because it takes some of the heap as well.
-    let (tables, count) =
-        NestedTables::take(free, covered, config.switches.tables).ok_or(CreateError::NoTables)?;
+    let tables = NestedTables::take(free, covered, devices, config.switches.tables);
+    let (tables, count) = tables.ok_or(CreateError::NoTables)?;
     log::debug!("{count} pages for nested page tables");
     Ok(Taken { memslots, own, shown, tables, rings })
 }
@@ -155,7 +155,7 @@ pub fn create<A: Arch>(
     let config = &files.config;
     A::check(config)?;
     let claim = A::claim(config, &host.common)?;
-    let taken = take_memory(host, config)?;
+    let taken = take_memory(host, config, A::device_memory(&claim))?;
     assemble(host, (number, first), files, claim, taken)
 }
 

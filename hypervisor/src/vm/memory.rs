@@ -33,10 +33,10 @@ struct Memory {
 }
 
 impl NestedTables {
-    /// Takes `count` pages, or as many as the tables for `memory` bytes need; also returns their
-    /// number.
-    pub fn take(free: &mut FreeMemory, memory: u64, count: Option<u32>) -> Option<(Self, u32)> {
-        let count = count.unwrap_or_else(|| PagePool::needed(memory));
+    /// Takes `count` pages, or as many as the tables for `memory` bytes and for `devices` bytes of
+    /// registers need; also returns their number.
+    pub fn take(free: &mut FreeMemory, memory: u64, devices: u64, count: Option<u32>) -> Option<(Self, u32)> {
+        let count = count.unwrap_or_else(|| PagePool::needed(memory + devices));
         let pool = Pool {
             pages: Mutex::default(),
             memory: Mutex::new(Memory { pieces: Vec::new(), covered: memory }),
@@ -57,9 +57,16 @@ impl NestedTables {
         if more == 0 {
             return Some(());
         }
-        self.grow(free, PagePool::needed(more))?;
+        self.grow(free, PagePool::needed_inside(more))?;
         self.0.memory.lock().covered = memory;
         Some(())
+    }
+
+    /// Pages that are in no table, and all.
+    #[cfg(test)]
+    pub(crate) fn pages(self) -> (u32, u32) {
+        let pages = self.0.pages.lock();
+        (pages.free_count(), pages.count())
     }
 
     fn grow(self, free: &mut FreeMemory, count: u32) -> Option<()> {

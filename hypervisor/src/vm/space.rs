@@ -97,7 +97,7 @@ impl<A: Arch> Vm<A> {
         }
     }
 
-    fn take_back(&self, retired: &Retired) {
+    pub(super) fn take_back(&self, retired: &Retired) {
         match retired {
             Retired::Memory { slot, .. } => self.retire_memory(slot),
             Retired::Log { slot, .. } => self.memory_of_slots.lock().retire_log(slot.id),

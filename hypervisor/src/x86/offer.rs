@@ -113,6 +113,10 @@ where
         guest::claim::<Self>(config, common)
     }
 
+    fn device_memory(claim: &Claim) -> u64 {
+        claim.functions.slot_bytes()
+    }
+
     fn share(
         config: &Config<'static>,
         common: &'static Common,

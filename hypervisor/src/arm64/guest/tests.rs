@@ -1,5 +1,8 @@
 use super::*;
+use crate::arm64::mock::machine;
+use crate::vm::mock::largest::use_all_twice;
 use alloc::{format, string::String, vec};
+use memslots::SLOTS_MAX;
 
 #[test]
 fn what_means_nothing_on_arm_is_refused() {
@@ -16,6 +19,14 @@ fn what_means_nothing_on_arm_is_refused() {
         )
         .is_ok()
     );
+}
+
+#[test]
+fn u7_the_largest_use_of_tables_fits_twice() {
+    for switches in ["", "\nzap=everything"] {
+        let vm = machine(&format!("vcpus=2\nnested_page=4K{switches}")).machine();
+        assert_eq!(use_all_twice(vm), SLOTS_MAX, "{switches}");
+    }
 }
 
 impl Shared {

@@ -261,7 +261,8 @@ pub(super) fn add_as<A: Arch>(
     let mut added = vm.memory_of_slots.lock();
     let mut free = vm.host.free.lock();
     let mut memory = 0;
-    vm.space.slots().memory().for_each(|slot| memory += slot.size);
+    // The tables of devices' registers were taken with the guest.
+    vm.space.slots().memory().for_each(|slot| memory += if slot.is_device() { 0 } else { slot.size });
     let largest = free.largest();
     if largest < size {
         return Err(Refusal::NoMemory { size, largest });

@@ -11,6 +11,8 @@
 
 mod asking;
 pub(crate) mod creation;
+#[cfg(test)]
+pub(crate) mod largest;
 pub mod live;
 pub(crate) mod offer;
 pub(crate) mod processor;

@@ -5,9 +5,11 @@ use core::sync::atomic::Ordering;
 use super::Op::*;
 use super::*;
 use crate::vm::mock::End;
+use crate::vm::mock::largest::use_all_twice;
 use crate::vm::mock::processor::{DEVICE, OFF, board, counted};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
+use memslots::SLOTS_MAX;
 
 const ADDED: u64 = 1 << 30;
 const SIZE: u64 = 2 << 20;
@@ -168,6 +170,16 @@ fn a_change_that_is_under_way_is_finished_by_a_reset() {
         }
     }
     assert!(taken_over > 0, "no reset has met a change");
+}
+
+#[test]
+fn u7_the_largest_use_of_tables_fits_twice() {
+    for zap in ["", "\nzap=everything"] {
+        for pages in ["", "\nnested_page=4K"] {
+            let config = format!("vcpus=1\nmemory=4194304{pages}{zap}").leak();
+            assert_eq!(use_all_twice(board(1, config, &[&[Done]]).machine()), SLOTS_MAX, "{config}");
+        }
+    }
 }
 
 #[test]
