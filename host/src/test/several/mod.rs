@@ -25,7 +25,7 @@ const DRAWS: &str = "a kernel that knows the generation id draws other numbers a
 
 pub(super) const ROWS: &[Case] = &[
     act("several_boot", boot::few)
-        .about("guests of 1, 2 and 3 vCPUs boot, and each console shows its own guest's output only")
+        .about("guests of 1, 2 and 3 vCPUs boot, each on its own console, where APIC ids have a gap")
         .on_both(),
     act("several_sixteen_boot", boot::sixteen)
         .about("the example of sixteen guests boots, and each of them takes a command")
