@@ -116,7 +116,10 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
     fn run(&mut self) -> bool {
         self.vmcs.settle_step();
         #[cfg(any(test, feature = "audit"))]
-        super::audit::check(&self.vm.guest.permissions(), self.vmcs);
+        {
+            let nested_root = self.vm.space.root().0;
+            self.vmcs.own = Some(Permissions { nested_root, ..self.vm.guest.permissions() });
+        }
         // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
         // memory only.
         let has_run = unsafe { A::run(self.cpu, self.vmcs, self.registers) };

@@ -92,6 +92,8 @@ pub unsafe fn run<I: Instructions>(
     vmcs.active.check(cpu);
     vmcs.write_changes(I::vmwrite);
     vmcs.outside.load(held, I::write_outside);
+    #[cfg(any(test, feature = "audit"))]
+    super::audit::check(vmcs, I::vmread);
     // SAFETY: the caller's promise.
     if let Err(failed) = unsafe { I::enter(registers, vmcs.active.is_launched()) } {
         refuse::<I>(vmcs, failed);

@@ -64,6 +64,9 @@ pub struct Vmcs {
     /// What the CPU had when the vCPU arrived.
     #[cfg(any(test, feature = "audit"))]
     pub(super) host: super::switch::HostState,
+    /// What its guest has, for the auditor.
+    #[cfg(any(test, feature = "audit"))]
+    pub(super) own: Option<Permissions>,
     /// VM-entry interruption information, with the error code in the upper half.
     pub(super) event: u64,
     /// The interrupt that the entry delivers if there is no event; [`TAKEN`] behind the entry.
@@ -131,6 +134,8 @@ impl Vmcs {
             active: Active::default(),
             #[cfg(any(test, feature = "audit"))]
             host: super::switch::HostState::default(),
+            #[cfg(any(test, feature = "audit"))]
+            own: None,
             event: 0,
             offered: 0,
             threshold: 0,

@@ -8,11 +8,11 @@ use crate::devices::virt::gic::{ListRegister, Maintenance};
 use crate::vm::{PerCpu, Vm};
 #[cfg(any(test, feature = "audit"))]
 use {
+    super::demands::{self, demand},
     super::{self as audit, Finding, VcpuBooks, expect},
-    crate::arm64::controls::{Control, at_start, counter},
+    crate::arm64::controls::{self, Control, at_start},
     crate::arm64::processor::Features,
     crate::arm64::vcpu::exchanged::{DEFERRED, KEYS, MATRIX, PRIORITIES6, PRIORITIES7, Register},
-    crate::devices::virt::gic::mpidr,
     alloc::boxed::Box,
     coherence::tlbi::Stage2Tlb,
 };
@@ -92,12 +92,15 @@ impl Auditor {
     /// Called right before ERET.
     pub fn check<A: Arm64>(&mut self, cpu: &PerCpu<A>, vm: &Vm<A>, expected: &Expected<'_>) {
         let mut books = cpu.arch.books.borrow_mut();
-        let (is, should) = (A::TLB.vttbr(), vm.guest.current_vttbr());
-        let controls = books.controls.get_or_insert_with(|| {
-            let processor = A::description();
-            core::array::from_fn(|index| Control::ALL.get(index).and_then(|&c| at_start(c, &processor)))
-        });
-        let checked = check_controls::<A>(controls)
+        // VTTBR_EL2: VMID, BADDR; CnP is 0.
+        let (is, should) = (A::TLB.vttbr(), u64::from(vm.guest.current_vmid()) << 48 | vm.space.root().0);
+        let first = match books.controls {
+            None => check_first::<A>(&A::description()),
+            Some(_) => Ok(()),
+        };
+        let controls = books.controls.get_or_insert_with(|| read_controls::<A>(&A::description()));
+        let checked = first
+            .and_then(|()| check_controls::<A>(controls))
             .and_then(|()| check_own::<A>(vm, expected))
             .and_then(|()| self.check_left::<A>(vm.clock.base()))
             .and_then(|()| self.books.check(&books, is, should));
@@ -163,13 +166,16 @@ fn check_own<A: Arm64>(vm: &Vm<A>, expected: &Expected<'_>) -> Result<(), Findin
     const EOI_COUNT: u64 = 0x1f << 27;
     /// The bits of an interrupt's priority that a processor need not have.
     const FINE: u64 = 7 << 48;
+    expect("HCR_EL2", A::configuration() & demands::HCR, demands::HCR_ONES)?;
     audit::check_configuration(A::configuration(), expected.configuration, vm.guest.configuration())?;
-    expect("VMPIDR_EL2", A::read(Register::Vmpidr), mpidr(expected.index))?;
+    // RES1; clusters of sixteen.
+    let affinity = 0x8000_0000 | u64::from(expected.index >> 4) << 8 | u64::from(expected.index & 15);
+    expect("VMPIDR_EL2", A::read(Register::Vmpidr), affinity)?;
     expect("MDSCR_EL1", A::control(Control::Mdscr), expected.debug.armed().unwrap_or(0))?;
-    let is = (A::control(Control::Cntvoff), A::control(Control::Cnthctl));
-    let should = counter(vm.clock.base());
-    expect("CNTVOFF_EL2", is.0, should.0)?;
-    expect("CNTHCTL_EL2", is.1, should.1)?;
+    // EL1PCTEN and EL1PCEN: the machine's own counters are for a guest that has not been moved.
+    let base = vm.clock.base();
+    expect("CNTVOFF_EL2", A::control(Control::Cntvoff).wrapping_add(base), 0)?;
+    expect("CNTHCTL_EL2", A::control(Control::Cnthctl), if base == 0 { 3 } else { 0 })?;
     let maintenance = ENABLE | u64::from(expected.maintenance.bits());
     expect("ICH_HCR_EL2", A::interface_control() & !EOI_COUNT, maintenance)?;
     let lists = expected.lists.iter().map(|list| list.into_bits()).chain(core::iter::repeat(0));
@@ -182,6 +188,11 @@ fn check_own<A: Arm64>(vm: &Vm<A>, expected: &Expected<'_>) -> Result<(), Findin
 #[cfg(any(test, feature = "audit"))]
 macro_rules! check_each {
     ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal $($status:literal)?,)*) => {
+        /// What the processor has, of those that are there.
+        fn read_controls<A: Arm64>(there: &controls::Processor) -> [Option<u64>; Control::ALL.len()] {
+            [$(at_start(Control::$name, there).map(|_| A::control(Control::$name)),)*]
+        }
+
         fn check_controls<A: Arm64>(values: &[Option<u64>; Control::ALL.len()]) -> Result<(), Finding> {
             $(
                 if let (Some(should), false) = (values[Control::$name as usize], varies(Control::$name)) {
@@ -196,6 +207,15 @@ macro_rules! check_each {
 
 #[cfg(any(test, feature = "audit"))]
 for_each_control!(check_each);
+
+/// Checks all that is written once, as the manual demands it.
+#[cfg(any(test, feature = "audit"))]
+fn check_first<A: Arm64>(processor: &controls::Processor) -> Result<(), Finding> {
+    read_controls::<A>(processor).iter().zip(Control::ALL).try_for_each(|(is, &control)| {
+        let (bits, should) = if varies(control) { (0, 0) } else { demand(control, processor) };
+        expect(control.name(), is.unwrap_or(should) & bits, should)
+    })
+}
 
 /// The bits of a control that read as they were written: Enable in ICC_SRE_EL2 may always be 1 (IHI
 /// 0069H, section 12.2).

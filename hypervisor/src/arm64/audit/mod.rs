@@ -8,11 +8,13 @@
 //! * the loaded VMID is the machine's, which is the one that invalidations by other CPUs name;
 //! * this vCPU was the last to run here under that VMID, and has not run elsewhere since; or this
 //!   processor has dropped its stage-1 translations since then (A3, A21);
-//! * each register that the entry relies on has its value: those that are written once, those that
-//!   vary with the vCPU, and at the first entry after another vCPU's, all of
+//! * each register that the entry relies on has its value: those that are written once (what the
+//!   [manual demands](demands) at the first look, and no change since), those that vary with the vCPU, and at the first entry after another vCPU's, all of
 //!   [`exchanged`](super::vcpu::exchanged) and floating point, as this vCPU left them (U61).
 
 pub mod auditor;
+#[cfg(any(test, feature = "audit"))]
+pub mod demands;
 
 use core::fmt;
 
@@ -128,7 +130,7 @@ struct Tenant {
 #[derive(Debug, Default)]
 pub struct CpuBooks {
     tenants: Tenants<Tenant>,
-    /// The values of the controls that it has, once they are known.
+    /// The values of the controls that it had when it was first looked at.
     pub controls: Option<[Option<u64>; Control::ALL.len()]>,
     /// Number of times it has dropped all stage-1 translations of the loaded VMID, or of all VMIDs.
     epoch: u64,

@@ -301,10 +301,10 @@ impl Shared {
         self.root
     }
 
-    /// The value that VTTBR_EL2 must have while the guest runs.
+    /// The VMID that VTTBR_EL2 must have while the guest runs.
     #[cfg(any(test, feature = "audit"))]
-    pub fn current_vttbr(&self) -> u64 {
-        tlbi::Vttbr::new(self.root, self.tag.vmid.current().unwrap_or(0)).bits()
+    pub fn current_vmid(&self) -> u16 {
+        self.tag.vmid.current().unwrap_or(0)
     }
 
     /// HCR_EL2 of the guest's vCPUs, but for what varies with each of them.

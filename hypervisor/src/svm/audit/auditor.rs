@@ -6,8 +6,6 @@ use crate::vm::{PerCpu, Vm};
 #[cfg(any(test, feature = "audit"))]
 use {
     super::{Finding, VcpuBooks, Words, expect},
-    crate::svm::intercepts::{self, ALWAYS, CR_WRITE_4, EXCEPTIONS},
-    crate::svm::vmcb::{EFER_SVME, vintr},
     crate::x86::vcpu::state::Permissions,
     tlfs::XMM_WORDS,
 };
@@ -84,7 +82,8 @@ impl Auditor {
             // CPUID Fn8000_000A_EBX: NASID.
             books.asids = A::cpuid(0x8000_000a, 0).ebx;
         }
-        let checked = check_controls(&vm.guest.permissions(), vmcb)
+        let own = Permissions { nested_root: vm.space.root().0, ..vm.guest.permissions() };
+        let checked = check_controls(&own, words(vmcb))
             .and_then(|()| self.check_left::<A>(vmcb))
             .and_then(|()| self.books.check(&books, cpu.index, words(vmcb)));
         if let Err(finding) = checked {
@@ -105,7 +104,7 @@ impl Auditor {
             let pairs = A::read_breakpoints().into_iter().zip(self.breakpoints.into_iter().flatten());
             return pairs.into_iter().try_for_each(|(is, should)| expect("DR", is, should));
         }
-        expect("intercepts of debug registers", vmcb.intercept_dr.into(), intercepts::DEBUG.into())
+        expect("intercepts of debug registers", vmcb.intercept_dr.into(), DEBUG)
     }
 
     /// Called right after VMRUN, if the guest has run.
@@ -117,25 +116,35 @@ impl Auditor {
     }
 }
 
-/// Checks the fields on which the guest's confinement rests.
+/// Writes of DR0 to DR3, of DR7, and of DR5, which may be its name; reads of DR0 to DR3.
 #[cfg(any(test, feature = "audit"))]
-fn check_controls(own: &Permissions, vmcb: &Vmcb) -> Result<(), Finding> {
-    let [first, second, third] = ALWAYS;
-    for (name, is, always) in [
-        ("intercepts of control registers", vmcb.intercept_cr, CR_WRITE_4),
-        ("intercepts of exceptions", vmcb.intercept_exceptions, EXCEPTIONS),
-        ("intercepts, first word", vmcb.intercept_misc1, first),
-        ("intercepts, second word", vmcb.intercept_misc2, second),
-        ("intercepts, third word", vmcb.intercept_misc3, third),
-    ] {
-        expect(name, (is & always).into(), always.into())?;
+const DEBUG: u64 = 0x00af_000f;
+
+/// The fields on which the guest's confinement rests, by the auditor's own reading of appendix B:
+/// offset in the VMCB, bits that must be set, and names.
+#[cfg(any(test, feature = "audit"))]
+const ALWAYS: [(usize, u64, &str); 5] = [
+    // Writes of CR4.
+    (0x00, 0x0010_0000, "intercepts of control registers"),
+    // #DB, #AC, #MC; in the upper half INTR, NMI, SMI, INIT, RDPMC, CPUID, INVD, HLT, INVLPGA, I/O,
+    // MSRs, FERR_FREEZE, shutdown.
+    (0x08, 0xdd44_800f_0006_0002, "intercepts of exceptions, or the first word of others"),
+    // VMRUN, VMMCALL, VMLOAD, VMSAVE, STGI, CLGI, SKINIT, WBINVD, MONITOR, MWAIT, armed MWAIT,
+    // XSETBV, RDPRU; in the upper half INVLPGB, an illegal one, MCOMMIT, TLBSYNC.
+    (0x10, 0x0000_001b_0000_7e7f, "intercepts, second or third word"),
+    (0x60, 1 << 24, "V_INTR_MASKING"),
+    (0x4d0, 1 << 12, "EFER.SVME"),
+];
+
+#[cfg(any(test, feature = "audit"))]
+fn check_controls(own: &Permissions, vmcb: &Words) -> Result<(), Finding> {
+    for (at, bits, name) in ALWAYS {
+        expect(name, vmcb[at / 8] & bits, bits)?;
     }
-    expect("IOPM_BASE_PA", vmcb.iopm_base, own.io)?;
-    expect("MSRPM_BASE_PA", vmcb.msrpm_base, own.msr)?;
-    expect("N_CR3", vmcb.nested_cr3, own.nested_root)?;
-    expect("NP_ENABLE", vmcb.nested_control, 1)?;
-    expect("V_INTR_MASKING", vmcb.interrupt_control & vintr::MASKING, vintr::MASKING)?;
-    expect("EFER.SVME", vmcb.efer & EFER_SVME, EFER_SVME)
+    expect("IOPM_BASE_PA", vmcb[0x40 / 8], own.io)?;
+    expect("MSRPM_BASE_PA", vmcb[0x48 / 8], own.msr)?;
+    expect("NP_ENABLE", vmcb[0x90 / 8], 1)?;
+    expect("N_CR3", vmcb[0xb0 / 8], own.nested_root)
 }
 
 #[cfg(not(any(test, feature = "audit")))]
@@ -164,33 +173,30 @@ fn words(vmcb: &Vmcb) -> &Words {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::svm::features::Features;
+    use crate::svm::intercepts;
+    use crate::svm::vmcb::{EFER_SVME, vintr};
     use crate::x86::vcpu::block::ControlBlock;
 
     #[test]
     fn u61_each_intercept_that_every_guest_has_is_looked_at() {
         let own = Permissions { io: 0x1000, msr: 0x4000, nested_root: 0x7000, apic: false };
         let mut vmcb = Vmcb::boxed();
-        [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = ALWAYS;
-        (vmcb.intercept_cr, vmcb.intercept_exceptions) = (CR_WRITE_4, EXCEPTIONS);
-        (vmcb.iopm_base, vmcb.msrpm_base, vmcb.nested_cr3) = (own.io, own.msr, own.nested_root);
-        (vmcb.nested_control, vmcb.interrupt_control, vmcb.efer) = (1, vintr::MASKING, EFER_SVME);
-        assert_eq!(check_controls(&own, &vmcb), Ok(()));
-        for bit in 0..32 {
-            type Word = fn(&mut Vmcb) -> &mut u32;
-            let words: [(Word, u32); 5] = [
-                (|vmcb| &mut vmcb.intercept_cr, CR_WRITE_4),
-                (|vmcb| &mut vmcb.intercept_exceptions, EXCEPTIONS),
-                (|vmcb| &mut vmcb.intercept_misc1, ALWAYS[0]),
-                (|vmcb| &mut vmcb.intercept_misc2, ALWAYS[1]),
-                (|vmcb| &mut vmcb.intercept_misc3, ALWAYS[2]),
-            ];
-            for (word, always) in words {
-                *word(&mut vmcb) ^= 1 << bit;
-                assert_eq!(check_controls(&own, &vmcb).is_err(), always >> bit & 1 != 0, "bit {bit}");
-                *word(&mut vmcb) ^= 1 << bit;
+        vmcb.set_up(&own, Features(0));
+        [vmcb.intercept_misc1, vmcb.intercept_misc2, vmcb.intercept_misc3] = intercepts::ALWAYS;
+        (vmcb.intercept_cr, vmcb.intercept_exceptions) = (intercepts::CR_WRITE_4, intercepts::EXCEPTIONS);
+        (vmcb.interrupt_control, vmcb.efer) = (vintr::MASKING, EFER_SVME);
+        let whole = *words(&vmcb);
+        assert_eq!((check_controls(&own, &whole), DEBUG), (Ok(()), intercepts::DEBUG.into()));
+        // What every guest has, and nothing else, is demanded.
+        for at in [0x00, 0x08, 0x10, 0x40, 0x48, 0x60, 0x90, 0xb0, 0x4d0] {
+            for bit in 0..64 {
+                let mut changed = whole;
+                changed[at / 8] ^= 1 << bit;
+                let is_whole = matches!(at, 0x40 | 0x48 | 0x90 | 0xb0);
+                let found = check_controls(&own, &changed).is_err();
+                assert_eq!(found, is_whole || whole[at / 8] >> bit & 1 != 0, "{at:#x}, bit {bit}");
             }
         }
-        vmcb.interrupt_control = 0;
-        assert!(check_controls(&own, &vmcb).is_err(), "V_INTR_MASKING");
     }
 }

@@ -203,7 +203,7 @@ impl Kind for MockVmx {
             "the machine's",
             "block.EPT_POINTER block.vmcs.changed_by_exits block.vmcs.controls.apic \
              block.vmcs.controls.p* block.vmcs.controls.words.3 block.vmcs.host \
-             block.vmcs.list block.vmcs.maps block.vmcs.masks \
+             block.vmcs.list block.vmcs.maps block.vmcs.masks block.vmcs.own* \
              block.vmcs.outside.from_processor block.vmcs.region block.vmcs.vmread",
         ),
         ("the local APIC gets it back", "block.INTERRUPT_STATUS block.page block.vmcs.apic"),

@@ -3,8 +3,9 @@
 //! the auditor finds each (U61).
 
 use super::*;
+use crate::arm64::audit::demands::demand;
 use crate::arm64::controls::{Control, at_start};
-use crate::arm64::mock::{Stuck, machines};
+use crate::arm64::mock::{Stuck, machine_on, machines};
 use crate::arm64::vcpu::debug;
 use crate::vm::arch::State;
 use core::panic::AssertUnwindSafe;
@@ -112,6 +113,21 @@ fn u61_what_is_written_once_is_looked_at_each_time() {
         let expected = is_there && !is_switched;
         let finds = |text: String| text.starts_with(&format!("audit: {} is ", control.name()));
         assert_eq!(found.is_some_and(finds), expected, "{}", control.name());
+    }
+    // One that has been written wrongly from the beginning.
+    for (index, &control) in Control::ALL.iter().enumerate() {
+        let processor = MockArm64::description();
+        let (bits, _) = demand(control, &processor);
+        let machine = machine_on("", |hardware| hardware.controls[index] ^= bits & bits.wrapping_neg());
+        let mut place = ManuallyDrop::new(workspace(0));
+        let enters = AssertUnwindSafe(|| {
+            turn(machine.machine(), 0, 0, &mut place, |context| assert!(enter(context)));
+        });
+        let is_found = catch_unwind(enters).is_err();
+        // That one is not among the mock's controls.
+        let is_other = control == Control::Hcr;
+        let is_wrong = bits != 0 && at_start(control, &processor).is_some() && !is_other;
+        assert_eq!(is_found, is_wrong, "{}", control.name());
     }
     let found = find(|| hardware(|hardware| hardware.interface |= 1 << 3)).unwrap_or_default();
     assert!(found.starts_with("audit: ICH_HCR_EL2 is "), "{found}");
