@@ -15,8 +15,8 @@
 //! starts the image; the host tool makes a bzImage of it for loaders that support only Linux. On
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
-//! On all other targets the crate has only `devicetree`, [`HardwareId`], [`pages`], [`random`],
-//! [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest
+//! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], [`pages`],
+//! [`random`], [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest
 //! is assembly for the machine.
 #![no_std]
 
@@ -25,6 +25,7 @@ extern crate std;
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 pub mod devicetree;
+pub mod encodings;
 mod hardware_id;
 pub mod pages;
 pub mod random;

@@ -7,6 +7,7 @@ pub mod controls;
 #[macro_use]
 pub mod vcpu;
 pub mod audit;
+pub mod el2_stage1;
 pub mod exits;
 pub mod guest;
 #[cfg(test)]

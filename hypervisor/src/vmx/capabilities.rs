@@ -3,6 +3,7 @@
 
 use core::fmt;
 use paging::{Ept, Level};
+use stay::tagged::two_flushes::Invvpid;
 
 use super::controls::{ACKNOWLEDGE, APIC, CHOSEN, Choice, Controls, How, PAUSE_LOOP, POSTED, VPID, Word};
 
@@ -139,6 +140,20 @@ impl Capabilities {
         self.ept_vpid & bits == bits
     }
 
+    /// Type and descriptor of the INVVPID that drops what is named, or more if the processor cannot
+    /// name it alone (SDM volume 3, section 31.3, INVVPID).
+    #[inline(always)]
+    pub fn invvpid(&self, named: Invvpid) -> (u64, [u64; 2]) {
+        let offers = |kind| self.has(ept::INVVPID | kind);
+        let (kind, vpid, address) = match named {
+            Invvpid::Address { vpid, address } if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
+            Invvpid::Address { vpid, .. } | Invvpid::Vpid(vpid) if offers(ept::INVVPID_ONE) => (1, vpid, 0),
+            Invvpid::ButGlobals(vpid) => (3, vpid, 0),
+            _ => (2, 0, 0),
+        };
+        (kind, [vpid.into(), address])
+    }
+
     fn allows(&self, word: Word, bit: u32) -> bool {
         self.words[word as usize] >> 32 & 1 << bit != 0
     }
@@ -194,6 +209,25 @@ impl Capabilities {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// SDM volume 3, section 31.3: types 0 to 3, and bits 15:0 and 127:64 of the descriptor; A.10:
+    /// INVVPID is bit 32, its types 0 to 2 are bits 40 to 42.
+    #[test]
+    fn invvpid_names_what_there_is_a_type_for() {
+        let address = Invvpid::Address { vpid: 0x1234, address: 0xffff_8000_0000_1000 };
+        let with = |bits: &[u32]| Capabilities {
+            ept_vpid: bits.iter().fold(0, |all, bit| all | 1 << bit),
+            ..Capabilities::NONE
+        };
+        for (bits, of_page, of_tag) in [
+            (&[32, 40, 41, 42][..], (0, [0x1234, 0xffff_8000_0000_1000]), (1, [0x1234, 0])),
+            (&[32, 41, 42], (1, [0x1234, 0]), (1, [0x1234, 0])),
+            (&[32, 42], (2, [0, 0]), (2, [0, 0])),
+        ] {
+            let found = [address, Invvpid::Vpid(0x1234)].map(|named| with(bits).invvpid(named));
+            assert_eq!(found, [of_page, of_tag], "{bits:?}");
+        }
+    }
 
     #[test]
     fn i8_pages_are_small_unless_the_processor_stands_changes_of_size() {

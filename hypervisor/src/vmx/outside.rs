@@ -4,6 +4,7 @@
 use core::cell::Cell;
 
 use super::vmcs::Read;
+use crate::x86::vcpu::msr;
 
 /// Such a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,20 @@ pub enum Register {
     Cstar,
     Sfmask,
     KernelGs,
+}
+
+impl Register {
+    /// Its MSR; of the others there is none.
+    pub const fn msr(self) -> Option<u32> {
+        Some(match self {
+            Self::Cr2 | Self::Dr6 => return None,
+            Self::Star => msr::STAR,
+            Self::Lstar => msr::LSTAR,
+            Self::Cstar => msr::CSTAR,
+            Self::Sfmask => msr::SFMASK,
+            Self::KernelGs => msr::KERNEL_GS_BASE,
+        })
+    }
 }
 
 const ALL: [Register; 7] = {

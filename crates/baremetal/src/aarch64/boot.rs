@@ -40,16 +40,6 @@ pub const STACK_SIZE: usize = 64 << 10;
 #[doc(hidden)]
 pub const R_AARCH64_RELATIVE: u32 = 1027;
 
-/// MAIR_EL1 and MAIR_EL2: 0 is normal memory, write-back; 1 is Device-nGnRE.
-pub const MAIR: u64 = 0x04ff;
-/// TCR_EL1: T0SZ 16, cacheable walks, inner shareable, 4 KiB; T1SZ 16, and no walks for the upper
-/// half.
-#[doc(hidden)]
-pub const TCR: u64 = 0x0090_3510;
-/// SCTLR_EL1: bits that were reserved as one in Armv8.0, and MMU, stack alignment check, data and
-/// instruction caches.
-pub const SCTLR: u64 = 0x30d0_0800 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
-
 /// The assembly of the header of an arm64 Image, which begins with a branch to `$entry`. The linker
 /// script defines `__image_size`.
 #[macro_export]
@@ -271,9 +261,9 @@ drop_to_el1:
             map_first = sym $crate::aarch64::tables::map_first,
             first = sym $crate::aarch64::boot::first,
             other = sym $crate::aarch64::processors::other,
-            mair = const $crate::aarch64::boot::MAIR,
-            tcr = const $crate::aarch64::boot::TCR,
-            sctlr = const $crate::aarch64::boot::SCTLR,
+            mair = const $crate::encodings::MAIR,
+            tcr = const $crate::encodings::TCR_EL1,
+            sctlr = const $crate::encodings::SCTLR_EL1,
         );
     };
 }

@@ -14,6 +14,9 @@ use arm_sysregs::el1::accessors::read_mpidr_el1;
 use super::clock;
 use crate::HardwareId;
 use crate::devicetree::{Gic, REGIONS};
+use crate::encodings::gic::{
+    CLEAR_ACTIVE, CLEAR_ENABLE, GROUP, PRIORITY, SET_ENABLE, bit, edge, packed, router, sgi,
+};
 
 /// The first INTID that is not an interrupt.
 pub const SPECIAL: u32 = 1020;
@@ -27,15 +30,8 @@ pub const GROUP_1: u32 = 1 << 1;
 const GROUP_0: u32 = 1 << 0;
 const CONTROL_WRITE_PENDING: u32 = 1 << 31;
 
-/// Registers of the distributor, with one bit, two bits, a byte and eight bytes per interrupt.
+/// GICD_CTLR.
 const CONTROL: u64 = 0x0000;
-const GROUP: u64 = 0x0080;
-const SET_ENABLE: u64 = 0x0100;
-const CLEAR_ENABLE: u64 = 0x0180;
-const CLEAR_ACTIVE: u64 = 0x0380;
-const PRIORITY: u64 = 0x0400;
-const CONFIGURATION: u64 = 0x0c00;
-const ROUTE: u64 = 0x6000;
 
 /// GICR_TYPER, GICR_WAKER, and the frame of SGIs and PPIs after that of the redistributor itself;
 /// its registers have the same offsets as in the distributor.
@@ -88,11 +84,6 @@ fn write(address: u64, value: u32) {
     unsafe { (address as *mut u32).write_volatile(value) };
 }
 
-/// Affinity levels 3 to 0 in the format of GICR_TYPER, from a value in the format of MPIDR_EL1.
-const fn packed(HardwareId(affinity): HardwareId) -> u64 {
-    affinity >> 32 << 24 & 0xff00_0000 | affinity & 0x00ff_ffff
-}
-
 /// The calling processor's affinity, as MPIDR_EL1 and the device tree have it.
 pub fn affinity() -> HardwareId {
     HardwareId(read_mpidr_el1().bits() & 0xff_00ff_ffff)
@@ -121,21 +112,20 @@ pub fn route(distributor: u64, intid: u32, affinity: HardwareId) {
 
 /// Routes an interrupt that is edge-triggered or level-triggered, and not enabled.
 pub fn route_as(distributor: u64, intid: u32, affinity: HardwareId, is_edge: bool) {
-    let (word, bit) = (u64::from(intid / 32) * 4, 1 << (intid % 32));
-    let trigger = distributor + CONFIGURATION + u64::from(intid / 16) * 4;
-    let edge = 2 << (intid % 16 * 2);
+    let ((trigger, edge), (group, bit)) = (edge(intid), bit(GROUP, intid));
+    let (trigger, group) = (distributor + trigger, distributor + group);
     write(trigger, read(trigger) & !edge | if is_edge { edge } else { 0 });
     // SAFETY: a byte of the distributor, and a register of 64 bits, mapped as a device.
     unsafe { ((distributor + PRIORITY + u64::from(intid)) as *mut u8).write_volatile(MIDDLE) };
-    write(distributor + GROUP + word, read(distributor + GROUP + word) | bit);
+    write(group, read(group) | bit);
     // SAFETY: as above.
-    unsafe { ((distributor + ROUTE + u64::from(intid) * 8) as *mut u64).write_volatile(affinity.0) };
+    unsafe { ((distributor + router(intid)) as *mut u64).write_volatile(affinity.0) };
 }
 
 /// Enables a shared interrupt, or disables it.
 pub fn set_enabled(distributor: u64, intid: u32, is_enabled: bool) {
-    let register = if is_enabled { SET_ENABLE } else { CLEAR_ENABLE };
-    write(distributor + register + u64::from(intid / 32) * 4, 1 << (intid % 32));
+    let (register, bit) = bit(if is_enabled { SET_ENABLE } else { CLEAR_ENABLE }, intid);
+    write(distributor + register, bit);
 }
 
 /// The redistributor of the processor with this affinity, if it is in the region.
@@ -223,9 +213,7 @@ pub fn enable() -> Result<(), &'static str> {
 /// Sends SGI `number`, below 16, to the processor with this affinity. Earlier stores are visible to
 /// the CPU that takes it.
 pub fn send(affinity: HardwareId, number: u8) {
-    let [zero, one, two, _, three, ..] = affinity.0.to_le_bytes().map(u64::from);
-    let list = 1 << (zero % 16) | (zero / 16) << 44;
-    let value = three << 48 | two << 32 | u64::from(number & 15) << 24 | one << 16 | list;
+    let value = sgi(affinity, number);
     // SAFETY: ICC_SGI1R_EL1: an interrupt that its target handles. The barrier completes earlier
     // stores before it is sent.
     unsafe {

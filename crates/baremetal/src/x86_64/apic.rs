@@ -9,6 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use x86_64::registers::model_specific::Msr;
 
 use crate::HardwareId;
+use crate::encodings::{command, redirection};
 
 /// Spurious interrupts.
 pub const VECTOR_SPURIOUS: u8 = 0xff;
@@ -43,11 +44,6 @@ const LVT_MASKED: u32 = 1 << 16;
 const LVT_TSC_DEADLINE: u32 = 2 << 17;
 const DIVIDE_BY_1: u32 = 0b1011;
 const ICR_BUSY: u32 = 1 << 12;
-/// Level assert: set in every command but the INIT de-assert.
-const ASSERT: u32 = 1 << 14;
-const MODE_NMI: u32 = 4 << 8;
-const MODE_INIT: u32 = 5 << 8;
-const MODE_STARTUP: u32 = 6 << 8;
 /// Reads of the busy bit before an APIC is declared stuck.
 const ICR_TRIES: u32 = 1 << 24;
 
@@ -161,14 +157,14 @@ fn send(destination: HardwareId, command: u32) {
         // first (APM volume 2, section 16.11.2). The fence pairs with the interrupt, whose handler
         // runs after it.
         fence(Ordering::SeqCst);
-        let value = destination.0 << 32 | u64::from(ASSERT | command);
+        let value = command::wide(destination, command);
         // SAFETY: x2APIC mode is on; the ICR is one register of 64 bits there.
         return unsafe { Msr::new(MSR_X2APIC + ICR).write(value) };
     }
     assert!(reaches(destination), "APIC id {destination} needs x2APIC mode");
     assert!((0..ICR_TRIES).any(|_| read(ICR) & ICR_BUSY == 0), "the local APIC does not send");
     write(ICR_HIGH, destination.apic() << 24);
-    write(ICR, ASSERT | command);
+    write(ICR, command::ASSERT | command);
 }
 
 /// Sends an interrupt. An interrupt handler that sends must not interrupt this: the memory-mapped
@@ -179,17 +175,17 @@ pub fn send_fixed(destination: HardwareId, vector: u8) {
 
 /// Sends an NMI.
 pub fn send_nmi(destination: HardwareId) {
-    send(destination, MODE_NMI);
+    send(destination, command::NMI);
 }
 
 /// Resets a processor, which then waits for a start-up IPI.
 pub fn send_init(destination: HardwareId) {
-    send(destination, MODE_INIT);
+    send(destination, command::INIT);
 }
 
 /// Starts a processor that waits for a start-up IPI, on the page at `page`.
 pub fn send_startup(destination: HardwareId, page: u64) {
-    send(destination, MODE_STARTUP | (page >> 12) as u32);
+    send(destination, command::startup(page));
 }
 
 /// Routes an ISA interrupt (edge, active high) of the I/O APIC at `base` to one processor.
@@ -199,12 +195,11 @@ pub fn send_startup(destination: HardwareId, page: u64) {
 /// The I/O APIC's registers are mapped uncached at `base`, and nothing else drives it.
 pub unsafe fn route_isa(base: u64, pin: u32, destination: u8, vector: u8) {
     let (select, window) = (base as *mut u32, (base + 0x10) as *mut u32);
-    let entry = 0x10 + 2 * pin;
-    // SAFETY: the caller vouches for the registers.
-    unsafe {
-        select.write_volatile(entry + 1);
-        window.write_volatile(u32::from(destination) << 24);
-        select.write_volatile(entry);
-        window.write_volatile(u32::from(vector));
+    for (register, value) in redirection(pin, destination, vector) {
+        // SAFETY: the caller vouches for the registers.
+        unsafe {
+            select.write_volatile(register);
+            window.write_volatile(value);
+        }
     }
 }

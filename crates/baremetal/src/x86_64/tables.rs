@@ -16,6 +16,7 @@ use x86_64::structures::DescriptorTablePointer;
 use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 use x86_64::structures::tss::TaskStateSegment;
 
+use crate::encodings::gate;
 use crate::processors::MAX_PROCESSORS;
 
 /// Selectors, in the order in which `load` appends the descriptors.
@@ -122,19 +123,14 @@ pub unsafe fn set_gate(vector: u8, handler: u64) {
 }
 
 /// The same, on a stack of the task state segment, by its number counted from 1; 0 for that of the
-/// interrupted code. An interrupt gate of ring 0: APM volume 2, section 4.8.4.
+/// interrupted code.
 ///
 /// # Safety
 ///
 /// As [`set_gate`].
 pub unsafe fn set_gate_on_stack(vector: u8, handler: u64, stack: u16) {
-    let low = (handler & 0xffff)
-        | u64::from(KERNEL_CODE) << 16
-        | u64::from(stack) << 32
-        | 0x8e << 40
-        | (handler >> 16 & 0xffff) << 48;
     // SAFETY: one entry is replaced, which the caller promises that no processor uses now.
-    unsafe { IDT[usize::from(vector)] = [low, handler >> 32] };
+    unsafe { IDT[usize::from(vector)] = gate(handler, KERNEL_CODE, stack) };
 }
 
 /// The same, on a stack that holds only the frame of an exception from ring 3.

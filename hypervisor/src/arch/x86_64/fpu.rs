@@ -1,14 +1,16 @@
 //! Floating-point and vector registers: enabling, storing and loading them.
 
 use core::arch::asm;
-use core::arch::x86_64::{__cpuid, __cpuid_count};
+use core::arch::x86_64::__cpuid;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use tlfs::XMM_WORDS;
 use x86_64::registers::control::{Cr0, Cr0Flags, Cr4, Cr4Flags};
 
-/// Size of an FXSAVE image in bytes.
-const LEGACY_SIZE: u32 = 512;
+use crate::arch::Local;
+use crate::x86::processor::Processor;
+use crate::x86::vcpu::fpu::{LEGACY_SIZE, image};
+
 /// All components that the processor can save; 0 without XSAVE.
 static COMPONENTS: AtomicU64 = AtomicU64::new(0);
 static SIZE: AtomicU32 = AtomicU32::new(LEGACY_SIZE);
@@ -27,10 +29,9 @@ pub(crate) fn enable() {
     }
     // SAFETY: CPUID says that XSAVE exists.
     unsafe { Cr4::update(|cr4| cr4.insert(Cr4Flags::OSXSAVE)) };
-    let leaf = __cpuid_count(0xd, 0);
-    let components = u64::from(leaf.edx) << 32 | u64::from(leaf.eax);
+    let (components, size) = image(Local::cpuid(0xd, 0));
     COMPONENTS.store(components, Ordering::Relaxed);
-    SIZE.store(leaf.ecx.max(LEGACY_SIZE), Ordering::Relaxed);
+    SIZE.store(size, Ordering::Relaxed);
     write_xcr0(components);
 }
 

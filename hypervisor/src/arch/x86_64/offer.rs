@@ -14,9 +14,7 @@ use crate::image::Kind;
 use crate::iommu::messages::MachineDevices;
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Processor;
-
-const MSR_TSC_AUX: u32 = 0xc000_0103;
-const MSR_PATCH_LEVEL: u32 = 0x8b;
+use crate::x86::vcpu::msr;
 
 impl<V: Kind> Processor for On<V> {
     fn devices() -> Option<&'static MachineDevices> {
@@ -36,7 +34,7 @@ impl<V: Kind> Processor for On<V> {
 
     fn patch_level() -> u64 {
         // SAFETY: every AMD64 processor has this register; reading it changes nothing.
-        unsafe { Msr::new(MSR_PATCH_LEVEL).read() }
+        unsafe { Msr::new(msr::PATCH_LEVEL).read() }
     }
 
     #[inline(always)]
@@ -47,14 +45,14 @@ impl<V: Kind> Processor for On<V> {
     #[inline(always)]
     fn read_tsc_aux() -> u64 {
         // SAFETY: the caller calls it only where the MSR exists.
-        unsafe { Msr::new(MSR_TSC_AUX).read() }
+        unsafe { Msr::new(msr::TSC_AUX).read() }
     }
 
     #[inline(always)]
     fn write_tsc_aux(value: u64) {
         // SAFETY: the caller calls it only where the MSR exists, and the hypervisor does not use
         // it.
-        unsafe { Msr::new(MSR_TSC_AUX).write(value) };
+        unsafe { Msr::new(msr::TSC_AUX).write(value) };
     }
 
     #[inline(always)]

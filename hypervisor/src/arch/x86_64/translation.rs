@@ -5,7 +5,6 @@
 //! not mapped.
 
 use baremetal::pages::PAGE;
-use core::arch::x86_64::__cpuid_count;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use paging::{Amd64Host, Level, MapError, PageTable, Permissions, PhysAddr};
@@ -14,6 +13,7 @@ use x86_64::registers::control::{Cr3, Cr3Flags, Cr4, Cr4Flags};
 use crate::arch::Local;
 use crate::image::heap::{HeapTables, protect, settle};
 use crate::x86::cpuid;
+use crate::x86::processor::Processor;
 
 /// Root of the tables that all CPUs use.
 static ROOT: AtomicU64 = AtomicU64::new(0);
@@ -69,10 +69,5 @@ pub(crate) unsafe fn activate_tables() {
 /// QEMU flushes its TLB once more at each VMRUN and each #VMEXIT if one of these bits differs
 /// between host and guest (`docs/qemu.md`); a processor does not.
 fn protections() -> Cr4Flags {
-    let mut flags = Cr4Flags::PAGE_SIZE_EXTENSION | Cr4Flags::PAGE_GLOBAL;
-    // AMD64 Architecture Programmer's Manual, volume 3, E.3.6: CPUID Fn0000_0007_EBX_x0.
-    let features = __cpuid_count(7, 0).ebx;
-    flags.set(Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION, features & 1 << 7 != 0);
-    flags.set(Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION, features & 1 << 20 != 0);
-    flags
+    Cr4Flags::from_bits_retain(cpuid::protections(Local::cpuid(7, 0).ebx))
 }

@@ -10,6 +10,7 @@ use transfer::{Archive, Flaw};
 
 use crate::x86::cpuid::kept::Hidden;
 use crate::x86::cpuid::{image_size, shown_components};
+use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::X86;
 
 /// XCR0 after reset: x87 only.
@@ -27,6 +28,15 @@ const MXCSR_MISALIGNED: u32 = 1 << 17;
 /// it has, and what must be zero.
 const OTHERS: usize = 484;
 const HEADER_REST: usize = 56;
+
+/// Size of an FXSAVE image in bytes.
+pub const LEGACY_SIZE: u32 = 512;
+
+/// All components that a processor can save, and the size of their image, by CPUID's leaf 0xd (APM
+/// volume 3, E.3.10). It has another size for those that are enabled now, of which there are fewer.
+pub fn image(leaf: CpuidResult) -> (u64, u32) {
+    (u64::from(leaf.edx) << 32 | u64::from(leaf.eax), leaf.ecx.max(LEGACY_SIZE))
+}
 
 /// Components that a guest is shown if the processor has them: x87, SSE, AVX, AVX-512. The features
 /// of all others are hidden.
@@ -169,3 +179,16 @@ impl core::fmt::Debug for FpuState {
 
 // SAFETY: the area belongs to the state alone.
 unsafe impl Send for FpuState {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_room_for_all_components_and_not_only_for_those_that_are_enabled() {
+        // CPUID Fn0000_000D_x0: EAX and EDX are the mask, EBX the size for XCR0, ECX for all.
+        let leaf = CpuidResult { eax: 0x207, ebx: 0x240, ecx: 0x988, edx: 0x4000_0000 };
+        assert_eq!(image(leaf), (0x4000_0000_0000_0207, 0x988));
+        assert_eq!(image(CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 }), (0, 512));
+    }
+}

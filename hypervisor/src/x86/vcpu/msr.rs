@@ -15,21 +15,21 @@ use crate::x86::{CR0_PG, EFER_LMA, EFER_LME};
 
 const TSC: u32 = 0x10;
 const TSC_ADJUST: u32 = 0x3b;
-const PATCH_LEVEL: u32 = 0x8b;
+pub(crate) const PATCH_LEVEL: u32 = 0x8b;
 const SYSENTER_CS: u32 = 0x174;
 const SYSENTER_ESP: u32 = 0x175;
 const SYSENTER_EIP: u32 = 0x176;
 const DEBUG_CONTROL: u32 = 0x1d9;
-const PAT: u32 = 0x277;
+pub(crate) const PAT: u32 = 0x277;
 const EFER: u32 = 0xc000_0080;
-const STAR: u32 = 0xc000_0081;
-const LSTAR: u32 = 0xc000_0082;
-const CSTAR: u32 = 0xc000_0083;
-const SFMASK: u32 = 0xc000_0084;
+pub(crate) const STAR: u32 = 0xc000_0081;
+pub(crate) const LSTAR: u32 = 0xc000_0082;
+pub(crate) const CSTAR: u32 = 0xc000_0083;
+pub(crate) const SFMASK: u32 = 0xc000_0084;
 const FS_BASE: u32 = 0xc000_0100;
 const GS_BASE: u32 = 0xc000_0101;
-const KERNEL_GS_BASE: u32 = 0xc000_0102;
-const TSC_AUX: u32 = 0xc000_0103;
+pub(crate) const KERNEL_GS_BASE: u32 = 0xc000_0102;
+pub(crate) const TSC_AUX: u32 = 0xc000_0103;
 /// Event selects and counters of processors without CPUID's performance extensions: all AMD64
 /// processors have them, so kernels access them without checking.
 const PERFORMANCE: RangeInclusive<u32> = 0xc001_0000..=0xc001_0007;
@@ -42,7 +42,7 @@ const BU_CFG2: u32 = 0xc001_102a;
 const DE_CFG: u32 = 0xc001_1029;
 
 /// Intel's; locked, and without VMX.
-const FEATURE_CONTROL: u32 = 0x3a;
+pub(crate) const FEATURE_CONTROL: u32 = 0x3a;
 const FEATURE_CONTROL_LOCKED: u64 = 1;
 const MISC_ENABLE: u32 = 0x1a0;
 /// MISC_ENABLE: fast strings; neither branch traces nor event-based samples.

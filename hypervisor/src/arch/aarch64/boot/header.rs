@@ -6,21 +6,13 @@
 
 use core::arch::global_asm;
 
-use baremetal::aarch64::boot::{MAIR, SCTLR as SCTLR_EL1};
+use baremetal::encodings::{MAIR, SCTLR_EL1, SCTLR_EL2, TCR_EL2};
 use baremetal::{enable_mmu, image_header};
 
 // The boot tables use the same attributes as the later ones.
 const _: () = assert!(MAIR == paging::Arm64Stage1::MAIR);
 
 const BOOT_STACK_SIZE: usize = 64 << 10;
-
-/// TCR_EL2 without the physical address size: 48 bits of input, 4 KiB pages, walks through the
-/// caches; bits 31 and 23 are always ones. TCR_EL1 is the same with the size elsewhere: there bit
-/// 31 means 4 KiB, and bit 23 disables the second half.
-const TCR: u64 = 16 | 1 << 8 | 1 << 10 | 3 << 12 | 1 << 23 | 1 << 31;
-
-/// SCTLR_EL2: its RES1 bits, and MMU, stack alignment check, data and instruction caches.
-const SCTLR: u64 = 0x30c5_0830 | 1 | 1 << 2 | 1 << 3 | 1 << 12;
 
 // The boot tables map the first GiB as devices and the next 511 as memory, with all rights. They
 // serve until the real tables are built, and serve each further CPU for its first instructions.
@@ -105,8 +97,8 @@ boot_secondary:
 "#,
     stack_size = const BOOT_STACK_SIZE,
     mair = const MAIR,
-    tcr = const TCR,
-    sctlr = const SCTLR,
+    tcr = const TCR_EL2,
+    sctlr = const SCTLR_EL2,
     sctlr_el1 = const SCTLR_EL1,
     bsp_main = sym super::start::bsp_main,
     not_el2 = sym super::start::not_el2,

@@ -13,8 +13,8 @@ use crate::vmx::capabilities::{Capabilities, Lacking};
 use crate::vmx::controls::Controls;
 use crate::vmx::outside::Register;
 use crate::vmx::run::Instructions;
+use crate::x86::vcpu::msr;
 
-const MSR_FEATURE_CONTROL: u32 = 0x3a;
 /// It cannot be changed before the next reset.
 const LOCKED: u64 = 1 << 0;
 /// VMXON is allowed.
@@ -37,7 +37,7 @@ pub(crate) fn is_there() -> bool {
 /// Checks that VMX has the features that we need. Call on the boot CPU of a machine that has it.
 pub(crate) fn probe() -> Result<(), Lacking> {
     // SAFETY: a CPU with VMX has the MSR.
-    let control = unsafe { Msr::new(MSR_FEATURE_CONTROL).read() };
+    let control = unsafe { Msr::new(msr::FEATURE_CONTROL).read() };
     if control & (LOCKED | VMXON) == LOCKED {
         return Err(Lacking::Firmware);
     }
@@ -56,7 +56,7 @@ pub(crate) fn probe() -> Result<(), Lacking> {
 /// `region` is a page that is never used for anything else.
 pub(crate) unsafe fn enable(region: u64) {
     let (capabilities, _) = chosen();
-    let mut control = Msr::new(MSR_FEATURE_CONTROL);
+    let mut control = Msr::new(msr::FEATURE_CONTROL);
     // SAFETY: `probe` has found VMX. The registers get what VMX needs besides what they have. The
     // caller vouches for the region, whose first word is the revision.
     unsafe {

@@ -4,32 +4,19 @@ use core::arch::asm;
 
 use super::features;
 use crate::arch::x86_64::cost::Drops;
-use crate::vmx::capabilities::ept;
 use crate::vmx::controls::{VPID, Word};
 use paging::{Ept, PhysAddr};
 use stay::tagged::two_flushes::{Invept, Invvpid};
 
-/// INVVPID. What the processor cannot name alone goes with more. Without VPIDs there is no
-/// such instruction: each entry and each exit drops what it would.
+/// INVVPID. Without VPIDs there is no such instruction: each entry and each exit drops what it
+/// would.
 #[inline(always)] // See `Page`.
 pub(super) fn guests(named: Invvpid) {
     let (capabilities, controls) = features::chosen();
     if !controls.has(Word::Secondary, VPID) {
         return;
     }
-    let offers = |kind| capabilities.has(ept::INVVPID | kind);
-    let (kind, vpid, address) = match named {
-        Invvpid::Address { vpid, address } if offers(ept::INVVPID_ADDRESS) => (0, vpid, address),
-        Invvpid::Address { vpid, .. } | Invvpid::Vpid(vpid) if offers(ept::INVVPID_ONE) => (1, vpid, 0),
-        Invvpid::ButGlobals(vpid) => (3, vpid, 0),
-        _ => (2, 0, 0),
-    };
-    invvpid(kind, vpid, address);
-}
-
-#[inline(always)]
-fn invvpid(kind: u64, vpid: u16, address: u64) {
-    let descriptor = [u64::from(vpid), address];
+    let (kind, descriptor) = capabilities.invvpid(named);
     // SAFETY: VMX is on; the instruction drops cached translations, which is always allowed.
     unsafe {
         asm!("invvpid {}, [{}]", "jbe {failed}", in(reg) kind, in(reg) &raw const descriptor,

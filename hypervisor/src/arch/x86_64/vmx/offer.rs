@@ -1,5 +1,6 @@
 //! This architecture's implementation of VMX's operations.
 
+use baremetal::encodings::task_base;
 use coherence::CpuId;
 use core::arch::{asm, naked_asm};
 use stay::tagged::two_flushes::{Invept, Invvpid, Roots};
@@ -21,22 +22,9 @@ use crate::vmx::processor::{OnVmx, Vmx};
 use crate::vmx::run::{self, Failed, Instructions};
 use crate::vmx::switch::HostState;
 use crate::vmx::vmcs::Vmcs;
+use crate::x86::vcpu::msr;
 use crate::x86::vcpu::registers::Registers;
 use crate::x86::vectors;
-
-const MSR_PAT: u32 = 0x277;
-
-/// The MSR of a register; of the others there is none.
-const fn msr(register: Register) -> Option<u32> {
-    Some(match register {
-        Register::Cr2 | Register::Dr6 => return None,
-        Register::Star => 0xc000_0081,
-        Register::Lstar => 0xc000_0082,
-        Register::Cstar => 0xc000_0083,
-        Register::Sfmask => 0xc000_0084,
-        Register::KernelGs => 0xc000_0102,
-    })
-}
 
 impl Instructions for Processor {
     #[inline(always)]
@@ -80,15 +68,18 @@ impl Instructions for Processor {
         // SAFETY: reads a register.
         unsafe { asm!("str {:x}", out(reg) task, options(nomem, nostack, preserves_flags)) };
         // SAFETY: every processor with VMX has this register; reading it changes nothing.
-        let pat = unsafe { Msr::new(MSR_PAT).read() };
+        let pat = unsafe { Msr::new(msr::PAT).read() };
         let gdt = sgdt().base.as_u64();
+        let descriptor = (gdt + u64::from(task & !7)) as *const [u64; 2];
+        // SAFETY: the GDT has the descriptor that the register was loaded from.
+        let task_base = task_base(unsafe { descriptor.read_unaligned() });
         HostState {
             cr0: Cr0::read_raw(),
             cr3: Cr3::read_raw().0.start_address().as_u64(),
             cr4: Cr4::read_raw(),
             code: CS::get_reg().0,
             data: SS::get_reg().0,
-            task: (task, task_base(gdt, task)),
+            task: (task, task_base),
             gdt,
             idt: sidt().base.as_u64(),
             pat,
@@ -99,7 +90,7 @@ impl Instructions for Processor {
 
     #[inline(always)]
     fn read_outside(register: Register) -> u64 {
-        match msr(register) {
+        match register.msr() {
             // SAFETY: every processor of 64 bits has these registers, and reading changes nothing.
             Some(number) => unsafe { Msr::new(number).read() },
             None if register == Register::Cr2 => Cr2::read_raw(),
@@ -112,7 +103,7 @@ impl Instructions for Processor {
         // SAFETY: the hypervisor uses none of them. The guest's values were checked when it wrote
         // them.
         unsafe {
-            match msr(register) {
+            match register.msr() {
                 Some(number) => Msr::new(number).write(value),
                 None if register == Register::Cr2 => {
                     asm!("mov cr2, {}", in(reg) value, options(nomem, nostack, preserves_flags));
@@ -153,14 +144,6 @@ extern "C" fn interrupts() {
         "  .set vector, vector + 1",
         ".endr",
     )
-}
-
-/// The base that the descriptor of the task register has, which is of 16 bytes.
-fn task_base(gdt: u64, task: u16) -> u64 {
-    let descriptor = (gdt + u64::from(task & !7)) as *const [u64; 2];
-    // SAFETY: the GDT has the descriptor that the register was loaded from.
-    let [low, high] = unsafe { descriptor.read_unaligned() };
-    low >> 16 & 0xff_ffff | low >> 32 & 0xff00_0000 | high << 32
 }
 
 #[cold]
