@@ -7,6 +7,21 @@
 use hostlink::config::ApicIds;
 use transfer::described;
 
+/// The id of a guest's local APIC. Whoever takes it for a vCPU's index does not compile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ApicId(pub u32);
+
+impl ApicId {
+    /// No vCPU's: the sender of what no local APIC has sent.
+    pub const NONE: Self = Self(u32::MAX);
+}
+
+impl From<ApicId> for u64 {
+    fn from(ApicId(id): ApicId) -> Self {
+        id.into()
+    }
+}
+
 /// The assignment of one machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment {
@@ -22,11 +37,21 @@ impl Assignment {
         Self { vcpus, reversed: matches!(order, ApicIds::Reversed) }
     }
 
-    /// The APIC id of vCPU `index`. Also the index of the vCPU with APIC id `index`: both orders
-    /// are their own inverse. Numbers without a vCPU are returned unchanged.
+    /// The APIC id of vCPU `index`.
     #[inline]
-    pub const fn translate(&self, index: u32) -> u32 {
-        if self.reversed && index != 0 && index < self.vcpus { self.vcpus - index } else { index }
+    pub const fn id_of(&self, index: u32) -> ApicId {
+        ApicId(self.translate(index))
+    }
+
+    /// The vCPU with this APIC id. An id that nobody has is no vCPU's index.
+    #[inline]
+    pub const fn vcpu_of(&self, id: ApicId) -> u32 {
+        self.translate(id.0)
+    }
+
+    /// Both orders are their own inverse. Numbers without a vCPU are returned unchanged.
+    const fn translate(&self, number: u32) -> u32 {
+        if self.reversed && number != 0 && number < self.vcpus { self.vcpus - number } else { number }
     }
 }
 
@@ -39,12 +64,12 @@ mod tests {
         for order in [ApicIds::Ascending, ApicIds::Reversed] {
             for vcpus in [1, 2, 3, 8, 255] {
                 let ids = Assignment::new(vcpus, order);
-                assert_eq!(ids.translate(0), 0, "the first vCPU starts the guest");
+                assert_eq!(ids.id_of(0), ApicId(0), "the first vCPU starts the guest");
                 let mut seen = std::collections::BTreeSet::new();
                 for index in 0..vcpus {
-                    let id = ids.translate(index);
-                    assert!(id < vcpus && seen.insert(id));
-                    assert_eq!(ids.translate(id), index);
+                    let id = ids.id_of(index);
+                    assert!(id.0 < vcpus && seen.insert(id));
+                    assert_eq!(ids.vcpu_of(id), index);
                 }
             }
         }
@@ -55,9 +80,9 @@ mod tests {
         for order in [ApicIds::Ascending, ApicIds::Reversed] {
             let ids = Assignment::new(8, order);
             for id in [8, 9, 255, 0x1_0000, u32::MAX] {
-                assert!(ids.translate(id) >= 8, "{id}");
+                assert!(ids.vcpu_of(ApicId(id)) >= 8, "{id}");
             }
         }
-        assert_ne!(Assignment::new(8, ApicIds::Reversed).translate(1), 1);
+        assert_eq!(Assignment::new(8, ApicIds::Reversed).id_of(1), ApicId(7));
     }
 }

@@ -1,5 +1,7 @@
 //! Interrupt messages: sent by a local APIC's ICR or an I/O APIC's pin, with their destinations.
 
+use super::apic_ids::ApicId;
+
 /// How an interrupt is signalled. This decides whether its EOI must reach the I/O APIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
@@ -56,7 +58,7 @@ pub enum Logical {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Its id.
-    pub id: u32,
+    pub id: ApicId,
     /// How it interprets logical destinations.
     pub logical: Logical,
 }
@@ -105,8 +107,8 @@ impl Message {
 
 /// Logical x2APIC id of a local APIC: cluster `id[31:4]` in the high half, bit `id[3:0]` in the low
 /// half (SDM vol. 3 section 12.12.10.2, APM vol. 2 section 16.13).
-pub const fn logical_id(apic_id: u32) -> u32 {
-    (apic_id >> 4) << 16 | 1 << (apic_id & 0xf)
+pub const fn logical_id(ApicId(id): ApicId) -> u32 {
+    (id >> 4) << 16 | 1 << (id & 0xf)
 }
 
 impl Logical {
@@ -136,7 +138,7 @@ impl Logical {
     }
 
     /// Whether `destination`, which is not [`BROADCAST`], names the local APIC `apic_id`.
-    const fn is_in(self, destination: u32, apic_id: u32) -> bool {
+    const fn is_in(self, destination: u32, apic_id: ApicId) -> bool {
         // In destinations of 8 bits all ones mean all (SDM vol. 3 section 12.6.2.2).
         match self {
             Self::Off => false,
@@ -157,25 +159,25 @@ impl Logical {
 impl Destination {
     /// Whether a message from `sender` is meant for the local APIC at `target`. Messages that were
     /// not sent by a local APIC are never [`Self::SelfOnly`] or [`Self::AllButSelf`].
-    pub const fn matches(self, target: Address, sender: u32) -> bool {
+    pub const fn matches(self, target: Address, sender: ApicId) -> bool {
         if matches!(target.logical, Logical::Off) {
             return false;
         }
         match self {
-            Self::SelfOnly => target.id == sender,
+            Self::SelfOnly => target.id.0 == sender.0,
             Self::All | Self::Physical(BROADCAST) | Self::Logical(BROADCAST) => true,
-            Self::AllButSelf => target.id != sender,
-            Self::Physical(id) => target.id == id,
+            Self::AllButSelf => target.id.0 != sender.0,
+            Self::Physical(id) => target.id.0 == id,
             Self::Logical(destination) => target.logical.is_in(destination, target.id),
         }
     }
 
     /// The only local APIC that can match, if the form of the destination determines it: avoids the
     /// search through all of them.
-    pub const fn single(self, sender: u32) -> Option<u32> {
+    pub const fn single(self, sender: ApicId) -> Option<ApicId> {
         match self {
             Self::SelfOnly => Some(sender),
-            Self::Physical(id) if id != BROADCAST => Some(id),
+            Self::Physical(id) if id != BROADCAST => Some(ApicId(id)),
             _ => None,
         }
     }
@@ -183,7 +185,7 @@ impl Destination {
     /// The target that accepts a [`MessageKind::Lowest`] message, out of all local APICs of the VM,
     /// or `None` if none matches. The vector selects it: the real priorities belong to other CPUs,
     /// and this spreads vectors evenly while each stays with one vCPU.
-    pub fn arbitrate<I>(self, vector: u8, targets: I, sender: u32) -> Option<u32>
+    pub fn arbitrate<I>(self, vector: u8, targets: I, sender: ApicId) -> Option<ApicId>
     where
         I: Iterator<Item = Address> + Clone,
     {
@@ -200,14 +202,14 @@ mod tests {
     use super::*;
 
     const fn x2apic(id: u32) -> Address {
-        Address { id, logical: Logical::X2Apic }
+        Address { id: ApicId(id), logical: Logical::X2Apic }
     }
 
     fn hit(destination: u32, logical: impl Fn(u8) -> Logical) -> Vec<u32> {
-        let targets = (0..8).map(|id| Address { id: u32::from(id), logical: logical(id) });
+        let targets = (0..8).map(|id| Address { id: ApicId(id.into()), logical: logical(id) });
         targets
-            .filter(|&target| Destination::Logical(destination).matches(target, 0))
-            .map(|to| to.id)
+            .filter(|&target| Destination::Logical(destination).matches(target, ApicId(0)))
+            .map(|to| to.id.0)
             .collect()
     }
 
@@ -233,7 +235,7 @@ mod tests {
 
     #[test]
     fn u26_nothing_reaches_a_local_apic_that_is_off() {
-        let off = Address { id: 3, logical: Logical::Off };
+        let off = Address { id: ApicId(3), logical: Logical::Off };
         for destination in [
             Destination::All,
             Destination::AllButSelf,
@@ -242,7 +244,7 @@ mod tests {
             Destination::Logical(0xff),
             Destination::Logical(BROADCAST),
         ] {
-            assert!(!destination.matches(off, 0), "{destination:?}");
+            assert!(!destination.matches(off, ApicId(0)), "{destination:?}");
         }
     }
 
@@ -258,32 +260,36 @@ mod tests {
 
     #[test]
     fn physical_broadcast_reaches_everyone_and_255_is_an_ordinary_id() {
-        assert!(Destination::Physical(BROADCAST).matches(x2apic(7), 0));
-        assert!(Destination::Logical(BROADCAST).matches(x2apic(300), 0));
-        assert!(!Destination::Physical(255).matches(x2apic(7), 0));
-        assert!(Destination::Physical(255).matches(x2apic(255), 0));
-        assert_eq!(Destination::Physical(BROADCAST).single(0), None);
-        assert_eq!(Destination::Physical(9).single(0), Some(9));
+        assert!(Destination::Physical(BROADCAST).matches(x2apic(7), ApicId(0)));
+        assert!(Destination::Logical(BROADCAST).matches(x2apic(300), ApicId(0)));
+        assert!(!Destination::Physical(255).matches(x2apic(7), ApicId(0)));
+        assert!(Destination::Physical(255).matches(x2apic(255), ApicId(0)));
+        assert_eq!(Destination::Physical(BROADCAST).single(ApicId(0)), None);
+        assert_eq!(Destination::Physical(9).single(ApicId(0)), Some(ApicId(9)));
     }
 
     #[test]
     fn shorthands_are_relative_to_the_sender() {
-        assert!(Destination::SelfOnly.matches(x2apic(3), 3) && !Destination::SelfOnly.matches(x2apic(4), 3));
         assert!(
-            !Destination::AllButSelf.matches(x2apic(3), 3) && Destination::AllButSelf.matches(x2apic(4), 3)
+            Destination::SelfOnly.matches(x2apic(3), ApicId(3))
+                && !Destination::SelfOnly.matches(x2apic(4), ApicId(3))
         );
-        assert!(Destination::All.matches(x2apic(3), 3));
-        assert_eq!(Destination::SelfOnly.single(5), Some(5));
+        assert!(
+            !Destination::AllButSelf.matches(x2apic(3), ApicId(3))
+                && Destination::AllButSelf.matches(x2apic(4), ApicId(3))
+        );
+        assert!(Destination::All.matches(x2apic(3), ApicId(3)));
+        assert_eq!(Destination::SelfOnly.single(ApicId(5)), Some(ApicId(5)));
     }
 
     #[test]
     fn logical_clusters_hold_sixteen() {
-        assert_eq!((logical_id(0), logical_id(15), logical_id(0x12)), (1, 0x8000, 0x0001_0004));
+        assert_eq!([0, 15, 0x12].map(|id| logical_id(ApicId(id))), [1, 0x8000, 0x0001_0004]);
         let cluster_1 = Destination::Logical(0x0001_0005);
-        let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(x2apic(id), 0)).collect();
+        let hit: Vec<u32> = (0..64).filter(|&id| cluster_1.matches(x2apic(id), ApicId(0))).collect();
         assert_eq!(hit, [16, 18]);
         assert!(
-            !Destination::Logical(0x0001_0000).matches(x2apic(16), 0),
+            !Destination::Logical(0x0001_0000).matches(x2apic(16), ApicId(0)),
             "an empty member mask names nobody"
         );
     }
@@ -292,13 +298,14 @@ mod tests {
     fn lowest_priority_picks_exactly_one_match_and_keeps_to_it() {
         let to = Destination::Logical(0x0000_000e);
         for vector in 0x20..=0xff {
-            let target = to.arbitrate(vector, (0..8).map(x2apic), 0).unwrap();
-            assert!((1..=3).contains(&target));
-            assert_eq!(to.arbitrate(vector, (0..8).map(x2apic), 5), Some(target));
+            let target = to.arbitrate(vector, (0..8).map(x2apic), ApicId(0)).unwrap();
+            assert!((1..=3).contains(&target.0));
+            assert_eq!(to.arbitrate(vector, (0..8).map(x2apic), ApicId(5)), Some(target));
         }
-        let spread: Vec<u32> = (0x30..0x33).filter_map(|v| to.arbitrate(v, (0..8).map(x2apic), 0)).collect();
-        assert_eq!(spread, [1, 2, 3]);
-        assert_eq!(Destination::Physical(9).arbitrate(0x30, (0..8).map(x2apic), 0), None);
+        let spread: Vec<_> =
+            (0x30..0x33).filter_map(|v| to.arbitrate(v, (0..8).map(x2apic), ApicId(0))).collect();
+        assert_eq!(spread, [1, 2, 3].map(ApicId));
+        assert_eq!(Destination::Physical(9).arbitrate(0x30, (0..8).map(x2apic), ApicId(0)), None);
     }
 
     #[test]

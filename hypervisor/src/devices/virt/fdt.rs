@@ -1,7 +1,7 @@
 //! The device tree of an Arm64 guest (Devicetree Specification 0.4, and Linux' bindings for its
 //! nodes).
 
-use super::gic::affinity;
+use super::gic::Affinity;
 use super::map;
 use alloc::format;
 use alloc::string::String;
@@ -129,7 +129,7 @@ fn cpus(count: u8) -> DeviceTreeNode {
     let mut cpus = node("cpus");
     set(&mut cpus, "#address-cells", 1_u32);
     set(&mut cpus, "#size-cells", 0_u32);
-    for affinity in (0..count).map(affinity) {
+    for Affinity(affinity) in (0..count).map(Affinity::of) {
         let mut cpu = node(unit("cpu", u64::from(affinity)));
         set(&mut cpu, "device_type", "cpu");
         set(&mut cpu, "compatible", "arm,armv8");
@@ -317,7 +317,10 @@ mod tests {
             let fdt = Fdt::new(&dtb).unwrap();
             let cpus = fdt.find_node("/cpus").unwrap();
             let regs: Vec<u32> = cpus.children().map(|cpu| cells(cpu, "reg")[0]).collect();
-            assert_eq!(regs, (0..count).map(affinity).collect::<Vec<_>>());
+            assert_eq!(
+                regs,
+                (0..u32::from(count)).map(|vcpu| ((vcpu / 16) << 8) | (vcpu % 16)).collect::<Vec<_>>()
+            );
             for cpu in cpus.children() {
                 assert_eq!(text(cpu, "enable-method"), "psci\0");
                 assert_eq!(cpu.name(), format!("cpu@{:x}", cells(cpu, "reg")[0]));

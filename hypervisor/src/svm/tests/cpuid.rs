@@ -2,6 +2,7 @@
 
 use super::processor::{Guest, TABLES, Tested, processor, with_guest};
 use super::rows::{CPUID, MSR, XSETBV};
+use crate::devices::pc::apic_ids::ApicId;
 use crate::x86::cpuid::kept::{Hidden, WORDS, Why, Word};
 use crate::x86::cpuid::{View, answer};
 use crate::x86::processor::Vendor;
@@ -153,7 +154,8 @@ fn m7_what_describes_the_guests_processors_is_not_the_machines() {
         (0x1f, 1, u32::MAX),
     ];
     for vcpus in [1, 2, 3, 255] {
-        let view = View { apic_id: vcpus - 1, vcpus, apic: true, osxsave: false, invariant_tsc: false };
+        let view =
+            View { apic_id: ApicId(vcpus - 1), vcpus, apic: true, osxsave: false, invariant_tsc: false };
         let seen = [0, u32::MAX].map(|bits| {
             with_bits(bits, |_| {
                 DESCRIBES.map(|(leaf, register, of)| {
@@ -170,7 +172,8 @@ fn m7_what_describes_the_guests_processors_is_not_the_machines() {
     if Tested::IS_INTEL {
         let caches = with_bits(u32::MAX, |_| {
             [1, 2, 200].map(|vcpus| {
-                let view = View { apic_id: 0, vcpus, apic: true, osxsave: false, invariant_tsc: false };
+                let view =
+                    View { apic_id: ApicId(0), vcpus, apic: true, osxsave: false, invariant_tsc: false };
                 answer::<Tested>(4, 3, view, &Hidden::default()).eax >> 14
             })
         });

@@ -9,6 +9,7 @@ use super::delivery::{Cpu, Seen, is_processors};
 use super::mock::Stay;
 use super::processor::{ACKNOWLEDGED, Guest, TOLD, Tested, with_guest_of, written};
 use super::said::Said;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, SVR, TPR};
 use crate::devices::pc::message::{Destination, Message, MessageKind, Trigger};
 use crate::devices::pc::platform::PortSize;
@@ -239,7 +240,7 @@ fn i12_the_end_of_a_level_triggered_interrupt_reaches_the_io_apic() {
             let _no_interrupt = platform.port_write(0x3fc, PortSize::Byte, 8, || 0);
             platform.port_write(0x3f9, PortSize::Byte, 2, || 0).interrupt.expect("its pin is asserted")
         };
-        assert_eq!(driver.guest.0.vm.deliver(message, u32::MAX), 1);
+        assert_eq!(driver.guest.0.vm.deliver(message, ApicId::NONE), 1);
         for _ in 0..3 {
             // The line stays asserted.
             assert!(driver.guest.0.owner.take_events());

@@ -15,6 +15,7 @@ use kept::{
 
 use super::hyperv::cpuid::CpuidResult;
 use super::vcpu::fpu;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::x86::processor::{Processor, Vendor};
 
 const EMPTY: CpuidResult = CpuidResult { eax: 0, ebx: 0, ecx: 0, edx: 0 };
@@ -44,7 +45,7 @@ macro_rules! keep {
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     /// Its APIC id.
-    pub apic_id: u32,
+    pub apic_id: ApicId,
     /// Number of vCPUs.
     pub vcpus: u32,
     /// Its local APIC is on.
@@ -139,7 +140,7 @@ fn identity<A: Processor>(view: View) -> CpuidResult {
         eax: host.eax,
         // The CLFLUSH line size is kept; ids and counts have eight bits here, leaf 0xb has all
         // bits.
-        ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id & 0xff) << 24,
+        ebx: host.ebx & 0xff00 | (view.vcpus.min(255)) << 16 | (view.apic_id.0 & 0xff) << 24,
         ecx: keep!(LEAF_1_ECX, host.ecx) & !A::wrong() | LEAF_1_ECX_OWN | osxsave,
         edx: keep!(LEAF_1_EDX, host.edx) | multi | apic,
     }
@@ -174,7 +175,7 @@ fn topology(subleaf: u32, view: View) -> CpuidResult {
         1 => (view.id_bits(), view.vcpus, 2),
         _ => (0, 0, 0),
     };
-    CpuidResult { eax: shift, ebx: count, ecx: subleaf & 0xff | kind << 8, edx: view.apic_id }
+    CpuidResult { eax: shift, ebx: count, ecx: subleaf & 0xff | kind << 8, edx: view.apic_id.0 }
 }
 
 fn extended_state<A: Processor>(subleaf: u32) -> CpuidResult {
@@ -270,6 +271,13 @@ pub fn host_has_1g_pages<A: Processor>() -> bool {
     A::cpuid(0x8000_0001, 0).edx & 1 << 26 != 0
 }
 
+/// CR4's PSE and PGE, and of SMEP and SMAP those that the processor has, by EBX of leaf 7 (APM
+/// volume 2, section 3.1.3; volume 3, E.3.6).
+pub const fn protections(features: u32) -> u64 {
+    let (smep, smap) = (features >> 7 & 1, features >> 20 & 1);
+    1 << 4 | 1 << 7 | (smep as u64) << 20 | (smap as u64) << 21
+}
+
 /// Whether the processor has RDTSCP, and so TSC_AUX.
 pub fn host_has_rdtscp<A: Processor>() -> bool {
     A::cpuid(0x8000_0001, 0).edx & 1 << 27 != 0
@@ -282,4 +290,17 @@ pub fn host_apic_id<A: Processor>() -> HardwareId {
     } else {
         A::cpuid(1, 0).ebx >> 24
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protections_are_those_of_the_processor() {
+        // CR4: PSE 4, PGE 7, SMEP 20, SMAP 21. Fn0000_0007_EBX_x0: SMEP 7, SMAP 20.
+        for (features, expected) in [(0, 0x90), (1 << 7, 0x10_0090), (1 << 20, 0x20_0090), (!0, 0x30_0090)] {
+            assert_eq!(protections(features), expected, "{features:#x}");
+        }
+    }
 }

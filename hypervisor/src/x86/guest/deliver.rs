@@ -4,6 +4,7 @@ use coherence::Notify;
 use core::sync::atomic::Ordering;
 use hostlink::trace::Event;
 
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
 use crate::sched::notify::Published;
@@ -14,7 +15,7 @@ use crate::x86::vectors;
 impl<A: X86> Vm<A> {
     /// Delivers an interrupt message; returns the number of vCPUs that got it.
     #[inline]
-    pub fn deliver(&self, message: Message, sender: u32) -> u64 {
+    pub fn deliver(&self, message: Message, sender: ApicId) -> u64 {
         match (message.kind, message.destination.single(sender)) {
             (MessageKind::Lowest(_), _) | (_, None) => self.deliver_by_search(message, sender),
             (_, Some(id)) => self.post_message(self.guest.vcpu_of(id), message),
@@ -22,13 +23,13 @@ impl<A: X86> Vm<A> {
     }
 
     #[inline(never)]
-    fn deliver_by_search(&self, message: Message, sender: u32) -> u64 {
+    fn deliver_by_search(&self, message: Message, sender: ApicId) -> u64 {
         self.targets_of(message, sender).map(|vcpu| self.post_message(vcpu, message)).sum()
     }
 
     /// The vCPUs that a message is for, by the addresses that local APICs have.
-    fn targets_of(&self, message: Message, sender: u32) -> impl Iterator<Item = VpIndex> + '_ {
-        let all = (0..self.vcpu_count()).filter_map(|id| {
+    fn targets_of(&self, message: Message, sender: ApicId) -> impl Iterator<Item = VpIndex> + '_ {
+        let all = (0..self.vcpu_count()).map(ApicId).filter_map(|id| {
             let logical = self.vcpu_with_apic_id(id)?.inbox.logical();
             Some(Address { id, logical })
         });
@@ -41,13 +42,13 @@ impl<A: X86> Vm<A> {
     }
 
     #[inline]
-    fn vcpu_with_apic_id(&self, apic_id: u32) -> Option<&Vcpu<A>> {
+    fn vcpu_with_apic_id(&self, apic_id: ApicId) -> Option<&Vcpu<A>> {
         self.vcpus.get(self.guest.vcpu_of(apic_id) as usize)
     }
 
     /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns the number of vCPUs that got
     /// it, which is 0 if there is no such vCPU.
-    pub fn post_fixed(&self, apic_id: u32, vector: u8) -> u64 {
+    pub fn post_fixed(&self, apic_id: ApicId, vector: u8) -> u64 {
         let Some(vcpu) = self.vcpu_with_apic_id(apic_id) else { return 0 };
         self.post_fixed_to(vcpu, vector);
         1
@@ -117,7 +118,7 @@ impl<A: X86> Receiver for Vm<A> {
     }
 
     fn single(&self, message: Message) -> Option<VpIndex> {
-        message.destination.single(u32::MAX).map(|id| self.guest.vcpu_of(id))
+        message.destination.single(ApicId::NONE).map(|id| self.guest.vcpu_of(id))
     }
 
     fn post(&self, vcpu: VpIndex, message: Message) {
@@ -135,7 +136,7 @@ impl<A: X86> Receiver for Vm<A> {
 
     fn spread(&self, message: Message) -> Option<VpIndex> {
         let (mut only, mut count) = (None, 0);
-        for vcpu in self.targets_of(message, u32::MAX) {
+        for vcpu in self.targets_of(message, ApicId::NONE) {
             self.post_message(vcpu, message);
             (only, count) = (Some(vcpu), count + 1);
         }

@@ -4,6 +4,7 @@ use core::sync::atomic::Ordering;
 use transfer::{Archive, Described, Flaw};
 
 use super::Shared;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::vm::Vm;
 use crate::x86::cpuid::{self, same};
 use crate::x86::processor::X86;
@@ -35,8 +36,13 @@ impl<A: X86> Vm<A> {
         } = &self.guest;
         archive.same("the kind of processor", A::ARCHITECTURE as u64)?;
         { *apic_ids }.describe(archive)?;
-        let view =
-            cpuid::View { apic_id: 0, vcpus: *vcpus, apic: true, osxsave: false, invariant_tsc: false };
+        let view = cpuid::View {
+            apic_id: ApicId(0),
+            vcpus: *vcpus,
+            apic: true,
+            osxsave: false,
+            invariant_tsc: false,
+        };
         same::describe::<A>(view, &mut hidden.lock(), archive)?;
         if !owned.functions.lock().is_empty() {
             return Err(Flaw::Unmovable("it owns PCI functions"));

@@ -24,7 +24,7 @@ use self::rom::Rom;
 use super::hyperv::{self, CrashReport, Partition, crash};
 use super::vcpu::state::{Permissions, VcpuState};
 use super::{cpuid, vectors};
-use crate::devices::pc::apic_ids::Assignment;
+use crate::devices::pc::apic_ids::{ApicId, Assignment};
 use crate::devices::pc::lapic::TimerClock;
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::devices::pc::pci::{self, Pci};
@@ -161,14 +161,14 @@ impl Shared {
 
     /// The vCPU with an APIC id.
     #[inline]
-    pub const fn vcpu_of(&self, apic_id: u32) -> VpIndex {
-        self.apic_ids.translate(apic_id)
+    pub const fn vcpu_of(&self, id: ApicId) -> VpIndex {
+        self.apic_ids.vcpu_of(id)
     }
 
     /// The state of a vCPU after power-on.
     pub fn new_vcpu<A: X86>(&self, index: VpIndex, identity: u32) -> VcpuState<A::Block> {
         let view = cpuid::View {
-            apic_id: self.apic_ids.translate(index),
+            apic_id: self.apic_ids.id_of(index),
             vcpus: self.vcpus,
             apic: true,
             osxsave: false,
@@ -192,7 +192,7 @@ impl Shared {
     /// If the files are malformed, or do not fit.
     pub fn plan(&self, files: &Files, vcpus: u32) -> Result<Plan<EntryState>, LoadError> {
         // In order of the ids, which may differ from the order of the vCPUs.
-        let apic_ids: Vec<u32> = (0..vcpus).collect();
+        let apic_ids: Vec<_> = (0..vcpus).map(ApicId).collect();
         let tables = acpi::build(&apic_ids, layout::ACPI.start, self.has_functions);
         let plan = loader::plan(files.kernel, files.initrd, files.config.cmdline, &self.layout, tables.rsdp)?;
         let mut placements = plan.placements;
@@ -333,7 +333,7 @@ impl<A: X86> Vm<A> {
             let Some(byte) = A::receive() else { break };
             let (_, message) = platform.receive(SerialPort::Com1, &[byte]);
             if let Some(message) = message {
-                self.deliver(message, u32::MAX);
+                self.deliver(message, ApicId::NONE);
             }
         }
     }
@@ -344,7 +344,7 @@ impl<A: X86> Vm<A> {
         let port = *[SerialPort::Com1, SerialPort::Com2].get(usize::from(port))?;
         let (taken, message) = self.guest.platform.lock().receive(port, bytes);
         if let Some(message) = message {
-            self.deliver(message, u32::MAX);
+            self.deliver(message, ApicId::NONE);
         }
         Some(taken)
     }
@@ -365,7 +365,7 @@ impl<A: X86> Vm<A> {
     pub fn happens(&self, event: u8) {
         let message = self.guest.platform.lock().happens(event);
         if let Some(message) = message {
-            self.deliver(message, u32::MAX);
+            self.deliver(message, ApicId::NONE);
         }
     }
 

@@ -15,6 +15,7 @@ use super::fpu::FpuState;
 use super::msr;
 use super::nmi::Nmi;
 use super::registers::{RBX, RDX, RSI, RSP, Registers};
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::loader::{self, EntryState};
@@ -108,7 +109,7 @@ impl<B: ControlBlock> VcpuState<B> {
         let mut state = Self {
             block: B::boxed(),
             registers: Registers::default(),
-            lapic: Lapic::new(view.apic_id, view.apic_id == 0, clock),
+            lapic: Lapic::new(view.apic_id, view.apic_id == ApicId(0), clock),
             hyperv: Vp::new(vp_index),
             own: B::own(identity),
             activity: Activity::WaitForStartup,

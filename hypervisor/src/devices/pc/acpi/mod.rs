@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use super::apic_ids::ApicId;
 use super::lapic::APIC_BASE_ADDRESS;
 use super::platform::SerialPort;
 use super::{cmos, ioapic, pci, pit, power};
@@ -62,7 +63,7 @@ pub struct Tables {
 /// Builds the tables for the vCPUs with these APIC ids, to be placed at `base` (aligned to 64, and
 /// low enough for the tables to end below 2^64). With `has_msi` devices on the PCI bus interrupt.
 /// 255 vCPUs take less than 8 KiB.
-pub fn build(apic_ids: &[u32], base: u64, has_msi: bool) -> Tables {
+pub fn build(apic_ids: &[ApicId], base: u64, has_msi: bool) -> Tables {
     let mut area = Area { base, bytes: Vec::new() };
     let rsdp = area.add(&Rsdp::new(OEM_ID, 0));
     let dsdt = area.add(&dsdt());
@@ -135,10 +136,10 @@ struct LocalX2Apic {
 aml_as_bytes!(LocalX2Apic);
 
 /// UIDs count from 0 in the order of the ids.
-fn madt(apic_ids: &[u32]) -> MADT {
+fn madt(apic_ids: &[ApicId]) -> MADT {
     let controller = LocalInterruptController::Address(APIC_BASE_ADDRESS as u32);
     let mut madt = MADT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, controller);
-    for (uid, &id) in apic_ids.iter().enumerate() {
+    for (uid, &ApicId(id)) in apic_ids.iter().enumerate() {
         match u8::try_from(uid) {
             Ok(uid) if id < X2APIC_ID_MIN => {
                 madt.add_structure(ProcessorLocalApic::new(uid, id as u8, EnabledStatus::Enabled));

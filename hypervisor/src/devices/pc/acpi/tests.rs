@@ -31,14 +31,15 @@ fn parse(tables: &Tables) -> AcpiTables<Memory<'_>> {
     unsafe { AcpiTables::from_rsdp(Memory(tables), tables.rsdp as usize) }.unwrap()
 }
 
-fn cpus(tables: &Tables) -> Vec<(u32, u32)> {
+/// APIC id and UID of each.
+fn cpus(tables: &Tables) -> Vec<(ApicId, u32)> {
     let parsed = parse(tables);
     let madt = parsed.find_table::<Madt>().unwrap();
     let cpus = madt.get().entries().filter_map(|entry| match entry {
         MadtEntry::LocalApic(cpu) if { cpu.flags } == 1 => {
-            Some((u32::from(cpu.apic_id), u32::from(cpu.processor_id)))
+            Some((ApicId(cpu.apic_id.into()), u32::from(cpu.processor_id)))
         }
-        MadtEntry::LocalX2Apic(cpu) if { cpu.flags } == 1 => Some((cpu.x2apic_id, cpu.processor_uid)),
+        MadtEntry::LocalX2Apic(cpu) if { cpu.flags } == 1 => Some((ApicId(cpu.x2apic_id), cpu.processor_uid)),
         _ => None,
     });
     cpus.collect()
@@ -47,7 +48,7 @@ fn cpus(tables: &Tables) -> Vec<(u32, u32)> {
 #[test]
 fn messages_of_devices_are_announced_where_there_are_any() {
     for has_msi in [false, true] {
-        let tables = build(&[0], AREA.start, has_msi);
+        let tables = build(&[ApicId(0)], AREA.start, has_msi);
         let fadt = tables.bytes.windows(4).position(|word| word == b"FACP").unwrap();
         // IAPC_BOOT_ARCH is at offset 109; bit 3 forbids messages.
         assert_eq!(tables.bytes[fadt + 109] & 8 == 0, has_msi);
@@ -56,7 +57,7 @@ fn messages_of_devices_are_announced_where_there_are_any() {
 
 #[test]
 fn every_checksum_is_right() {
-    let tables = build(&[0, 1, 2, 7, 300], AREA.start, false);
+    let tables = build(&[0, 1, 2, 7, 300].map(ApicId), AREA.start, false);
     let sum = |bytes: &[u8]| bytes.iter().fold(0_u8, |sum, byte| sum.wrapping_add(*byte));
     let at = |address: u64| &tables.bytes[(address - tables.base) as usize..];
     let u64_at = |bytes: &[u8]| u64::from_le_bytes(*bytes.first_chunk().unwrap());
@@ -79,25 +80,25 @@ fn every_checksum_is_right() {
 
 #[test]
 fn all_255_vcpus_are_listed_and_the_tables_fit() {
-    let ids: Vec<u32> = (0..255).collect();
+    let ids: Vec<_> = (0..255).map(ApicId).collect();
     let tables = build(&ids, AREA.start, false);
     assert!(tables.base + tables.bytes.len() as u64 <= AREA.end);
     assert!(tables.bytes.len() < 8 << 10);
-    assert_eq!(cpus(&tables), ids.iter().map(|&id| (id, id)).collect::<Vec<_>>());
+    assert_eq!(cpus(&tables), ids.iter().map(|&id| (id, id.0)).collect::<Vec<_>>());
 }
 
 #[test]
 fn h13_ids_in_any_order_and_from_255_on() {
-    let ids = [7, 3, 65, 254, 255, 256, 0x1_0000];
+    let ids = [7, 3, 65, 254, 255, 256, 0x1_0000].map(ApicId);
     let tables = build(&ids, AREA.start, false);
     assert_eq!(cpus(&tables), ids.into_iter().zip(0..).collect::<Vec<_>>());
-    let many: Vec<u32> = (0..400).rev().collect();
+    let many: Vec<_> = (0..400).rev().map(ApicId).collect();
     assert_eq!(cpus(&build(&many, AREA.start, false)), many.into_iter().zip(0..).collect::<Vec<_>>());
 }
 
 #[test]
 fn ioapic_is_where_the_platform_has_it_and_no_8259() {
-    let tables = build(&[0], AREA.start, false);
+    let tables = build(&[ApicId(0)], AREA.start, false);
     let parsed = parse(&tables);
     let madt = parsed.find_table::<Madt>().unwrap();
     assert!(!madt.get().supports_8259());
@@ -110,7 +111,7 @@ fn ioapic_is_where_the_platform_has_it_and_no_8259() {
 
 #[test]
 fn fadt_denies_legacy_hardware_and_names_the_power_ports() {
-    let tables = build(&[0], AREA.start, false);
+    let tables = build(&[ApicId(0)], AREA.start, false);
     let parsed = parse(&tables);
     let mapping = parsed.find_table::<Fadt>().unwrap();
     let fadt = mapping.get();

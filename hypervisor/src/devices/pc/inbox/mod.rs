@@ -330,7 +330,8 @@ fn take_word(word: &AtomicU64) -> u64 {
 fn lapic() -> Lapic {
     use crate::devices::pc::lapic::{TimerClock, msr};
 
-    let mut lapic = Lapic::new(0, true, TimerClock { tsc_hz: 1, apic_hz: 1 });
+    let mut lapic =
+        Lapic::new(crate::devices::pc::apic_ids::ApicId(0), true, TimerClock { tsc_hz: 1, apic_hz: 1 });
     let _ = lapic.write_msr(msr::APIC_BASE, 0xfee0_0d00, 0).unwrap();
     let _ = lapic.write_msr(msr::SVR, 0x1ff, 0).unwrap();
     lapic

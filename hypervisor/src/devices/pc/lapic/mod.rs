@@ -21,6 +21,7 @@ mod vectors;
 pub use timer::{PERIOD_US_MIN, TimerClock, told_rate};
 pub use vectors::VectorSet;
 
+use super::apic_ids::ApicId;
 use super::message::{Address, Logical, Message, Trigger};
 use base::{Base, Interface};
 use icr::Icr;
@@ -73,7 +74,7 @@ pub enum Effect {
 /// One local APIC.
 #[derive(Clone, Debug)]
 pub struct Lapic {
-    id: u32,
+    id: ApicId,
     base: Base,
     page: PageRegisters,
     tpr: u8,
@@ -92,7 +93,7 @@ pub struct Lapic {
 
 impl Lapic {
     /// A local APIC after reset.
-    pub fn new(apic_id: u32, is_bsp: bool, clock: TimerClock) -> Self {
+    pub fn new(apic_id: ApicId, is_bsp: bool, clock: TimerClock) -> Self {
         Self {
             id: apic_id,
             base: Base::new(is_bsp),
@@ -126,7 +127,7 @@ impl Lapic {
     }
 
     /// The x2APIC id.
-    pub const fn apic_id(&self) -> u32 {
+    pub const fn apic_id(&self) -> ApicId {
         self.id
     }
 

@@ -58,7 +58,7 @@ impl Lapic {
     /// A read of the register at `gpa` in its page.
     pub fn read_page(&mut self, gpa: u64, now_tsc: u64) -> u32 {
         match number(gpa) {
-            msr::ID => self.id << 24,
+            msr::ID => self.id.0 << 24,
             msr::LDR => self.page.ldr,
             DFR => self.page.dfr,
             msr::ICR => self.icr.into_bits() as u32,

@@ -5,6 +5,7 @@ use super::icr::{Command, Icr};
 use super::timer::Mode;
 use super::{ESR_SEND_ILLEGAL_VECTOR, Effect, LVT_COUNT, LVT_MASKED, Lapic, TIMER, msr, timer_mode};
 use crate::devices::GeneralProtection;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{Destination, Message, MessageKind, Trigger, logical_id};
 
 /// Integrated APIC 0x14, six LVT entries, no directed EOI.
@@ -48,7 +49,7 @@ impl Lapic {
         let value = match msr {
             msr::VERSION => return Ok(VERSION),
             msr::ICR => return Ok(self.icr.into_bits()),
-            msr::ID => self.id,
+            msr::ID => self.id.0,
             msr::TPR => u32::from(self.tpr),
             msr::PPR => u32::from(self.ppr()),
             msr::LDR => logical_id(self.id),
@@ -91,10 +92,10 @@ impl Lapic {
     /// [`write_msr`](Self::write_msr) handles. This register exists only [in x2APIC
     /// mode](Self::is_x2apic).
     #[inline]
-    pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, u32)> {
+    pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, ApicId)> {
         let (vector, id) = Icr::from_bits(value).plain()?;
         self.icr = Icr::from_bits(value);
-        Some((vector, id))
+        Some((vector, ApicId(id)))
     }
 
     /// WRMSR of the same registers.

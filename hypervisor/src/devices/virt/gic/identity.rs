@@ -1,27 +1,38 @@
 //! The affinities of vCPUs, and the identification registers of the frames.
 
-/// Affinity of vCPU `index`, Aff3.Aff2.Aff1.Aff0 from the highest byte: as in GICR_TYPER bits
-/// 63:32.
+/// The affinity of a vCPU, Aff3.Aff2.Aff1.Aff0 from the highest byte: as in GICR_TYPER bits 63:32.
+/// Whoever takes it for the vCPU's index does not compile.
 ///
 /// There are sixteen vCPUs in a cluster, because one SGI names up to sixteen values of Aff0
 /// (ICC_SGI1R_EL1 without range selector).
-pub const fn affinity(index: u8) -> u32 {
-    ((index as u32 / 16) << 8) | (index as u32 % 16)
-}
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Affinity(pub u32);
 
-/// The one of `vcpu_count` vCPUs that has this affinity.
-pub const fn vcpu_of(affinity: u32, vcpu_count: u8) -> Option<u8> {
-    let (cluster, member) = (affinity >> 8, affinity & 0xff);
-    if cluster > 15 || member > 15 {
-        return None;
+impl Affinity {
+    /// That of vCPU `index`.
+    pub const fn of(index: u8) -> Self {
+        Self(((index as u32 / 16) << 8) | (index as u32 % 16))
     }
-    let index = (cluster * 16 + member) as u8;
-    if index < vcpu_count { Some(index) } else { None }
+
+    /// As MPIDR_EL1, GICD_IROUTER and PSCI have it: Aff3 in bits 39:32, Aff2 to Aff0 in bits 23:0.
+    pub const fn from_mpidr(value: u64) -> Self {
+        Self((value >> 32 << 24 | value & 0xff_ffff) as u32)
+    }
+
+    /// The one of `vcpu_count` vCPUs that has it.
+    pub const fn vcpu(self, vcpu_count: u8) -> Option<u8> {
+        let (cluster, member) = (self.0 >> 8, self.0 & 0xff);
+        if cluster > 15 || member > 15 {
+            return None;
+        }
+        let index = (cluster * 16 + member) as u8;
+        if index < vcpu_count { Some(index) } else { None }
+    }
 }
 
 /// MPIDR_EL1 of vCPU `index`: its affinity and bit 31, which is RES1.
 pub const fn mpidr(index: u8) -> u64 {
-    1 << 31 | affinity(index) as u64
+    1 << 31 | Affinity::of(index).0 as u64
 }
 
 /// GICD_IIDR and GICR_IIDR: implementer Arm (JEP106 0x43b), which defines this register layout, and
@@ -61,12 +72,16 @@ mod tests {
     #[test]
     fn affinities_lead_back() {
         for index in 0..=254 {
-            assert_eq!(vcpu_of(affinity(index), 255), Some(index));
-            assert_eq!(vcpu_of(affinity(index), index), None, "one more than there are");
-            assert_eq!(mpidr(index) & 0xff_00ff_ffff, u64::from(affinity(index)));
+            let affinity = Affinity::of(index);
+            assert_eq!(affinity.vcpu(255), Some(index));
+            assert_eq!(affinity.vcpu(index), None, "one more than there are");
+            assert_eq!(Affinity::from_mpidr(mpidr(index) & 0xff_00ff_ffff), affinity);
         }
+        // vCPU 35 is member 3 of cluster 2. The four levels are bytes; the highest is apart.
+        assert_eq!((Affinity::of(35), mpidr(35)), (Affinity(0x203), 0x8000_0203));
+        assert_eq!(Affinity::from_mpidr(0x44_0033_2211), Affinity(0x4433_2211));
         for strange in [16, 0xff, 0x1000, 0x1_0000, 0x100_0000, u32::MAX, 0x0f0f] {
-            assert_eq!(vcpu_of(strange, 255), None, "{strange:#x}");
+            assert_eq!(Affinity(strange).vcpu(255), None, "{strange:#x}");
         }
     }
 }

@@ -39,7 +39,7 @@ mod view;
 
 pub use bits::Bits;
 pub use distributor::{Distributor, Effect, Post};
-pub use identity::{affinity, mpidr, vcpu_of};
+pub use identity::{Affinity, mpidr};
 pub use inbox::Inbox;
 pub use list::{LIST_MAX, ListRegister, ListRegisters, Maintenance, list_count, preemption_bits};
 pub use private::{Deactivate, Private, RegisterEffect};

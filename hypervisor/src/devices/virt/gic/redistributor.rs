@@ -6,7 +6,7 @@
 //! GICR_WAKER. Writes to another's GICR_ISPENDR0 are posted; all others are ignored. No driver
 //! needs more: each CPU sets up its own.
 
-use super::identity::{Frame, IIDR, affinity, identification};
+use super::identity::{Affinity, Frame, IIDR, identification};
 
 /// Size of one redistributor in bytes: two frames of 64 KiB.
 const SIZE: u64 = 0x2_0000;
@@ -59,7 +59,7 @@ pub(super) const fn waker(is_awake: bool) -> u64 {
 /// The constant registers of both frames. All others are 0: no LPIs, no power management.
 pub(super) const fn constant(vcpu: u8, is_last: bool, offset: u32, size: u8) -> u64 {
     // Bits 63:32 affinity, 23:8 number, 4 last in this region.
-    let typer = (affinity(vcpu) as u64) << 32 | (vcpu as u64) << 8 | (is_last as u64) << 4;
+    let typer = (Affinity::of(vcpu).0 as u64) << 32 | (vcpu as u64) << 8 | (is_last as u64) << 4;
     match (offset, size) {
         (TYPER, 8) => typer,
         (TYPER, 4) => half(typer, 0, 4),

@@ -1,7 +1,7 @@
 //! Software generated interrupts: ICC_SGI1R_EL1, ICC_ASGI1R_EL1 and ICC_SGI0R_EL1 (IHI 0069H
 //! section 12.2).
 
-use super::vcpu_of;
+use super::Affinity;
 
 /// The register that was written. The one for group 0 reaches interrupts of group 0 only, the
 /// others reach both groups.
@@ -45,7 +45,7 @@ impl Sgi {
         let list = if everybody { 0 } else { value as u16 };
         (0..16_u32)
             .filter(move |bit| list >> bit & 1 != 0)
-            .filter_map(move |bit| vcpu_of(cluster << 8 | (first + bit), vcpu_count))
+            .filter_map(move |bit| Affinity(cluster << 8 | (first + bit)).vcpu(vcpu_count))
     }
 }
 

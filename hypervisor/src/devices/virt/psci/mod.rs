@@ -7,7 +7,7 @@ mod tests;
 
 pub use power::{AffinityState, CpuOnError, Power, Start};
 
-use super::gic::vcpu_of;
+use super::gic::Affinity;
 
 /// The result of a call in X0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ const fn vcpu(target: u64, vcpu_count: u8) -> Option<u8> {
     if target & !0xff_00ff_ffff != 0 {
         return None;
     }
-    vcpu_of(((target >> 32) << 24 | target & 0xff_ffff) as u32, vcpu_count)
+    Affinity::from_mpidr(target).vcpu(vcpu_count)
 }
 
 /// Power states in the original format (DEN 0022F section 5.4.2). There is no power-down state,

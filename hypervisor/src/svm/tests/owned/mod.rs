@@ -16,6 +16,7 @@ use super::machine::{Machine, set_machine};
 use super::memory::{WRITE, out};
 use super::processor::{self, Guest, MockSvm, board_with};
 use super::rows::NESTED;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::mock::MockBoard as Board;
@@ -71,7 +72,7 @@ fn arrived(vm: &Vm<MockSvm>, vcpu: usize) -> Vec<u8> {
     let inbox = &vm.vcpus[vcpu].inbox;
     let found = inbox.pending().iter().collect();
     let clock = TimerClock { tsc_hz: 1_000_000_000, apic_hz: 1_000_000_000 };
-    let _signals = inbox.take_vectors(&mut Lapic::new(vcpu as u32, false, clock), false);
+    let _signals = inbox.take_vectors(&mut Lapic::new(ApicId(vcpu as u32), false, clock), false);
     found
 }
 

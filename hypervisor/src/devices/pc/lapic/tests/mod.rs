@@ -6,7 +6,7 @@ const CLOCK: TimerClock = TimerClock { tsc_hz: 2_000_000_000, apic_hz: 1_000_000
 
 /// A local APIC in x2APIC mode.
 fn x2apic(id: u32, is_bsp: bool) -> Lapic {
-    let mut lapic = Lapic::new(id, is_bsp, CLOCK);
+    let mut lapic = Lapic::new(ApicId(id), is_bsp, CLOCK);
     set(&mut lapic, msr::APIC_BASE, 0xfee0_0c00);
     lapic
 }
@@ -283,7 +283,7 @@ fn m7_a_tsc_of_another_rate_is_a_flaw_and_a_close_one_is_as_told() {
     for (tsc_hz, is_close) in
         [(2_000_400_000, true), (1_999_700_000, true), (2_000_500_000, false), (1_999_000_000, false)]
     {
-        let mut here = Lapic::new(3, false, TimerClock { tsc_hz, ..CLOCK });
+        let mut here = Lapic::new(ApicId(3), false, TimerClock { tsc_hz, ..CLOCK });
         let read = described::read(&mut here, &bytes);
         let differs = Flaw::Rates("the rate of the TSC", tsc_hz, CLOCK.tsc_hz);
         assert_eq!(read, if is_close { Ok(()) } else { Err(differs) });

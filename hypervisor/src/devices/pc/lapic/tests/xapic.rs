@@ -7,7 +7,7 @@ use crate::devices::pc::message::{BROADCAST, Destination, Logical, MessageKind};
 const PAGE: u64 = APIC_BASE_ADDRESS;
 
 fn xapic(id: u32) -> Lapic {
-    let mut lapic = Lapic::new(id, id == 0, CLOCK);
+    let mut lapic = Lapic::new(ApicId(id), id == 0, CLOCK);
     put(&mut lapic, 0xf0, 0x1ff);
     lapic
 }
@@ -190,7 +190,7 @@ fn u26_what_is_turned_off_forgets_everything_and_takes_nothing() {
     assert_eq!(lapic.write_icr(0x40), Err(GeneralProtection));
     assert_eq!(write(&mut lapic, msr::APIC_BASE, 0xfee0_0100), Effect::None, "nothing changes");
     set(&mut lapic, msr::APIC_BASE, 0xfee0_0900);
-    assert_eq!(format!("{lapic:?}"), format!("{:?}", Lapic::new(0, true, CLOCK)));
+    assert_eq!(format!("{lapic:?}"), format!("{:?}", Lapic::new(ApicId(0), true, CLOCK)));
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn u26_all_but_the_destination_goes_along_into_x2apic_mode() {
     put(&mut lapic, 0x300, 0x40fd);
     accept(&mut lapic, &[0x41]);
     assert_eq!(write(&mut lapic, msr::APIC_BASE, 0xfee0_0c00), Effect::Readdressed);
-    assert_eq!(lapic.address(), Address { id: 3, logical: Logical::X2Apic });
+    assert_eq!(lapic.address(), Address { id: ApicId(3), logical: Logical::X2Apic });
     assert_eq!((read(&lapic, msr::TPR), read(&lapic, msr::LVT_TIMER)), (0x20, 0x2_0040));
     assert_eq!((read(&lapic, msr::ICR), read(&lapic, msr::LDR)), (0x40fd, 8));
     assert_eq!(lapic.highest_irr(), Some(0x41));

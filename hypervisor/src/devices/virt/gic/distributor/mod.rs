@@ -11,7 +11,7 @@ mod own_registers;
 use transfer::{Archive, Described, Flaw, described, fields};
 
 use super::registers::Setup;
-use super::{Bits, Groups, INTIDS_MAX, PRIVATE_COUNT, vcpu_of};
+use super::{Affinity, Bits, Groups, INTIDS_MAX, PRIVATE_COUNT};
 
 /// GICD_IROUTER.Interrupt_Routing_Mode: any one vCPU.
 const ANY_VCPU: u64 = 1 << 31;
@@ -297,8 +297,7 @@ impl Distributor {
         if self.is_for_any(spi) {
             return Some(self.chosen[index]);
         }
-        let router = self.router[index];
-        vcpu_of((router >> 32 << 24 | router & 0xff_ffff) as u32, self.vcpu_count)
+        Affinity::from_mpidr(self.router[index]).vcpu(self.vcpu_count)
     }
 
     /// Whether it is active in the vCPU that returned it last: the guest will deactivate it there,

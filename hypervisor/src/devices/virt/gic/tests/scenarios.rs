@@ -1,7 +1,7 @@
 //! Scenarios with whole systems.
 
 use super::system::{SGI_FRAME, System};
-use crate::devices::virt::gic::{Bits, Distributor, Inbox, Maintenance, Private, Sgi, SgiGroup, affinity};
+use crate::devices::virt::gic::{Bits, Distributor, Inbox, Maintenance, Private, Sgi, SgiGroup};
 
 /// Group 1 on, the SPI enabled in it for vCPU `target`, with the value of GICD_IROUTER.
 fn system(vcpu_count: u8, spi: u8, router: u64) -> System {
@@ -75,7 +75,7 @@ fn an_edge_while_active_is_one_more_and_not_two() {
 
 #[test]
 fn a_pending_spi_moves_with_its_route_and_an_active_one_when_it_ends() {
-    let mut system = system(18, 50, u64::from(affinity(17)));
+    let mut system = system(18, 50, 0x101);
     system.set_line(50, true);
     system.settle();
     assert_eq!(system.vcpus[17].cpu.signalled(), Some((50, 0)));
