@@ -27,7 +27,8 @@ fn command(name: &str) -> String {
 
 /// On a PC: six processors, of which three are in a socket that has room for four. Their APIC ids
 /// are 0, 1, 2, 4, 5 and 6: no other row notices whoever takes a CPU's index for one.
-const WITH_GAPS: (&str, &[&str]) = ("[machine]\ncpus = 6\n", &["-smp", "cpus=6,sockets=2,cores=3,threads=1,maxcpus=6"]);
+const WITH_GAPS: (&str, &[&str]) =
+    ("[machine]\ncpus = 6\n", &["-smp", "cpus=6,sockets=2,cores=3,threads=1,maxcpus=6"]);
 
 /// Guests with different numbers of vCPUs, which end by themselves.
 pub(super) fn few(room: &Room<'_>) -> Result<()> {
