@@ -9,7 +9,8 @@
 //! * this vCPU was the last to run here under that VMID, and has not run elsewhere since; or this
 //!   processor has dropped its stage-1 translations since then (A3, A21);
 //! * each register that the entry relies on has its value: those that are written once (what the
-//!   [manual demands](demands) at the first look, and no change since), those that vary with the vCPU, and at the first entry after another vCPU's, all of
+//!   manual demands, `demands`, at the first look, and no change since), those that vary with the
+//!   vCPU, and at the first entry after another vCPU's, all of
 //!   [`exchanged`](super::vcpu::exchanged) and floating point, as this vCPU left them (U61).
 
 pub mod auditor;
