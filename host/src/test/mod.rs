@@ -65,7 +65,7 @@ use std::thread;
 const JOBS_MAX: usize = 4;
 
 const QUICK: &str = "\
-    format unit-tests lint-host lint-hypervisor lint-hypervisor-arm nproc_is_8 probe_all \
+    format unit-tests lint-host lint-docs lint-hypervisor lint-hypervisor-arm nproc_is_8 probe_all \
     o1_nothing_stale_with_hypercalls ctl_memory_comes_and_goes hostile_guest_is_alive \
     audit_counts_invalidations arm_nproc_is_8_on_max hostile_guest_is_alive_on_arm \
     p19_memory_that_goes_is_gone_on_max a3_arrivals_drop";

@@ -77,7 +77,8 @@ impl About {
             Self::Reading => Ok(()),
             Self::Offline => runs(stage, name, "echo 0 > /sys/devices/system/cpu/cpu3/online", ""),
             Self::Asleep => {
-                let stop = "kill -STOP $reads $sums && killall -STOP stale awk";
+                // There is no such program while the loop that runs it is between two.
+                let stop = "kill -STOP $reads $sums && { killall -q -STOP stale awk; true; }";
                 runs(stage, name, stop, "read line; killall -CONT stale awk; kill -CONT $reads $sums")
             }
             Self::Reboot => runs(stage, name, "before=yes", "reboot -f"),
