@@ -187,10 +187,9 @@ impl<'m> Ring<'m> {
         entry: Option<DeviceEntry>,
     ) -> impl FnMut(&dma::Device) {
         move |_| {
-            if let Some(place) = places.next() {
-                self.machine().point();
-                self.machine().hw.borrow_mut().write_device_entry(place, entry);
-            }
+            let place = places.next().expect("each device has a place");
+            self.machine().point();
+            self.machine().hw.borrow_mut().write_device_entry(place, entry);
         }
     }
 
