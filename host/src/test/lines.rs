@@ -62,7 +62,7 @@ pub(super) fn read(
 
 /// The same command, each of whose processes has at most so much CPU time from its beginning. It
 /// has less if we have less ourselves: only root may have more than its parent.
-fn limited(command: &Command, cpu_time: Duration) -> Command {
+pub(super) fn limited(command: &Command, cpu_time: Duration) -> Command {
     let mut limited = Command::new("/bin/sh");
     limited.args(["-c", "ulimit -t \"$0\" 2>/dev/null; exec \"$@\"", &cpu_time.as_secs().to_string()]);
     limited.arg(command.get_program()).args(command.get_args());

@@ -3,8 +3,8 @@
 
 use super::tree::Program;
 use crate::machine::signals::Signals;
-use crate::test::Queue;
 use crate::test::progress::Running;
+use crate::test::{Queue, lines};
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -165,7 +165,6 @@ pub(super) fn on_all_cpus(each: impl Fn() -> Result<()> + Sync) -> Result<()> {
 fn command(program: &Program) -> Command {
     let mut command = Command::new(&program.path);
     command.current_dir(&program.package).env("CARGO_MANIFEST_DIR", &program.package).envs(ENVIRONMENT);
-    command.stdin(Stdio::null());
     command
 }
 
@@ -199,15 +198,12 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
 /// Runs tests in a process of its own, within bounds that follow from their usual time.
 fn run(program: &Program, names: &[&str], environment: &[(&str, &str)], usual: Duration) -> Result<Ran> {
     let limit = usual * SLOWER + SLACK;
-    let mut limited = Command::new("/bin/sh");
-    let inner = command(program);
-    limited.current_dir(&program.package).stdin(Stdio::null());
-    limited.envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    limited.args(["-c", "ulimit -t \"$0\"; exec \"$@\"", &limit.as_secs().to_string()]).arg(&program.path);
-    limited.args(names).args(["--exact", "--test-threads", "1"]).envs(environment.iter().copied());
-    let output = tempfile::tempfile()?;
-    limited.stdout(output.try_clone()?).stderr(Stdio::null()).process_group(0);
-    let mut child = limited.spawn().context("cannot start /bin/sh")?;
+    let mut tests = command(program);
+    tests.args(names).args(["--exact", "--test-threads", "1"]).envs(environment.iter().copied());
+    let mut output = tempfile::tempfile()?;
+    let mut tests = lines::limited(&tests, limit);
+    tests.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null()).process_group(0);
+    let mut child = tests.spawn().context("cannot start /bin/sh")?;
     let deadline = Instant::now() + limit * 3;
     let mut pause = Duration::from_millis(2);
     let status = loop {
@@ -226,7 +222,6 @@ fn run(program: &Program, names: &[&str], environment: &[(&str, &str)], usual: D
         pause = (pause * 2).min(Duration::from_millis(50));
     };
     let mut text = String::new();
-    let mut output = output;
     std::io::Seek::rewind(&mut output)?;
     std::io::Read::read_to_string(&mut output, &mut text).unwrap_or_default();
     Ok(read(&text, names, status.is_some_and(|status| status.success())))
