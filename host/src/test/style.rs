@@ -176,7 +176,7 @@ fn comment(line: &str) -> Option<&str> {
     ["//!", "///", "//"].iter().find_map(|start| line.strip_prefix(start))
 }
 
-/// Lines of comments that are too wide: of prose, not of code, tables or links.
+/// Lines of comments that are too wide: of prose, not of code, tables or a single link.
 fn wide_comments(text: &str) -> Vec<&str> {
     let mut is_code = false;
     let mut found = Vec::new();
@@ -186,8 +186,10 @@ fn wide_comments(text: &str) -> Vec<&str> {
             continue;
         };
         is_code ^= said.trim_start().starts_with("```");
-        let has_columns = said.trim_start().starts_with(['|', '[']) || said.trim_start().contains("   ");
-        if !is_code && !has_columns && line.chars().count() > WIDTH {
+        let said = said.trim();
+        let has_columns = said.starts_with('|') || said.contains("   ");
+        let is_one_link = said.starts_with('[') && !said.contains(' ');
+        if !is_code && !has_columns && !is_one_link && line.chars().count() > WIDTH {
             found.push(line);
         }
     }
@@ -208,8 +210,11 @@ mod tests {
             assert!(count > LINES_MAX, "{table} needs no exception");
         }
         let (wide, row) = (format!("    // {}", "a ".repeat(50)), "| ".repeat(51));
-        let text = format!("{wide}\n/// ```\n{wide}\n/// ```\n// | {wide}\n// a    b{wide}\nlet b;");
-        assert_eq!(wide_comments(&text), [wide.as_str()]);
+        let (links, link) = (format!("// [a] {}", "b ".repeat(50)), format!("// [{}]", "a".repeat(100)));
+        let text = format!(
+            "{wide}\n/// ```\n{wide}\n/// ```\n// | {wide}\n// a    b{wide}\n{link}\n{links}\nlet b;"
+        );
+        assert_eq!(wide_comments(&text), [wide.as_str(), links.as_str()]);
         let wide = "a ".repeat(51);
         assert_eq!(wide_prose(&format!("{wide}\n{row}\n```\n{wide}\n```\nb")), [wide.as_str()]);
         assert_eq!(wide_lines(&format!("a\n{row}")), [row.as_str()]);
