@@ -116,10 +116,9 @@ impl BarPiece {
             (None, None) => return Ok(false),
             (None, Some(gpa)) => {
                 let (size, host) = (self.len, PhysAddr(self.host));
-                let flags = SlotFlags::DEVICE;
                 // SAFETY: a device's slot is not accessed by software, and the registers are the
                 // guest's own function's, which stays its own until the slot is gone.
-                (unsafe { vm.space.add(Slot { id, gpa, size, host, flags }) }, wanted)
+                (unsafe { vm.space.add(Slot { id, gpa, size, host, flags: SlotFlags::DEVICE }) }, wanted)
             }
             (Some(_), _) => (vm.space.remove(id), None),
         };
