@@ -15,18 +15,21 @@
 //! starts the image; the host tool makes a bzImage of it for loaders that support only Linux. On
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
-//! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], [`pages`],
-//! [`random`], [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`], [`verdict`] and
-//! [`watch`]: the rest is assembly for the machine.
+//! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], `moment`,
+//! [`nvme`], [`pages`], [`random`], [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`],
+//! [`verdict`] and [`watch`]: the rest is assembly for the machine.
 #![no_std]
 
-#[cfg(test)]
+#[cfg(not(target_os = "none"))]
 extern crate std;
 
 #[cfg(not(all(target_os = "none", target_arch = "x86_64")))]
 pub mod devicetree;
 pub mod encodings;
 mod hardware_id;
+#[cfg(not(target_os = "none"))]
+pub mod moment;
+pub mod nvme;
 pub mod pages;
 pub mod random;
 pub mod sleep;
@@ -45,8 +48,6 @@ mod clock;
 pub mod fixups;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod handlers;
-#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub mod nvme;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod pci;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]

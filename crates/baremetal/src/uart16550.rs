@@ -3,6 +3,7 @@
 //! Source: PC16550D data sheet (National Semiconductor, 1995), section 8.
 
 use core::fmt::{self, Write};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 const DATA: u16 = 0;
 const INTERRUPTS: u16 = 1;
@@ -83,6 +84,34 @@ impl<R: Registers> Uart<R> {
     }
 }
 
+/// A port whose receive interrupt, which is level-triggered, is off from an interrupt until all was
+/// received. Of the CPU that takes the interrupt alone.
+#[derive(Debug, Default)]
+pub struct Pause(AtomicBool);
+
+impl Pause {
+    /// The port may interrupt.
+    pub const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// The port has interrupted.
+    pub fn begin(&self, port: Uart<impl Registers>) {
+        self.0.store(true, Ordering::Relaxed);
+        port.interrupt_on_receive(false);
+    }
+
+    /// A received byte. If there is none, the port may interrupt again: it does for bytes from here
+    /// on, and for those that have come just now.
+    pub fn receive(&self, port: Uart<impl Registers>) -> Option<u8> {
+        let byte = port.receive();
+        if byte.is_none() && self.0.swap(false, Ordering::Relaxed) {
+            port.interrupt_on_receive(true);
+        }
+        byte
+    }
+}
+
 impl<R: Registers> Write for Uart<R> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         text.bytes().for_each(|byte| self.send_within(TRIES_FOR_TEXT, byte));
@@ -93,7 +122,11 @@ impl<R: Registers> Write for Uart<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::moment::{Moment, each_moment};
+    use std::boxed::Box;
     use std::cell::{Cell, RefCell};
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
     use std::vec::Vec;
 
     /// The written values, the line status, and the number of reads for which it is 0 before.
@@ -151,6 +184,48 @@ mod tests {
         port.2.set(TRIES);
         Uart(&port).write_str("b").expect("it never fails");
         assert_eq!(*port.0.borrow(), [(DATA, b'b')]);
+    }
+
+    /// A port by the data sheet: what it has received, and whether that interrupts.
+    #[derive(Default)]
+    struct Receiver(Moment, Mutex<(VecDeque<u8>, bool)>);
+
+    impl Registers for &Receiver {
+        fn read(self, register: u16) -> u8 {
+            self.0.pass();
+            let received = &mut self.1.lock().unwrap().0;
+            match register {
+                DATA => received.pop_front().expect("it has said so"),
+                _ => u8::from(!received.is_empty()) * DATA_READY,
+            }
+        }
+
+        fn write(self, register: u16, value: u8) {
+            self.0.pass();
+            assert_eq!(register, INTERRUPTS);
+            self.1.lock().unwrap().1 = value & 1 != 0;
+        }
+    }
+
+    #[test]
+    fn a_byte_that_comes_at_any_moment_is_received_once_and_is_told_of() {
+        each_moment(|at| {
+            let made: &'static Receiver = Box::leak(Box::default());
+            let (port, pause) = (Uart(made), Pause::new());
+            port.interrupt_on_receive(true);
+            made.1.lock().unwrap().0.push_back(1);
+            made.0.set(at, || made.1.lock().unwrap().0.extend([2, 3]));
+            let mut received = Vec::new();
+            // Its line is high.
+            while matches!(&*made.1.lock().unwrap(), (bytes, true) if !bytes.is_empty()) {
+                pause.begin(port);
+                received.extend(core::iter::from_fn(|| pause.receive(port)));
+            }
+            let has_come = made.0.has_come();
+            assert_eq!(received.len(), if has_come { 3 } else { 1 }, "before access {at}");
+            assert!(made.1.lock().unwrap().1 && received.is_sorted(), "before access {at}: {received:?}");
+            has_come
+        });
     }
 
     #[test]

@@ -109,6 +109,8 @@ pub struct Messages {
     common: Option<CpuVector>,
     /// There is a table of MSI-X that can be used, and that the hypervisor has mapped.
     has_table: bool,
+    /// The real function sends MSI, or not; none while that is not known.
+    sends_msi: Option<bool>,
 }
 
 impl Interrupts<AmdVi> for Messages {
@@ -119,6 +121,7 @@ impl Interrupts<AmdVi> for Messages {
             known: alloc::vec![Known::default(); messages],
             common: None,
             has_table: !shown.trapped().is_empty(),
+            sends_msi: None,
         }
     }
 
@@ -140,8 +143,11 @@ impl Interrupts<AmdVi> for Messages {
             msix.control(&machine.bus, physical.address, way == Wanted::Msix, false);
         }
         if let Some(msi) = physical.capabilities.msi {
-            let is_on = way == Wanted::Msi && self.known.first().is_some_and(|first| first.message.is_some());
-            msi.send(&machine.bus, physical.address, is_on.then_some(real_message(0)));
+            // One that the guest has masked is sent, and noted: the function would lose it.
+            let is_on = way == Wanted::Msi && self.known.first().is_some_and(|first| first.place.is_some());
+            if self.sends_msi.replace(is_on) != Some(is_on) {
+                msi.send(&machine.bus, physical.address, is_on.then_some(real_message(0)));
+            }
         }
         false
     }
@@ -154,6 +160,7 @@ impl Interrupts<AmdVi> for Messages {
         }
         if let Some(msi) = physical.capabilities.msi {
             msi.send(&machine.bus, physical.address, None);
+            self.sends_msi = None;
         }
         self.free_vectors(machine, given);
     }

@@ -5,8 +5,6 @@ pub mod amd_vi;
 pub mod lines;
 pub mod messages;
 pub mod mirror;
-#[cfg(test)]
-pub(crate) mod moment;
 pub mod remaps;
 pub mod routes;
 pub mod smmu;

@@ -152,6 +152,9 @@ where
 
     fn reset_devices(vm: &Vm<Self>) {
         vm.reset_devices();
+        if vm.has_machines_console() {
+            vm.receive_console();
+        }
     }
 
     fn show_generation(vm: &Vm<Self>, is_new: bool) {

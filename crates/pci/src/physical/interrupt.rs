@@ -15,8 +15,8 @@ const MSIX_MASK: u32 = 1 << 30;
 impl Msi {
     /// Has the function at `address` send `message` as its only one, or none.
     ///
-    /// It is disabled while it changes, and an interrupt of that time may be lost: the caller
-    /// injects one after a change. False, and disabled, if the message does not fit: it is of 16
+    /// It is disabled while it changes, and an interrupt of that time is lost: so what is on, and
+    /// stays on, must not be changed. False, and disabled, if the message does not fit: it is of 16
     /// bits, at an address that may have to be below 4 GiB (PCI, 6.8.1).
     pub fn send(&self, space: &impl ConfigSpace, address: Address, message: Option<Message>) -> bool {
         let at = u16::from(self.offset);

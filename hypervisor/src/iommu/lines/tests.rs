@@ -3,6 +3,7 @@
 use super::*;
 use alloc::boxed::Box;
 use baremetal::HardwareId;
+use baremetal::moment::{Moment, each_moment};
 use pci::ConfigSpace;
 use pci::function::Windows;
 
@@ -37,6 +38,7 @@ struct Machine {
     aims: Mutex<Vec<(usize, u64)>>,
     high: Mutex<bool>,
     delivered: Mutex<Vec<u8>>,
+    moment: Moment,
 }
 
 impl Gate for Machine {
@@ -45,6 +47,7 @@ impl Gate for Machine {
     }
 
     fn set_open(&self, line: usize, is_open: bool) {
+        self.moment.pass();
         self.open.lock()[line] = is_open;
     }
 
@@ -54,12 +57,14 @@ impl Gate for Machine {
     }
 
     fn is_high(&self, function: Address) -> bool {
+        self.moment.pass();
         function == AT && *self.high.lock()
     }
 }
 
 impl Receiver for Machine {
     fn raise(&self, intid: u8) {
+        self.moment.pass();
         assert!(!self.open.lock().iter().any(|open| *open), "masked before it is high");
         self.delivered.lock().push(intid);
     }
@@ -93,6 +98,27 @@ fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
     assert!(machine.open.lock()[2]);
     assert!(lines.deliver(102));
     assert_eq!(machine.delivered.lock().len(), 2, "it was still high");
+}
+
+#[test]
+fn an_event_of_any_moment_is_served_and_the_next_one_interrupts() {
+    each_moment(|at| {
+        let machine: &'static Machine = Box::leak(Box::default());
+        let lines = Lines::new(machine, None);
+        lines.take(0, AT, machine);
+        *machine.high.lock() = true;
+        machine.moment.set(at, || *machine.high.lock() = true);
+        let mut served = 0;
+        while machine.open.lock()[0] && *machine.high.lock() {
+            assert!(lines.deliver(100));
+            // By the guest, which then ends its interrupt.
+            served += u32::from(core::mem::take(&mut *machine.high.lock()));
+            assert_eq!(lines.sample(pci_intid(0)), None);
+        }
+        assert!(machine.open.lock()[0] && !*machine.high.lock(), "before access {at}");
+        assert_eq!(machine.delivered.lock().len(), served as usize, "before access {at}");
+        machine.moment.has_come()
+    });
 }
 
 #[test]

@@ -2,6 +2,7 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 use alloc::{format, vec};
+use baremetal::moment::{Moment, each_moment};
 use iommu::DomainId;
 use iommu::smmu::StreamId;
 use iommu::smmu::command::{Depth, cfgi_cd, cfgi_ste, tlbi_nh_asid};
@@ -11,7 +12,6 @@ use iommu::smmu::registers::{
 use paging::{FlushRange, Level};
 
 use super::*;
-use crate::iommu::moment::{Moment, each_moment};
 
 /// An SMMU that does each command at once.
 pub(crate) struct MockSmmu {

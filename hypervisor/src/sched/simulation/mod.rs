@@ -64,9 +64,20 @@ struct Machine {
     cpus: Vec<Cpu>,
     vcpus: Vec<Vcpu>,
     sets: Vec<CpuSet>,
+    windows: Vec<Windows>,
     now: u64,
     /// For how long a CPU idled while a vCPU waited that it may run.
     wasted: u64,
+}
+
+/// What a guest has had beyond its cap, in hundredths of ticks: the least so far, and the most of
+/// any window.
+#[derive(Clone, Copy, Debug)]
+struct Windows {
+    cap: Option<u32>,
+    had: u64,
+    least: i64,
+    most: i64,
 }
 
 struct Guest {
@@ -105,6 +116,7 @@ impl Machine {
             cpus: (0..cpus).map(|_| Cpu { current: None, counted: 0, due: 0 }).collect(),
             vcpus: Vec::new(),
             sets: Vec::new(),
+            windows: Vec::new(),
             now: 0,
             wasted: 0,
         };
@@ -117,6 +129,8 @@ impl Machine {
         let rows = first..first + guest.habits.len() as u32;
         self.sched.add_group(group, rows.clone(), guest.share);
         self.sets.push(guest.share.cpus);
+        let least = -i64::from(guest.share.cap.unwrap_or(0)) * self.now.cast_signed();
+        self.windows.push(Windows { cap: guest.share.cap, had: 0, least, most: 0 });
         self.vcpus.extend(guest.habits.iter().map(|&habit| Vcpu {
             habit,
             group,
@@ -174,7 +188,25 @@ impl Machine {
         let ticks = until.saturating_sub(self.now);
         self.wasted += if ticks > 0 && self.wastes() { ticks } else { 0 };
         self.now += ticks;
+        if ticks > 0 {
+            self.look_back();
+        }
         ticks > 0
+    }
+
+    /// Ends a window of each guest that has a cap here.
+    fn look_back(&mut self) {
+        for (group, windows) in (0..).zip(&mut self.windows) {
+            let Some(cap) = windows.cap else { continue };
+            let runs = self
+                .cpus
+                .iter()
+                .filter(|cpu| cpu.current.is_some_and(|vcpu| self.vcpus[vcpu as usize].group == group));
+            let had = windows.had + runs.map(|cpu| self.now - cpu.counted).sum::<u64>();
+            let beyond = (100 * had).cast_signed() - i64::from(cap) * self.now.cast_signed();
+            windows.least = windows.least.min(beyond);
+            windows.most = windows.most.max(beyond - windows.least);
+        }
     }
 
     /// Whether a CPU idles while a vCPU waits that may run there and that no cap holds.
@@ -195,6 +227,7 @@ impl Machine {
         if let Some(vcpu) = state.current {
             let vcpu = &mut self.vcpus[vcpu as usize];
             vcpu.had += had;
+            self.windows[vcpu.group as usize].had += had;
             vcpu.left = vcpu.left.saturating_sub(had);
         }
     }

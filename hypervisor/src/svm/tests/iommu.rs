@@ -6,13 +6,13 @@ use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable};
 use ::iommu::{DeviceId, DomainId, Stuck};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use baremetal::moment::each_moment;
 use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
 use stay::iommu::{Device, Domain, amd_vi as engine, finish};
 
 use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::amd_vi::{Iommu, NotStarted};
-use crate::iommu::moment::each_moment;
 use crate::iommu::remaps::Rewritten;
 use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;

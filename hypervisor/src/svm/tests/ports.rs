@@ -1,17 +1,19 @@
 //! Ports by the check that refuses them, and strings that cannot be moved.
 
-use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, UNMAPPED, processor, with_guest};
+use super::processor::{CODE, DATA, HOLE, MEMORY, Tested, UNMAPPED, board, processor, with_guest};
 use super::rows::{GP, IOIO, PF, port};
-use crate::devices::pc::platform::SerialPort;
+use crate::devices::pc::platform::{PortSize, SerialPort};
 use crate::devices::pc::power;
+use crate::svm::tests::guest::Guest;
 use crate::vm::Next;
+use crate::vm::arch::Arch;
 use crate::x86::RFLAGS_VM;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr2, Rflags};
 use crate::x86::vcpu::block::{Segment, SegmentName};
 use crate::x86::vcpu::registers::{RAX, RCX, RDI, RSI};
 
-fn set_task(guest: &mut Guest<'_, '_>, limit: u32, base: u64) {
+fn set_task(guest: &mut Guest<'_, '_, Tested>, limit: u32, base: u64) {
     let task = Segment { selector: 0x18, attributes: 0x8b, limit, base };
     guest.0.state.block.set_segment(SegmentName::Tr, task);
 }
@@ -85,6 +87,29 @@ fn strings_of_ports_fault_at_the_element_that_cannot_be_moved() {
             });
         }
     }
+}
+
+#[test]
+fn what_is_typed_beyond_the_fifo_comes_whenever_there_is_room() {
+    let board = board();
+    board.type_in(&[b'x'; 40]);
+    board.with_vcpu(0, |context| {
+        let mut guest = Guest(context);
+        guest.begin(&[0xee]);
+        let mut has_byte = |(number, value): (u16, u64)| {
+            guest.set(RAX, value);
+            guest.exit(IOIO, port(number, 1, false), CODE + 1);
+            guest.0.vm.port_read(0x3fd, PortSize::Byte) & 1 != 0
+        };
+        // One is there without a FIFO. It clears that, waits in loopback, and clears it again.
+        let writes = [(0x3fa, 1), (0x3fa, 3), (0x3fc, 0x10), (0x3fa, 3), (0x3fc, 0)];
+        assert_eq!(writes.map(&mut has_byte), [true, true, true, false, true]);
+    });
+    board.type_in(&[b'x'; 40]);
+    board.with_vcpu(0, |context| {
+        Tested::reset_devices(context.vm);
+        assert_eq!(context.vm.port_read(0x3fd, PortSize::Byte) & 1, 1, "after a reset");
+    });
 }
 
 #[test]

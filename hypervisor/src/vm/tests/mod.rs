@@ -5,6 +5,7 @@ mod control;
 mod creation;
 mod generation;
 mod guests;
+mod histories;
 mod hostile_stream;
 mod memory;
 pub(crate) mod moving;
@@ -13,5 +14,6 @@ mod requests;
 mod reset;
 mod scheduling;
 mod slowed;
+mod states;
 
 use crate::vm::mock::processor::{Op, run_to};

@@ -20,6 +20,9 @@ use crate::vm::mock::processor::{MockArch, OFF, Op, create_several};
 const HERE: &str = "name=here\nvcpus=2\nmemory=4194304\nparanoid=on";
 const THERE: &str = "name=there\nvcpus=2\nmemory=4194304\nparanoid=on\nstart=manual";
 
+/// The guest runs for so many turns between two rounds.
+const ROUND: u32 = 50;
+
 /// Stores and finds what it stored, sleeps, and wakes the other one.
 const FIRST: &[Op] = &[
     Start(1),
@@ -53,7 +56,7 @@ pub(crate) enum Cut {
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     frames: u64,
-    rounds: u64,
+    pub(super) rounds: u64,
     kinds: Vec<Kind>,
     is_cut: bool,
 }
@@ -108,16 +111,26 @@ impl Side {
 }
 
 /// Sends from the first side to the second, with so many rounds at most; asks after a cut what came
-/// of it.
+/// of it. Request 6, to send, is given up at once.
 pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mutex<Seen>> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let shared = Arc::clone(&seen);
-    let (mut source, mut target, mut asks) = (None, None, None);
+    let (mut source, mut target, mut asks, mut gives_up) = (None, None, None, None);
+    let mut decides = None;
     board.set_tool(Box::new(move |answers| {
         let mut seen = shared.lock().expect("nobody panics with it");
+        gives_up = gives_up.take().or_else(|| Side::of(answers, 6, Sizes::SOURCE));
+        gives_up.iter_mut().for_each(|side| side.say(Kind::Cut));
         source = source.take().or_else(|| Side::of(answers, 1, Sizes::SOURCE));
         target = target.take().or_else(|| Side::of(answers, 2, Sizes::TARGET));
         let (Some(source), Some(target)) = (source.as_mut(), target.as_mut()) else { return Vec::new() };
+        decides = match decides {
+            Some((0, kind)) => {
+                source.say(kind);
+                None
+            }
+            waits => waits.map(|(left, kind)| (left - 1, kind)),
+        };
         let cut_now = |seen: &mut Seen, source: &mut Side, target: &mut Side| {
             seen.frames += 1;
             if cut == Cut::After(seen.frames) {
@@ -134,7 +147,7 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
                 Kind::Round => {
                     seen.rounds += 1;
                     source.put(Header::new(Kind::Slow, 20 * seen.rounds, 0), &[]);
-                    source.say(if seen.rounds < rounds { Kind::Next } else { Kind::Finish });
+                    decides = Some((ROUND, if seen.rounds < rounds { Kind::Next } else { Kind::Finish }));
                     target.put(header, &body);
                 }
                 Kind::Failed => {
@@ -155,24 +168,27 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
                 [&mut *source, &mut *target].into_iter().for_each(|side| side.say(Kind::Cut));
             }
         }
-        // In doubt: asks again, when the target has said what came of it.
-        let ended = |number: u32, how: &str| answers.contains(&std::format!("{number} {how}"));
-        let is_given = answers.iter().any(|line| line.starts_with("1 error the guest was given away"));
-        let is_known = answers.iter().any(|line| line == "2 ok" || line.starts_with("2 error"));
-        if is_given && is_known && asks.is_none() {
-            asks = Some(None);
-            return vec!["3 guest-send here 0x7 live".to_owned()];
-        }
-        if let Some(third) = asks.as_mut() {
-            *third = third.take().or_else(|| Side::of(answers, 3, Sizes::SOURCE));
-            if let Some(third) = third.as_mut().filter(|side| !side.is_left) {
-                third.say(if ended(2, "ok") { Kind::Runs } else { Kind::Absent });
-                third.say(Kind::Cut);
-            }
-        }
-        Vec::new()
+        ask_again(&mut asks, answers)
     }));
     seen
+}
+
+/// The source is in doubt: it is asked again when the target has said what came of it.
+fn ask_again(asks: &mut Option<Option<Side>>, answers: &[String]) -> Vec<String> {
+    let is_given = answers.iter().any(|line| line.starts_with("1 error the guest was given away"));
+    let is_known = answers.iter().any(|line| line == "2 ok" || line.starts_with("2 error"));
+    if is_given && is_known && asks.is_none() {
+        *asks = Some(None);
+        return vec!["3 guest-send here 0x7 live".to_owned()];
+    }
+    if let Some(third) = asks.as_mut() {
+        *third = third.take().or_else(|| Side::of(answers, 3, Sizes::SOURCE));
+        if let Some(third) = third.as_mut().filter(|side| !side.is_left) {
+            third.say(if answers.iter().any(|line| line == "2 ok") { Kind::Runs } else { Kind::Absent });
+            third.say(Kind::Cut);
+        }
+    }
+    Vec::new()
 }
 
 /// Cuts each channel after some frames; those before are read, and rounds follow.
@@ -203,28 +219,15 @@ pub(super) fn cut_all(board: &Board<MockArch>, seed: u64) {
 }
 
 pub(in crate::vm) fn board() -> &'static Board<MockArch> {
-    let programs: &[&[Op]] = &[FIRST, SECOND];
+    board_with(&[FIRST, SECOND])
+}
+
+pub(super) fn board_with(programs: &[&[Op]]) -> &'static Board<MockArch> {
     create_several(2, 64 << 20, &[(HERE, programs), (THERE, programs)]).unwrap_or_else(|why| panic!("{why}"))
 }
 
-fn states(board: &'static Board<MockArch>) -> [GuestState; 2] {
+pub(super) fn states(board: &'static Board<MockArch>) -> [GuestState; 2] {
     [0, 1].map(|number| board.host().state_of(number))
-}
-
-#[test]
-fn m1_m5_a_guest_goes_on_at_the_other_side_with_what_it_stored() {
-    for (seed, rounds, way) in [(1, 1, "live"), (2, 3, "live"), (3, 6, "live"), (4, 0, "still")] {
-        let board = board();
-        let seen = carry(board, Cut::Never, rounds);
-        board.ask(4_000_000, &std::format!("1 guest-send here 0x7 {way}"));
-        board.ask(4_000_000, "2 guest-receive there 0x9");
-        assert_eq!(board.run(seed), OFF, "{way}: {:?}, {:?}", board.answers(), seen);
-        assert_eq!(states(board), [GuestState::Empty, GuestState::Off], "{:?}", board.answers());
-        let answers = board.answers();
-        assert!(answers.iter().any(|line| line.starts_with("1 : away=1")), "{answers:?}");
-        assert!(answers.contains(&"1 ok".to_owned()) && answers.contains(&"2 ok".to_owned()), "{answers:?}");
-        assert_eq!(seen.lock().unwrap().rounds, rounds);
-    }
 }
 
 #[test]

@@ -4,7 +4,11 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use hostlink::ctl::record::{self, Record};
+use hostlink::guests::GuestState;
+
 use super::Op::*;
+use super::states::{Event, States, What};
 use crate::vm::mock;
 use crate::vm::mock::processor::{Op, create_several};
 use baremetal::random::Random;
@@ -20,7 +24,7 @@ const RUNS: u64 = 10;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 const FOREVER: u32 = u32::MAX;
-/// What guests do. Each has two vCPUs.
+/// What guests do. Each has two vCPUs. See also [`ends`].
 const HABITS: [[&[Op]; 2]; 7] = [
     [&[Start(1), Work(u64::MAX)], &[Work(u64::MAX)]],
     [&[Load(0x1000, 0), Store(0x1000, 1), Start(1), Work(20_000), Reset], &[Work(u64::MAX)]],
@@ -36,6 +40,15 @@ const HABITS: [[&[Op]; 2]; 7] = [
     [&[Start(1), Work(900_000), PowerOff], &[WaitFor(9)]],
     [&[Start(1), StoreTry(0x5000), StoreTry(1 << 30), Sleep(70_000), Back(1, FOREVER)], &[Done]],
 ];
+
+/// How a guest of a habit may end by itself.
+fn ends(habit: &[&[Op]]) -> &'static [GuestState] {
+    match habit[0].last() {
+        Some(Crash) => &[GuestState::Failed],
+        Some(PowerOff) => &[GuestState::Off],
+        _ => &[],
+    }
+}
 
 fn guest(random: &mut Random, name: &str, cpus: u64) -> &'static str {
     let memory = 2 << random.below(2);
@@ -53,7 +66,7 @@ fn guest(random: &mut Random, name: &str, cpus: u64) -> &'static str {
 fn request(random: &mut Random) -> String {
     let name = NAMES[random.below(4) as usize];
     let slot = random.below(4);
-    match random.below(32) {
+    match random.below(36) {
         0..=2 => format!("guest-create {name}"),
         3..=6 => format!("guest-start {name}"),
         7..=9 => format!("guest-pause {name}"),
@@ -72,9 +85,9 @@ fn request(random: &mut Random) -> String {
         25 => format!("guest-receive {name} 0x9"),
         26 => format!("@{name} slots"),
         27 => format!("input {name} 0 6869"),
-        28 => "vms".into(),
-        29 => "guests".into(),
-        30 => "memory".into(),
+        28..=29 => "vms".into(),
+        30..=33 => "guests".into(),
+        34 => "memory".into(),
         _ => format!("@{name} stats"),
     }
 }
@@ -83,8 +96,9 @@ fn about(line: &str) -> Option<&str> {
     line.split(' ').find_map(|word| NAMES.into_iter().find(|name| word.trim_start_matches('@') == *name))
 }
 
-/// Returns the longest time, in relation to its bound, in percent.
-fn run(seed: u64) -> u64 {
+/// Returns the longest time, in relation to its bound, in percent; and how often a guest's state
+/// was compared with what it had to be.
+fn run(seed: u64) -> (u64, usize) {
     let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let cpus = 1 + random.below(3);
     let keeper = ("name=keeper\nmemory=2097152", &[&[Work(u64::MAX)][..]][..]);
@@ -121,12 +135,40 @@ fn run(seed: u64) -> u64 {
         board.answers().into_iter().find_map(|line| line.strip_prefix(&start).map(str::to_owned))
     };
     assert_eq!(free(1), free(requests.len()), "seed {seed}: memory is as before: {requests:?}");
-    longest
+    let lines = board.answers();
+    let mut looks = 0;
+    for (number, (name, habit)) in (1..).zip(&habits) {
+        let mut events = Vec::new();
+        for (place, ((answer, took), (asked, line))) in (1..).zip(answers.iter().zip(&requests)) {
+            let mut add = |what| events.push(Event { asked: *asked, answered: asked + took, what });
+            let start = format!("{place} : ");
+            let mut records = lines.iter().filter_map(|line| line.strip_prefix(&start));
+            match line.as_str() {
+                line if about(line) == Some(*name) => add(What::Request(line, answer)),
+                "guests" => records
+                    .filter_map(|line| record::Guest::parse(line).ok())
+                    .filter(|guest| guest.guest.as_str() == *name)
+                    .for_each(|guest| add(What::Is(guest.state))),
+                "vms" => {
+                    let is_it = |line: &str| record::Vm::parse(line).is_ok_and(|vm| vm.vm == number);
+                    add(What::Exists(records.any(is_it)));
+                }
+                _ => {}
+            }
+        }
+        let looked = States::new(ends(&habit[..])).check(events);
+        looks += looked.unwrap_or_else(|why| panic!("seed {seed}: guest {name}: {why}: {requests:?}"));
+    }
+    (longest, looks)
 }
 
 #[test]
 fn random_requests_are_answered_within_their_bounds_and_memory_is_as_before() {
     let first = mock::number("QUELL_REQUESTS_SEED").unwrap_or(1);
-    let longest = (first..first + mock::number("QUELL_REQUESTS_RUNS").unwrap_or(RUNS)).map(run).max();
-    std::println!("the longest took {longest:?} % of its bound");
+    let runs: Vec<_> =
+        (first..first + mock::number("QUELL_REQUESTS_RUNS").unwrap_or(RUNS)).map(run).collect();
+    let looks: usize = runs.iter().map(|(_, looks)| looks).sum();
+    assert!(looks > 10 * runs.len(), "states were seen {looks} times");
+    let longest = runs.iter().map(|(longest, _)| longest).max();
+    std::println!("the longest took {longest:?} % of its bound; {looks} looks at states");
 }

@@ -9,7 +9,7 @@ use super::string_port::on_string_port;
 use super::{protection_fault, with_translation};
 use crate::devices::pc::cmos;
 use crate::devices::pc::pci::Pci;
-use crate::devices::pc::platform::PortSize;
+use crate::devices::pc::platform::{PortSize, SerialPort};
 use crate::owned::{Busy, Followed};
 use crate::sched::notify::Published;
 use crate::vm::{Context, Next};
@@ -101,6 +101,10 @@ fn look_at_clock<A: X86>(context: &mut Context<'_, A>) {
     context.vm.notify(context.vcpu, Published::NOTHING);
 }
 
+/// Control of the serial port's FIFO and modem: writes may make room for the real console's input,
+/// which does not interrupt again until all of it was read.
+const MAKES_ROOM: [u16; 2] = [SerialPort::Com1.base() + 2, SerialPort::Com1.base() + 4];
+
 pub(super) fn write_port<A: X86>(
     context: &mut Context<'_, A>,
     port: u16,
@@ -116,6 +120,9 @@ pub(super) fn write_port<A: X86>(
     }
     if port == cmos::DATA {
         look_at_clock(context);
+    }
+    if MAKES_ROOM.contains(&port) && context.vm.has_machines_console() {
+        context.vm.receive_console();
     }
     perform_output(context.vm, effect.output)
 }

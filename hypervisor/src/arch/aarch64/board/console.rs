@@ -4,10 +4,10 @@
 //! bus, and the log goes to its second (QEMU: `-device pci-serial-2x`). Without that device there
 //! is no control channel, and the log goes to the console, mixed with the guest's output.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::aarch64::serial::{Mapped, Pl011};
-use baremetal::uart16550::Uart;
+use baremetal::uart16550::{Pause, Uart};
 
 /// Register page of the PL011; 0 while unknown.
 static CONSOLE: AtomicU64 = AtomicU64::new(0);
@@ -15,7 +15,7 @@ static CONSOLE: AtomicU64 = AtomicU64::new(0);
 static CONTROL: AtomicU64 = AtomicU64::new(0);
 static LOG: AtomicU64 = AtomicU64::new(0);
 /// See [`pause_control`].
-static CONTROL_PAUSED: AtomicBool = AtomicBool::new(false);
+static CONTROL_PAUSE: Pause = Pause::new();
 
 fn console() -> Option<Pl011> {
     let base = CONSOLE.load(Ordering::Relaxed);
@@ -69,19 +69,11 @@ pub(crate) fn send_control(byte: u8) {
 
 /// Disables the control channel's interrupt until it has been read empty.
 pub(crate) fn pause_control() {
-    CONTROL_PAUSED.store(true, Ordering::Relaxed);
-    port(&CONTROL).into_iter().for_each(|port| port.interrupt_on_receive(false));
+    port(&CONTROL).into_iter().for_each(|port| CONTROL_PAUSE.begin(port));
 }
 
 pub(crate) fn receive_control() -> Option<u8> {
-    let port = port(&CONTROL)?;
-    let byte = port.receive();
-    // Bytes received from here on interrupt, and so do bytes received just now: the interrupt is
-    // level-triggered.
-    if byte.is_none() && CONTROL_PAUSED.swap(false, Ordering::Relaxed) {
-        port.interrupt_on_receive(true);
-    }
-    byte
+    CONTROL_PAUSE.receive(port(&CONTROL)?)
 }
 
 pub(crate) fn log_byte(byte: u8) {

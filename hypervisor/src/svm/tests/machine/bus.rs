@@ -1,6 +1,7 @@
 //! The made machine's bus.
 
 use alloc::vec::Vec;
+use baremetal::moment::Moment;
 use core::sync::atomic::{AtomicU64, Ordering};
 use pci::mock::{Device, at};
 use pci::{Address, ConfigSpace};
@@ -33,6 +34,7 @@ const ALIASED: [&str; 4] = ["00:0d.0", "00:0e.0", "00:0f.0", "00:1f.0"];
 pub(in crate::svm::tests) struct MadeBus {
     functions: Mutex<BTreeMap<Address, MadeFunction>>,
     notes: &'static Notes,
+    pub(in crate::svm::tests) moment: Moment,
     now_us: AtomicU64,
     /// What passes from look to look.
     pace_us: AtomicU64,
@@ -52,10 +54,10 @@ fn functions() -> Vec<(&'static str, MadeFunction)> {
     let with_virtio = new(0x1af4, 0x1041, 0x02_0000).with(4, 2);
     let with_virtio = with_virtio.bar(1, 0, 0xfebf_1000, 0x1000).bar64(4, 4, 0x80_0000_0000, 0x4000);
     let with_xhci = flr(0x1b36, 0x000d, 0x0c_0330).multi_function().bar(0, 0, 0xfebf_c000, 0x4000);
-    // MSI to addresses of 64 bits.
+    // MSI to addresses of 64 bits, with a mask.
     let msi = flr(0x8086, 0x100e, 0x02_0000).bar(0, 0, 0xfebf_2000, 0x100).with(4, 2);
-    let msi = msi.capability(0x50, &[0x0080_0005, 0, 0, 0]).writable(0x50, 0x0071_0000);
-    let msi = (1..4).fold(msi, |made, word| made.writable(0x50 + 4 * word, u32::MAX));
+    let msi = msi.capability(0x50, &[0x0180_0005, 0, 0, 0, 0, 0]).writable(0x50, 0x0071_0000);
+    let msi = (1..5).fold(msi, |made, word| made.writable(0x50 + 4 * word, u32::MAX));
     let mut all: Vec<(&str, MadeFunction)> = alloc::vec![
         (NVME, MadeFunction::with_msix(with_nvme, nvme)),
         (VIRTIO, MadeFunction::with_msix(with_virtio, virtio).with_window(0x60)),
@@ -97,6 +99,7 @@ impl MadeBus {
         Self {
             functions: Mutex::new(functions),
             notes,
+            moment: Moment::default(),
             now_us: AtomicU64::new(0),
             pace_us: AtomicU64::new(10_000),
         }
@@ -178,6 +181,7 @@ impl MadeBus {
 
 impl ConfigSpace for MadeBus {
     fn read(&self, address: Address, register: u16) -> u32 {
+        self.moment.pass();
         assert!(register.is_multiple_of(4), "{register:#x}");
         match self.lock().get_mut(&address) {
             Some(function) if register < 512 => function.read(register),
@@ -186,6 +190,7 @@ impl ConfigSpace for MadeBus {
     }
 
     fn write(&self, address: Address, register: u16, value: u32) {
+        self.moment.pass();
         assert!(register.is_multiple_of(4), "{register:#x}");
         self.notes.add(Note::Config(address, register, value));
         let mut functions = self.lock();
@@ -205,6 +210,7 @@ impl ConfigSpace for MadeBus {
 
 impl Bus for MadeBus {
     fn load(&self, address: u64, size: u8) -> u64 {
+        self.moment.pass();
         assert!(address.is_multiple_of(size.into()), "the bus reads what is aligned");
         let functions = self.lock();
         let found = functions.values().find_map(|function| Some((function, function.find(address)?)));
@@ -216,6 +222,7 @@ impl Bus for MadeBus {
     }
 
     fn store(&self, address: u64, size: u8, value: u64) {
+        self.moment.pass();
         assert!(address.is_multiple_of(size.into()), "the bus writes what is aligned");
         self.notes.add(Note::Store(address, value));
         let mut functions = self.lock();

@@ -3,6 +3,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use baremetal::moment::Moment;
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +11,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::walk::{Kept, Refusal, word};
 use super::{Note, Notes};
 use crate::iommu::amd_vi::Registers;
-use crate::iommu::moment::Moment;
 
 /// Offsets of registers (3.4).
 pub(super) const DEVICE_TABLE: u64 = 0;

@@ -112,6 +112,7 @@ impl Machine {
             return Arrived::Off;
         }
         let address = u64::from(word(0x54)) | u64::from(word(0x58)) << 32;
+        assert_eq!(word(0x60) & 1, 0, "its only message is not masked");
         self.send(function, address, word(0x5c), |cpu, vector| self.arrive(cpu, vector))
     }
 

@@ -1,6 +1,8 @@
 //! Interrupts, from the function to the vCPU.
 
-use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, with_owned};
+use baremetal::moment::each_moment;
+
+use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, Machine, with_owned};
 use crate::iommu::routes::FUNCTIONS;
 use crate::svm::tests::machine::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use crate::svm::tests::processor::Guest;
@@ -163,6 +165,63 @@ fn a_function_with_msi_sends_one_message() {
         assert_eq!(machine.raise_msi(SMALL), Arrived::Off);
         assert_eq!(machine.bus.word(SMALL, 0x50) >> 16 & 1, 0);
     });
+}
+
+/// The guest writes to these registers of its function, in configuration space or in the table.
+fn write(machine: &Machine, guest: &mut Guest<'_, '_>, writes: &[(u64, u32)]) {
+    for &(at, value) in writes {
+        machine.bus.moment.pass();
+        match u32::try_from(at).ok().filter(|at| *at < 0x1000) {
+            Some(register) => _ = guest.write_config(FIRST, register, value),
+            None => guest.store(at, 4, value),
+        }
+    }
+}
+
+/// The function has an event before each write of its guest's, and before each access that these
+/// make. The guest gets it once, with the message of before or of after the change.
+fn amid((function, number): (&'static str, u16), begin: &[(u64, u32)], change: &[(u64, u32)]) {
+    let config = format!("vcpus=2\nmemory=16777216\ndevices={function}").leak();
+    each_moment(|at| {
+        with_owned(config, |machine, guest| {
+            write(machine, guest, &[(COMMAND.into(), MEMORY | MASTER)]);
+            write(machine, guest, begin);
+            machine.bus.moment.set(at, move || {
+                let is_msi = function == SMALL;
+                let came = if is_msi { machine.raise_msi(function) } else { machine.raise(function, number) };
+                assert!(matches!(came, Arrived::At(..) | Arrived::Masked), "before access {at}: {came:?}");
+            });
+            write(machine, guest, change);
+            let has_come = machine.bus.moment.has_come();
+            if function != SMALL {
+                machine.send_pending(function, number);
+            }
+            guest.0.vm.spread_messages();
+            let got = [guest.arrived(0), guest.arrived(1)].concat();
+            assert!(!has_come || got.len() == 1, "{change:x?}, before access {at}: {got:x?}");
+            has_come
+        })
+    });
+}
+
+#[test]
+fn an_interrupt_that_comes_amid_a_change_arrives_once() {
+    let (msix, mask, of_all) = (u64::from(MSIX), TABLE + 12, ENABLE | ALL_MASKED);
+    let begin = [(msix, ENABLE), (TABLE, 0xfee0_1000), (TABLE + 8, 0x41), (mask, 0)];
+    for (number, change) in [
+        (0, &[(mask, 1), (mask, 0)][..]),
+        (0, &[(msix, of_all), (msix, ENABLE)]),
+        (2, &[(TABLE + 32, 0xfee0_1000), (TABLE + 40, 0x52), (TABLE + 44, 0)]),
+        (0, &[(mask, 1), (TABLE, 0xfee0_0000), (TABLE + 8, 0x63), (mask, 0)]),
+        (0, &[(TABLE + 8, 0x63), (msix, ENABLE)]),
+    ] {
+        amid((NVME, number), &begin, change);
+    }
+    // The guest sees MSI here.
+    let begin = [(0x44, 0xfee0_1000), (0x4c, 0x41), (0x50, 0), (0x40, 1 << 16)];
+    for change in [&[(0x44, 0xfee0_0000), (0x4c, 0x63)][..], &[(0x50, 1), (0x4c, 0x63), (0x50, 0)]] {
+        amid((SMALL, 0), &begin, change);
+    }
 }
 
 #[test]

@@ -5,7 +5,6 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::arch::clock;
 use crate::pages::{PAGE, Page};
 
 /// Class code of NVMe controllers.
@@ -34,9 +33,6 @@ pub const ENTRIES_MAX: u32 = 64;
 /// Bits of the second word of a completion: its round, and the status behind it.
 const PHASE: u64 = 1 << 48;
 const STATUS_SHIFT: u32 = 49;
-/// Milliseconds to wait for the controller.
-const PATIENCE_MS: u64 = 10_000;
-
 /// A command.
 pub type Command = [u64; COMMAND_WORDS];
 
@@ -72,11 +68,42 @@ pub const fn read_two_pages(address: u64) -> Command {
     read(0, 16, address, address + PAGE)
 }
 
-/// The controller's registers, mapped one to one.
-#[derive(Clone, Copy, Debug)]
-pub struct Controller {
-    base: u64,
+/// How registers are accessed.
+pub trait Registers {
+    /// Reads a register.
+    fn read(&self, register: u64) -> u32;
+    /// Writes a register.
+    fn write(&self, register: u64, value: u32);
+    /// Waits until something is so, for a limited time. Returns whether it is.
+    fn wait_until(&self, is_so: impl FnMut() -> bool) -> bool;
 }
+
+/// Registers that are mapped one to one, from this address on.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_os = "none"), expect(dead_code, reason = "only images access them"))]
+pub struct Mapped(u64);
+
+#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
+impl Registers for Mapped {
+    fn read(&self, register: u64) -> u32 {
+        // SAFETY: the registers are there, as `Controller::new` requires.
+        unsafe { ((self.0 + register) as *const u32).read_volatile() }
+    }
+
+    fn write(&self, register: u64, value: u32) {
+        // SAFETY: as above, and the program can cope with what follows.
+        unsafe { ((self.0 + register) as *mut u32).write_volatile(value) };
+    }
+
+    fn wait_until(&self, is_so: impl FnMut() -> bool) -> bool {
+        const PATIENCE_MS: u64 = 10_000;
+        crate::arch::clock::wait_until(PATIENCE_MS, is_so)
+    }
+}
+
+/// A controller with these registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Controller<R = Mapped>(R);
 
 impl Controller {
     /// The controller whose registers are at an address.
@@ -86,19 +113,24 @@ impl Controller {
     /// They are there, and stay there. The program can cope with what the controller writes to
     /// memory: its queues, and what commands say.
     pub const unsafe fn new(base: u64) -> Self {
-        Self { base }
+        Self(Mapped(base))
     }
+}
 
+impl<R: Registers> Controller<R> {
     /// Reads a register.
     pub fn read(&self, register: u64) -> u32 {
-        // SAFETY: the registers are there, as `new` requires.
-        unsafe { ((self.base + register) as *const u32).read_volatile() }
+        self.0.read(register)
     }
 
     /// Writes a register.
     pub fn write(&self, register: u64, value: u32) {
-        // SAFETY: as above, and the program can cope with what follows.
-        unsafe { ((self.base + register) as *mut u32).write_volatile(value) };
+        self.0.write(register, value);
+    }
+
+    /// Waits until something is so.
+    fn wait(&self, is_so: impl FnMut() -> bool) -> Result<(), Refused> {
+        if self.0.wait_until(is_so) { Ok(()) } else { Err(Refused::Silent) }
     }
 
     fn write_address(&self, register: u64, address: u64) {
@@ -118,7 +150,7 @@ impl Controller {
         self.write_address(SUBMISSIONS, admin.pages[0].address());
         self.write_address(COMPLETIONS, admin.pages[1].address());
         self.write(CONFIGURATION, ENABLED);
-        wait(|| self.read(STATUS) & READY != 0)
+        self.wait(|| self.read(STATUS) & READY != 0)
     }
 
     /// Resets it: it forgets its queues, and what it was asked for.
@@ -128,7 +160,7 @@ impl Controller {
     /// It does not answer.
     pub fn stop(&self) -> Result<(), Refused> {
         self.reset();
-        wait(|| self.read(STATUS) & READY == 0)
+        self.wait(|| self.read(STATUS) & READY == 0)
     }
 
     /// The same without a wait.
@@ -163,18 +195,28 @@ pub struct Queue {
     head: u32,
     /// The phase of completions of this round.
     phase: u64,
+    /// A command was not done in time. It may be done later: its completion is not the next one's.
+    is_stuck: bool,
 }
 
 impl Queue {
     /// A queue of at most [`ENTRIES_MAX`] entries; number 0 is for admin commands.
     pub fn new(number: u16, entries: u32, pages: &'static [Page; 2]) -> Self {
-        Self { number, entries: entries.clamp(2, ENTRIES_MAX), pages, tail: 0, head: 0, phase: PHASE }
+        Self {
+            number,
+            entries: entries.clamp(2, ENTRIES_MAX),
+            pages,
+            tail: 0,
+            head: 0,
+            phase: PHASE,
+            is_stuck: false,
+        }
     }
 
     fn clear(&mut self) {
         // Relaxed: the doorbell is a device's register, and orders what was stored.
         self.pages.iter().flat_map(Page::words).for_each(|word| word.store(0, Ordering::Relaxed));
-        (self.tail, self.head, self.phase) = (0, 0, PHASE);
+        (self.tail, self.head, self.phase, self.is_stuck) = (0, 0, PHASE, false);
     }
 
     /// Adds a command. There has to be a place: one entry less than the queue has.
@@ -184,7 +226,7 @@ impl Queue {
     }
 
     /// Tells the controller of what was added.
-    pub fn ring(&self, controller: &Controller) {
+    pub fn ring(&self, controller: &Controller<impl Registers>) {
         controller.write(BELLS + u64::from(self.number) * 8, self.tail);
     }
 
@@ -208,7 +250,7 @@ impl Queue {
     }
 
     /// Tells the controller of what was taken.
-    pub fn release(&self, controller: &Controller) {
+    pub fn release(&self, controller: &Controller<impl Registers>) {
         controller.write(BELLS + u64::from(self.number) * 8 + 4, self.head);
     }
 
@@ -216,21 +258,28 @@ impl Queue {
     ///
     /// # Errors
     ///
-    /// The controller does not answer, or refuses.
-    pub fn execute(&mut self, controller: &Controller, command: &Command) -> Result<(), Refused> {
+    /// The controller does not answer, or refuses; or it has not answered since the queue was made.
+    pub fn execute(
+        &mut self,
+        controller: &Controller<impl Registers>,
+        command: &Command,
+    ) -> Result<(), Refused> {
+        if self.is_stuck {
+            return Err(Refused::Silent);
+        }
         self.push(command);
         self.ring(controller);
         let mut status = None;
-        wait(|| {
+        let waited = controller.wait(|| {
             status = self.take();
             status.is_some()
-        })?;
+        });
+        self.is_stuck = waited.is_err();
+        waited?;
         self.release(controller);
         status.filter(|status| *status != 0).map_or(Ok(()), |status| Err(Refused::Status(status)))
     }
 }
 
-/// Waits until something is so.
-fn wait(is_so: impl FnMut() -> bool) -> Result<(), Refused> {
-    if clock::wait_until(PATIENCE_MS, is_so) { Ok(()) } else { Err(Refused::Silent) }
-}
+#[cfg(test)]
+mod tests;
