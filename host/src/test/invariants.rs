@@ -88,6 +88,15 @@ const WAITS: &[Group] = &[
     ("hypervisor/src", &[("arm64/vcpu/mod.rs", 1), ("vm/run.rs", 1), ("x86/guest/flush.rs", 1)]),
 ];
 
+/// Where the order of what was published and who is told begins, and where vCPUs look without
+/// having been told: nobody else says that something comes before.
+const ORDERS: &[Group] = &[
+    ("hypervisor/src/devices", &[("pc/inbox/mod.rs", 5), ("virt/gic/inbox/mod.rs", 4)]),
+    ("hypervisor/src", &[("devices/virt/psci/power/mod.rs", 1), ("stopping/mod.rs", 1)]),
+    ("hypervisor/src/vm", &[("host.rs", 1), ("reset.rs", 1), ("run.rs", 5)]),
+    ("hypervisor/src/x86", &[("guest/deliver.rs", 1)]),
+];
+
 /// Where translations are dropped: of guests; in `translation.rs` and `cost.rs` the hypervisor's.
 const FLUSHES: [&str; 6] = [
     "hypervisor/src/arch/aarch64/memory/cost.rs",
@@ -221,6 +230,12 @@ fn other_processors_are_waited_for_in_these_places() {
     let core = ["crates/iommu/src", "hypervisor/src/owned", "hypervisor/src/sched", "hypervisor/src/vm"];
     let sources = sources(&ROOMS.split(' ').chain(core).collect::<Vec<_>>());
     assert_eq!(places(&sources, &["spin_loop()"]), expected(WAITS));
+}
+
+#[test]
+fn orders_begin_in_these_places() {
+    let sources = sources(&["hypervisor/src"]);
+    assert_eq!(places(&sources, &["Published::here", "Taken::NONE"]), expected(ORDERS));
 }
 
 #[test]

@@ -271,7 +271,29 @@ explored! {
         };
 }
 
+/// The guest is ended by something else than its vCPUs, while all of them leave for a pause.
+fn end_beside_last_vcpu(end: fn(&Stopping)) {
+    let guest = Guest::new();
+    let ending = {
+        let guest = guest.clone();
+        thread::spawn(move || end(&guest.stopping))
+    };
+    for _ in 0..COUNT {
+        assert_eq!(guest.stopping.arrive(COUNT), Role::Leaves);
+        guest.stopping.leave(COUNT, |ended| assert!(ended.is_none_or(|code| code == CODE), "how it ended"));
+    }
+    ending.join().unwrap();
+}
+
 explored! {
+    fn whoever_finds_that_a_guest_has_ended_finds_how(None):
+        || end_beside_last_vcpu(|stopping| _ = stopping.end(CODE));
+    fn an_end_before_its_code_is_found(None) fails "how it ended": || {
+        end_beside_last_vcpu(|stopping| {
+            let _ = stopping.begin(END);
+            stopping.ended.store(CODE, Ordering::Relaxed);
+        });
+    };
     /// Whoever finds that all vCPUs of a new guest have stopped finds why.
     fn a_guest_that_pauses_from_the_beginning_has_stopped_for_that(None): || {
         let guest = Guest::new();

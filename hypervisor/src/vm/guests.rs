@@ -56,6 +56,11 @@ impl<A: Arch> Guest<A> {
     }
 }
 
+/// The host tool sees that a guest runs. That is before the guest goes on: its end may follow at
+/// once, and is what the tool sees then.
+#[must_use = "the guest does not go on"]
+pub(super) struct Shown(());
+
 /// The host tool sees a guest no more.
 #[must_use = "its rings are not freed"]
 pub(super) struct Unlisted(());
@@ -155,7 +160,12 @@ impl<A: Arch> Host<A> {
     pub(super) fn start(&self, vm: &Vm<A>) {
         self.set_state(vm, GuestState::Running, 0);
         vm.pauses.store(false, Ordering::Relaxed); // By the boot CPU alone.
-        vm.go_on();
+        vm.go_on(Shown(()));
+    }
+
+    /// What [`Vm::go_on`] takes, if the guest is in this state.
+    pub(super) fn shown_as_running(&self, vm: &Vm<A>) -> Option<Shown> {
+        (self.state_of(vm.number) == GuestState::Running).then_some(Shown(()))
     }
 
     /// Frees a guest.

@@ -4,6 +4,7 @@ use hostlink::exit::ExitCode;
 use hostlink::guests::GuestState;
 
 use super::arch::Arch;
+use super::guests::Shown;
 use super::machine::{Vm, VpIndex};
 use super::{host, percpu};
 use crate::sched::Line;
@@ -76,7 +77,7 @@ impl<A: Arch> Vm<A> {
 
     /// Lets the vCPUs of a guest that has stopped run, or those of one that has never run. In the
     /// middle of a reset that is the vCPU that carries it out.
-    pub(super) fn go_on(&self) {
+    pub(super) fn go_on(&self, _runs: Shown) {
         let resets = self.reset.lock().as_ref().map(|reset| reset.by);
         if let Some(by) = resets {
             self.stopping.go_on_with_reset(self.vcpu_count());

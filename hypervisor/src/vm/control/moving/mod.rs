@@ -66,8 +66,10 @@ fn describe<A: Arch>(vm: &Vm<A>, section: Section, archive: &mut Archive<'_>) ->
 /// Lets a guest go on that has stopped, unless it has ended.
 fn go_on<A: Arch>(vm: &Vm<A>) {
     // Looked at when all have left: whichever of them ended it has said so before.
-    if vm.attention() & stopping::END == 0 {
-        vm.go_on();
+    if vm.attention() & stopping::END == 0
+        && let Some(shown) = vm.host.shown_as_running(vm)
+    {
+        vm.go_on(shown);
     }
 }
 
