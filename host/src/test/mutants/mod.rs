@@ -15,7 +15,7 @@ use crate::cli::TestArgs;
 use crate::machine::signals::Signals;
 use crate::workspace;
 use anyhow::{Context, Result, ensure};
-use runs::{Outcome, Test, Tests, on_all_cpus};
+use runs::{Known, Outcome, Test, Tests, on_all_cpus};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::sync::Mutex;
@@ -116,11 +116,13 @@ fn try_rooms(
         progress.say(&format!("     | fails without a mutant, and is left out: {name}"));
     }
     let total = chosen.len();
+    let known = Known::open(&cache.join(if redundant { "all-outcomes" } else { "outcomes" }))?;
     let (queue, done) = (Queue::of(chosen.into_iter().enumerate()), Mutex::new(Vec::new()));
     on_all_cpus(|| {
         while let Some((index, (number, mut tried))) = queue.next(signals) {
             running.note(format!("{index} of {total} mutants, {} tests", tests.all().len()));
-            if let Some(outcome) = tests.try_mutant(number, redundant, signals)? {
+            let find = || tests.try_mutant(number, redundant, signals);
+            if let Some(outcome) = known.get_or_find(number, find)? {
                 tried.outcome = outcome;
                 done.lock().expect("no panic").push(tried);
             }

@@ -7,7 +7,9 @@ use crate::test::progress::Running;
 use crate::test::{Queue, lines};
 use anyhow::{Context, Result, ensure};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -36,7 +38,7 @@ pub(super) struct Test {
 }
 
 /// What came of a mutant.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) enum Outcome {
     /// These tests fail, of those that were run.
     Killed(Vec<String>),
@@ -50,6 +52,38 @@ pub(super) struct Tests {
     programs: Vec<Program>,
     tests: Vec<Test>,
     reaching: BTreeMap<u32, Vec<usize>>,
+}
+
+/// Outcomes by the numbers of mutants, in a file: a run goes on where another of the same programs
+/// has ended.
+pub(super) struct Known(BTreeMap<u32, Outcome>, Mutex<File>);
+
+impl Known {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let context = || format!("cannot write {}", path.display());
+        let file = File::options().create(true).append(true).open(path).with_context(context)?;
+        // A line that was cut short is no outcome.
+        let lines = fs::read_to_string(path)?;
+        let known = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        Ok(Self(known, Mutex::new(file)))
+    }
+
+    /// That of an earlier run, or what is found now.
+    pub(super) fn get_or_find(
+        &self,
+        number: u32,
+        find: impl FnOnce() -> Result<Option<Outcome>>,
+    ) -> Result<Option<Outcome>> {
+        if let Some(outcome) = self.0.get(&number) {
+            return Ok(Some(outcome.clone()));
+        }
+        let outcome = find()?;
+        if let Some(outcome) = &outcome {
+            let line = serde_json::to_string(&(number, outcome))?;
+            writeln!(self.1.lock().expect("no panic"), "{line}").context("cannot write outcomes")?;
+        }
+        Ok(outcome)
+    }
 }
 
 /// What came of a process of tests.
@@ -125,7 +159,8 @@ impl Tests {
                 }
                 let names: Vec<_> = left.iter().map(|test| test.name.as_str()).collect();
                 let time = left.iter().map(|test| test.time).sum();
-                let ran = run(program, &names, &[("QUELL_MUTANT", &number.to_string())], time)?;
+                let chosen = ("QUELL_MUTANT", &*number.to_string());
+                let ran = run(program, &names, chosen, time, to_the_end)?;
                 left.retain(|test| !ran.over.contains(&test.name));
                 killed.extend(ran.failed);
             }
@@ -182,8 +217,8 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
     if !times.exists() {
         let _ = fs::remove_file(file);
         let started = Instant::now();
-        let reached = file.to_string_lossy();
-        let ran = run(program, &[name], &[("QUELL_MUTANTS_REACHED", &*reached)], Duration::from_secs(60))?;
+        let reached = ("QUELL_MUTANTS_REACHED", &*file.to_string_lossy());
+        let ran = run(program, &[name], reached, Duration::from_secs(60), true)?;
         let millis = started.elapsed().as_millis();
         let text = if ran.failed.is_empty() { millis.to_string() } else { "failed".to_owned() };
         fs::write(&times, text).with_context(|| format!("cannot write {}", times.display()))?;
@@ -195,22 +230,30 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
     Ok(Some((Duration::from_millis(millis), numbers)))
 }
 
-/// Runs tests in a process of its own, within bounds that follow from their usual time.
-fn run(program: &Program, names: &[&str], environment: &[(&str, &str)], usual: Duration) -> Result<Ran> {
+/// Runs tests in a process of its own, within bounds that follow from their usual time: until one
+/// fails, or `to_the_end`.
+fn run(
+    program: &Program,
+    names: &[&str],
+    environment: (&str, &str),
+    usual: Duration,
+    to_the_end: bool,
+) -> Result<Ran> {
     let limit = usual * SLOWER + SLACK;
     let mut tests = command(program);
-    tests.args(names).args(["--exact", "--test-threads", "1"]).envs(environment.iter().copied());
-    let mut output = tempfile::tempfile()?;
+    tests.args(names).args(["--exact", "--test-threads", "1"]).env(environment.0, environment.1);
+    let output = tempfile::tempfile()?;
     let mut tests = lines::limited(&tests, limit);
     tests.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null()).process_group(0);
     let mut child = tests.spawn().context("cannot start /bin/sh")?;
     let deadline = Instant::now() + limit * 3;
-    let mut pause = Duration::from_millis(2);
+    let (mut pause, mut is_enough) = (Duration::from_millis(2), false);
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break Some(status);
         }
-        if Instant::now() > deadline {
+        is_enough = !to_the_end && text_of(&output)?.contains(" ... FAILED\n");
+        if is_enough || Instant::now() > deadline {
             rustix::process::kill_process_group(
                 rustix::process::Pid::from_child(&child),
                 rustix::process::Signal::KILL,
@@ -221,10 +264,18 @@ fn run(program: &Program, names: &[&str], environment: &[(&str, &str)], usual: D
         thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     };
-    let mut text = String::new();
-    std::io::Seek::rewind(&mut output)?;
-    std::io::Read::read_to_string(&mut output, &mut text).unwrap_or_default();
+    let mut text = text_of(&output)?;
+    if is_enough {
+        text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
+    }
     Ok(read(&text, names, status.is_some_and(|status| status.success())))
+}
+
+/// What a file has until now.
+fn text_of(file: &File) -> Result<String> {
+    let mut bytes = vec![0; file.metadata()?.len() as usize];
+    file.read_exact_at(&mut bytes, 0)?; // The process writes where it is: it has the same position.
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// What a process of the tests `names` has printed. The name of a test is printed before it runs.
