@@ -64,8 +64,9 @@ impl Pages {
 
     /// Their words, which others, also a guest, may read at any time.
     pub const fn words(&self) -> &[AtomicU64] {
-        // SAFETY: this is the memory of the allocation, aligned to pages and initialised. Nobody
-        // changes it but through these words, or before the pages are shown to anybody.
+        // SAFETY: this is the memory of the allocation, aligned to pages and initialised. It is
+        // changed through these words, which are atomic, and by processors that were given its
+        // address; by `fill` only before anybody has either.
         unsafe { slice::from_raw_parts(self.start as *const AtomicU64, self.layout.size() / 8) }
     }
 

@@ -11,10 +11,11 @@
 //! All the state that both sides depend on is in one word per target, which both change by
 //! read-modify-write.
 //!
-//! On Arm64 the hardware broadcasts invalidations: [`tlbi`] has the operands and sequences,
-//! [`fn@broadcast`] waits for translations that software is using, and [`vmid`] allocates the tags.
-//!
-//! [`shootdown`] does the same for a kernel's own address spaces, where a target is a CPU.
+//! | you write | begin with |
+//! |---|---|
+//! | a hypervisor for AMD64 or Intel 64 | [`issue`], [`Owner`]; AMD64's address space tags: [`asid`] |
+//! | a hypervisor for Arm64, where the hardware broadcasts invalidations | [`tlbi`]: operands and sequences; [`fn@broadcast`]: translations that software is using; [`vmid`]: tags |
+//! | a kernel, whose targets are CPUs that use its address spaces | [`shootdown`] |
 //!
 //! # Ordering
 //!

@@ -25,6 +25,7 @@ mod control;
 pub mod cpuid;
 mod decode;
 pub mod encode;
+mod errors;
 mod gva;
 mod input;
 pub mod msr;

@@ -42,6 +42,8 @@ mod script;
 mod second;
 mod several;
 mod siege;
+#[cfg(test)]
+mod size;
 mod stage2;
 mod storm;
 mod style;

@@ -35,7 +35,7 @@ impl<V: 'static> Clock for On<V> {
 
 // SAFETY: each CPU's block is found by a register of the CPU's own, which its entry sets before any
 // code reads it. A `CpuData` is touched by the CPU that it belongs to, and by the boot CPU before
-// that CPU has started.
+// that CPU has started; what others read of it is atomic.
 unsafe impl<V: 'static> Cpus for On<V> {
     type CpuData = cpu::CpuData;
 

@@ -17,9 +17,9 @@ pub trait Instructions {
     /// VMWRITE, to the current VMCS.
     fn vmwrite(field: u32, value: u64);
     /// VMCLEAR.
-    fn vmclear(region: u64);
+    fn vmclear(vmcs: &Vmcs);
     /// VMPTRLD.
-    fn vmptrld(region: u64);
+    fn vmptrld(vmcs: &Vmcs);
     /// What the calling CPU has at an exit.
     fn host_state() -> HostState;
     /// A register that a VMCS does not have.
@@ -125,9 +125,9 @@ pub fn arrive<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs) {
     let is_elsewhere = vmcs.active.activate(cpu);
     if vmcs.is_new {
         // This initialises what a processor keeps in the region.
-        I::vmclear(vmcs.region());
+        I::vmclear(vmcs);
     }
-    I::vmptrld(vmcs.region());
+    I::vmptrld(vmcs);
     if is_elsewhere {
         vmcs.begin(&I::host_state(), I::vmwrite);
     }
@@ -138,7 +138,7 @@ pub fn arrive<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs) {
 pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
     vmcs.active.clear();
     vmcs.outside.save(I::read_outside);
-    I::vmclear(vmcs.region());
+    I::vmclear(vmcs);
 }
 
 #[cfg(test)]

@@ -26,7 +26,8 @@ pub trait Hardware {
     /// It stays pending if the CPU is not in guest mode yet; it is harmless if the CPU has left.
     fn kick(&self, cpu: CpuId);
 
-    /// One turn of waiting; `turns` have been spent on this target so far.
+    /// One turn of waiting, such as a pause instruction. `turns` counts the calls before this one
+    /// for the same target, from 0 on.
     ///
     /// `Break` gives up: choose a bound that a working machine never reaches.
     fn relax(&self, turns: u64) -> ControlFlow<()>;

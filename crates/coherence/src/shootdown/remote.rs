@@ -35,8 +35,9 @@ pub trait Tlb {
         32
     }
 
-    /// One turn of waiting for a CPU; `turns` have been spent on it so far. `Break` gives up:
-    /// choose a bound that a working machine never reaches.
+    /// One turn of waiting for a CPU, such as a pause instruction. `turns` counts the calls before
+    /// this one for the same CPU, from 0 on. `Break` gives up: choose a bound that a working
+    /// machine never reaches.
     fn relax(&mut self, turns: u64) -> ControlFlow<()>;
 }
 

@@ -270,7 +270,8 @@ impl Instructions for Mock {
         });
     }
 
-    fn vmclear(region: u64) {
+    fn vmclear(vmcs: &Vmcs) {
+        let region = vmcs.region();
         mock(|mock| {
             mock.current = mock.current.filter(|&current| current != region);
             let random = &mut mock.random;
@@ -283,7 +284,8 @@ impl Instructions for Mock {
         });
     }
 
-    fn vmptrld(region: u64) {
+    fn vmptrld(vmcs: &Vmcs) {
+        let region = vmcs.region();
         mock(|mock| {
             assert!(mock.regions.contains_key(&region), "VMCLEAR initialises a region");
             assert_eq!(mock.current.replace(region), None, "another one was not cleared");

@@ -47,16 +47,19 @@ impl Instructions for Processor {
         }
     }
 
-    fn vmclear(region: u64) {
-        // SAFETY: the page is that of a VMCS.
+    fn vmclear(vmcs: &Vmcs) {
+        let region = vmcs.region();
+        // SAFETY: the page belongs to the VMCS as long as it exists, and nothing else uses it.
         unsafe {
             asm!("vmclear [{}]", "jbe {failed}", in(reg) &raw const region,
                 failed = label { failed("VMCLEAR", &region) });
         }
     }
 
-    fn vmptrld(region: u64) {
-        // SAFETY: as above.
+    fn vmptrld(vmcs: &Vmcs) {
+        let region = vmcs.region();
+        // SAFETY: as above. Before it is dropped the vCPU leaves, which clears it: no processor
+        // writes to a page that is free.
         unsafe {
             asm!("vmptrld [{}]", "jbe {failed}", in(reg) &raw const region,
                 failed = label { failed("VMPTRLD", &region) });
