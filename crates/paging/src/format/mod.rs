@@ -144,6 +144,66 @@ pub trait Format {
     }
 }
 
+/// Forwards items of a [`Format`] to another format, in an implementation: what is like another
+/// format in most respects states the rest.
+///
+/// ```
+/// # use quell_paging::{Arm64Stage2, Format, Level, Permissions, PhysAddr, format_like};
+/// /// Stage 2 of 48 bits without large pages.
+/// struct SmallPages;
+///
+/// impl Format for SmallPages {
+///     const LARGEST: Level = Level::Page4K;
+///     format_like! { Arm64Stage2<4>:
+///         INPUT_BITS SIGN_EXTENDED OUTPUT_BITS ROOT REPLACES_IN_PLACE SETTLED
+///         admits is_present is_leaf leaf table address permissions is_dirty protected dirtied cleaned
+///     }
+/// }
+/// assert_eq!(SmallPages::leaf(PhysAddr(0x1000), Level::Page4K, Permissions::R) & 1, 1);
+/// ```
+#[macro_export]
+macro_rules! format_like {
+    ($base:ty: $($item:ident)+) => { $($crate::format_like!(@$item $base);)+ };
+    (@INPUT_BITS $base:ty) => { $crate::format_like!(@const $base, INPUT_BITS: u32); };
+    (@SIGN_EXTENDED $base:ty) => { $crate::format_like!(@const $base, SIGN_EXTENDED: bool); };
+    (@OUTPUT_BITS $base:ty) => { $crate::format_like!(@const $base, OUTPUT_BITS: u32); };
+    (@ROOT $base:ty) => { $crate::format_like!(@const $base, ROOT: $crate::Level); };
+    (@LARGEST $base:ty) => { $crate::format_like!(@const $base, LARGEST: $crate::Level); };
+    (@REPLACES_IN_PLACE $base:ty) => { $crate::format_like!(@const $base, REPLACES_IN_PLACE: bool); };
+    (@SETTLED $base:ty) => { $crate::format_like!(@const $base, SETTLED: (u64, u64)); };
+    (@admits $base:ty) => { $crate::format_like!(@fn $base, admits(with: $crate::Permissions) -> bool); };
+    (@is_present $base:ty) => { $crate::format_like!(@fn $base, is_present(entry: u64) -> bool); };
+    (@is_leaf $base:ty) => {
+        $crate::format_like!(@fn $base, is_leaf(entry: u64, level: $crate::Level) -> bool);
+    };
+    (@leaf $base:ty) => {
+        $crate::format_like!(@fn $base,
+            leaf(pa: $crate::PhysAddr, level: $crate::Level, with: $crate::Permissions) -> u64);
+    };
+    (@table $base:ty) => {
+        $crate::format_like!(@fn $base, table(pa: $crate::PhysAddr, level: $crate::Level) -> u64);
+    };
+    (@address $base:ty) => {
+        $crate::format_like!(@fn $base, address(entry: u64, alignment: $crate::Level) -> $crate::PhysAddr);
+    };
+    (@permissions $base:ty) => {
+        $crate::format_like!(@fn $base, permissions(leaf: u64) -> $crate::Permissions);
+    };
+    (@is_dirty $base:ty) => { $crate::format_like!(@fn $base, is_dirty(leaf: u64) -> bool); };
+    (@protected $base:ty) => {
+        $crate::format_like!(@fn $base, protected(leaf: u64, level: $crate::Level) -> u64);
+    };
+    (@dirtied $base:ty) => { $crate::format_like!(@fn $base, dirtied(leaf: u64) -> u64); };
+    (@cleaned $base:ty) => { $crate::format_like!(@fn $base, cleaned(leaf: u64) -> u64); };
+    (@const $base:ty, $name:ident: $value:ty) => { const $name: $value = <$base as $crate::Format>::$name; };
+    (@fn $base:ty, $name:ident($($argument:ident: $of:ty),+) -> $result:ty) => {
+        #[inline(always)]
+        fn $name($($argument: $of),+) -> $result {
+            <$base as $crate::Format>::$name($($argument),+)
+        }
+    };
+}
+
 /// Bits that distinguish entries that no processor follows.
 const NOT_PRESENT: u64 = 0x1f;
 const MARK_SHIFT: u32 = 5;
