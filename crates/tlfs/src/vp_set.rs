@@ -161,14 +161,6 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn h11_contents_are_packed_by_rank() {
-        let set = VpSet::sparse(0b101, &[0x21, 0x4]).unwrap();
-        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 5, 130]);
-        assert_eq!(set.banks().collect::<Vec<_>>(), [(0, 0x21), (2, 0x4)]);
-        assert!(set.contains(130) && !set.contains(66), "bank 2 is not the second bank");
-    }
-
-    #[test]
     fn h10_bank_count_must_match() {
         assert_eq!(VpSet::sparse(0, &[1]), Err(BankCountError));
         assert_eq!(VpSet::sparse(0b11, &[1]), Err(BankCountError));

@@ -52,18 +52,6 @@ fn h5_refuses_slots_beyond_the_physical_width_or_around_the_end() {
 }
 
 #[test]
-fn refuses_overlaps_by_a_single_page_and_names_the_slot() {
-    let one = Err(SlotError::Overlap(SlotId(1)));
-    for (page, page_count) in [(15, 2), (31, 1), (31, 17), (16, 16), (17, 1), (0, 1024), (31, 18)] {
-        assert_eq!(add(slot(3, page, page_count, 0)), one, "{page}, {page_count}");
-    }
-    assert_eq!(add(slot(3, 32, 17, 0)), Err(SlotError::Overlap(SlotId(2))));
-    for (page, page_count) in [(0, 16), (32, 16), (64, 1)] {
-        assert_eq!(add(slot(3, page, page_count, 0)), Ok(()), "{page}, {page_count}");
-    }
-}
-
-#[test]
 fn refuses_a_name_twice_and_a_slot_too_many() {
     assert_eq!(add(slot(2, 0, 1, 0)), Err(SlotError::DuplicateId));
     let slots: Vec<_> = (0..SLOTS_MAX as u16).map(|id| slot(id, u64::from(id) * 2, 1, 0)).collect();

@@ -103,23 +103,6 @@ fn reaches_the_ends_of_the_address_spaces() {
 }
 
 #[test]
-fn permissions_survive_encoding() {
-    let arena = Arena::new(64);
-    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    for (number, level) in [Level::Page4K, Level::Page2M, Level::Page1G].into_iter().enumerate() {
-        for permissions in
-            (0..16).map(Permissions::from_bits_retain).filter(|p| p.contains(Permissions::READ))
-        {
-            let address = (number as u64) << 39 | u64::from(permissions.bits()) << 30;
-            nested.install(address, PhysAddr(1 << 30), level, permissions).unwrap();
-            let is_dirty = permissions.contains(Permissions::WRITE);
-            let expected = Mapping { pa: PhysAddr(1 << 30), level, permissions, is_dirty };
-            assert_eq!(nested.query(address), Some(expected));
-        }
-    }
-}
-
-#[test]
 fn entries_have_the_bits_of_the_manual() {
     use crate::Format;
     let pa = PhysAddr(0x4000_0000);
