@@ -16,8 +16,8 @@ use paging::Level;
 /// Times before which every replaced entry is out of use, for one vCPU, by space and page.
 type GuestPromises = [[u64; VA_PAGES]; SPACES];
 
-/// Of the dirty log of one slot's memory: the earliest store to each page that no fetch has reported
-/// yet.
+/// Of the dirty log of one slot's memory: the earliest store to each page that no fetch has
+/// reported yet.
 type Unreported = Vec<Option<u64>>;
 
 /// The guarantees for one virtual machine.
