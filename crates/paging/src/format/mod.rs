@@ -1,5 +1,43 @@
 //! The differences between page-table formats.
 
+/// What AMD64's and Intel's tables have in common, with the bit that makes an entry present, and
+/// those that allow stores. A page and its pieces may both be cached.
+macro_rules! x86 {
+    ($present:expr, $write:expr) => {
+        const INPUT_BITS: u32 = 48;
+        const OUTPUT_BITS: u32 = 52;
+        const ROOT: Level = Level::Page512G;
+        const LARGEST: Level = Level::Page1G;
+        const REPLACES_IN_PLACE: bool = true;
+        const SETTLED: (u64, u64) = ($present | WRITE | DIRTY, $present | WRITE | DIRTY);
+
+        fn is_leaf(entry: u64, level: Level) -> bool {
+            level == Level::Page4K || entry & LARGE != 0
+        }
+
+        /// Masks the PAT bit of a large leaf (bit 12) along with the offset.
+        fn address(entry: u64, alignment: Level) -> PhysAddr {
+            PhysAddr(entry & ADDRESS).align_down(alignment)
+        }
+
+        fn protected(leaf: u64, _: Level) -> u64 {
+            leaf & !($write)
+        }
+
+        fn is_dirty(leaf: u64) -> bool {
+            leaf & DIRTY != 0
+        }
+
+        fn dirtied(leaf: u64) -> u64 {
+            leaf | DIRTY
+        }
+
+        fn cleaned(leaf: u64) -> u64 {
+            leaf & !DIRTY
+        }
+    };
+}
+
 pub(crate) mod amd64;
 pub(crate) mod arm64;
 pub(crate) mod ept;
