@@ -68,18 +68,6 @@ fn leaves_an_existing_leaf_alone() {
 }
 
 #[test]
-fn maps_the_piece_around_the_address_where_a_table_is_in_the_way() {
-    let arena = Arena::new(8);
-    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    nested.install(0, PhysAddr(1 << 30), Level::Page4K, RWX).unwrap();
-    let installed = nested.install(0x5678, PhysAddr(1 << 30 | 0x5678), Level::Page1G, RWX);
-    assert_eq!(installed, Ok(Installed::New(Level::Page4K)));
-    assert_eq!(nested.query(0x5fff).unwrap().pa, PhysAddr(1 << 30 | 0x5fff));
-    assert_eq!(nested.query(0x4fff), None);
-    assert_eq!(nested.query(0x6000), None);
-}
-
-#[test]
 fn never_makes_a_leaf_larger_than_the_format_has() {
     let arena = Arena::new(8);
     let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
