@@ -69,18 +69,6 @@ fn h6_a_store_that_touches_a_read_only_slot_writes_nothing() {
 }
 
 #[test]
-fn adjacent_slots_are_one_memory() {
-    let (low, high) = (Backing::new(1), Backing::new(1));
-    let memslots = memslots(&[high.slot(1, 8), low.slot(2, 7)]);
-    let memory = memslots.memory();
-    let border = 8 * PAGE;
-    memory.write_u64(Gpa(border - 3), 0x8877_6655_4433_2211).unwrap();
-    assert_eq!(memory.read_u64(Gpa(border - 3)), Ok(0x8877_6655_4433_2211));
-    assert_eq!(memory.read_u32(Gpa(border - 4)), Ok(0x3322_1100));
-    assert_eq!(memory.read_u32(Gpa(border)), Ok(0x7766_5544));
-}
-
-#[test]
 fn read_modify_writes() {
     let ram = Backing::new(1);
     let memslots = memslots(&[ram.slot(1, 0)]);

@@ -43,6 +43,10 @@ proptest! {
                 prop_assert_eq!(memory.read(gpa, &mut bytes), expected);
                 let now = if expected.is_ok() { there.iter().copied().flatten().collect() } else { before };
                 prop_assert!(bytes == now);
+                let word = |len| model[start..start + len].iter().copied().collect::<Option<Vec<_>>>();
+                let (half, whole) = (memory.read_u32(gpa).ok(), memory.read_u64(gpa).ok());
+                prop_assert_eq!(half.map(|word| word.to_le_bytes().to_vec()), word(4));
+                prop_assert_eq!(whole.map(|word| word.to_le_bytes().to_vec()), word(8));
             }
         }
         let mut all = vec![0; PAGE as usize];

@@ -1,7 +1,7 @@
 use paging::Level;
 
 use super::{PAGE, slot, untouched, with};
-use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};
+use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError};
 
 fn all(memslots: &Memslots) -> Vec<Slot> {
     let mut slots = Vec::new();
@@ -73,17 +73,6 @@ fn level(memslots: &Memslots, gpa: u64) -> Level {
 }
 
 #[test]
-fn h5_holes_and_ends_are_mmio() {
-    let memslots = untouched(&[slot(1, 16, 16, 0x10_0000), slot(2, 48, 16, 0)]);
-    let memory = memslots.memory();
-    for gpa in [0, 16 * PAGE - 1, 32 * PAGE, 48 * PAGE - 1, 64 * PAGE, 1 << 48, u64::MAX] {
-        assert_eq!(memory.resolve(Gpa(gpa)), Resolution::Mmio, "{gpa:#x}");
-    }
-    let Resolution::Ram { slot, host, .. } = memory.resolve(Gpa(32 * PAGE - 1)) else { panic!() };
-    assert_eq!((slot.id, host), (SlotId(1), PhysAddr(0x10_0000 + 16 * PAGE - 1)));
-}
-
-#[test]
 fn a_large_page_lies_in_its_slot_and_is_aligned_on_both_sides() {
     const M2: u64 = 2 << 20;
     let pages = |bytes: u64| bytes / PAGE;
@@ -104,12 +93,4 @@ fn a_large_page_lies_in_its_slot_and_is_aligned_on_both_sides() {
     assert_eq!(level(&memslots, (1 << 30) + 5), Level::Page2M);
     assert_eq!(level(&memslots, (4 << 30) + 5), Level::Page1G);
     assert_eq!(level(&memslots, (6 << 30) - 1), Level::Page1G);
-}
-
-#[test]
-fn flags_come_back_with_the_slot() {
-    let rom = Slot { flags: SlotFlags::READ_ONLY, ..slot(1, 0, 1, 0) };
-    let memslots = untouched(&[rom]);
-    let Resolution::Ram { slot, .. } = memslots.memory().resolve(Gpa(5)) else { panic!() };
-    assert!(slot.is_read_only());
 }

@@ -12,6 +12,7 @@ fn a_dropped_update_changes_nothing() {
     let memslots = untouched(&[slot(1, 0, 1, 0)]);
     let before = memslots.generation();
     let mut update = memslots.begin_update().unwrap();
+    assert_eq!(update.move_to(SlotId(1), Gpa(5)), Err(SlotError::Unaligned));
     update.remove(SlotId(1)).unwrap();
     drop(update);
     assert_eq!(memslots.generation(), before);
@@ -142,21 +143,6 @@ fn p13_what_was_located_in_a_copy_of_long_ago_stays_void() {
     assert_eq!(update.remove(SlotId(1)), Err(SlotError::UnknownId));
     finish(update);
     assert!(!is_there(&memslots));
-}
-
-/// A move may overlap the former place; a refused one changes nothing.
-#[test]
-fn a_slot_moves_to_where_it_has_room() {
-    let memslots = untouched(&[slot(1, 0, 4, 0), slot(2, 8, 4, 0)]);
-    let mut update = memslots.begin_update().unwrap();
-    update.move_to(SlotId(1), Gpa(2 * PAGE)).unwrap();
-    assert_eq!(update.move_to(SlotId(1), Gpa(5 * PAGE)), Err(SlotError::Overlap(SlotId(2))));
-    assert_eq!(update.move_to(SlotId(1), Gpa(5)), Err(SlotError::Unaligned));
-    assert_eq!(update.move_to(SlotId(1), Gpa(1 << 48)), Err(SlotError::TooHigh));
-    assert_eq!(update.move_to(SlotId(3), Gpa(0)), Err(SlotError::UnknownId));
-    finish(update);
-    assert_eq!(memslots.memory().find(Gpa(2 * PAGE)), Some(slot(1, 2, 4, 0)));
-    assert!(memslots.memory().find(Gpa(PAGE)).is_none());
 }
 
 #[test]
