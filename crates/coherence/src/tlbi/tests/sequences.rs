@@ -106,23 +106,15 @@ fn errata_repeat_the_broadcast_after_everything_else() {
 }
 
 #[test]
-fn o11_completion_that_waits_for_the_own_processor_alone_is_caught() {
-    assert!(!left_with(Mistake::CompletesLocally, &SETUP).is_empty());
-    assert!(!left_with(Mistake::NotCompleted, &SETUP).is_empty());
-    assert!(!left_with(Mistake::CompletesLocally, &OLD).is_empty());
-}
-
-#[test]
-fn o12_stores_that_are_not_ordered_before_the_tlbi_are_caught() {
-    assert!(!left_with(Mistake::NotOrdered, &SETUP).is_empty());
-    assert!(!left_with(Mistake::NotOrdered, &OLD).is_empty());
-}
-
-#[test]
-fn p18_a_hint_where_tables_were_is_caught() {
-    let left = left_with(Mistake::WrongHint, &SETUP);
-    assert!(left.contains(&HELD[0]) && left.contains(&HELD[2]));
-    assert!(left_with(Mistake::WrongHint, &OLD).contains(&HELD[2]));
+fn o11_o12_p18_p19_each_mistake_in_a_sequence_is_caught() {
+    for setup in [SETUP, OLD] {
+        for mistake in [Mistake::CompletesLocally, Mistake::NotCompleted, Mistake::NotOrdered] {
+            assert!(!left_with(mistake, &setup).is_empty(), "{mistake:?}");
+        }
+        assert!(left_with(Mistake::WrongHint, &setup).contains(&HELD[2]), "where tables were");
+        assert_eq!(left_with(Mistake::NoCombined, &setup), [Held::Combined; 2]);
+    }
+    assert!(left_with(Mistake::WrongHint, &SETUP).contains(&HELD[0]));
 }
 
 #[test]
@@ -138,12 +130,6 @@ fn p18_blocks_go_by_one_instruction_with_their_hint() {
             ["order_stores", "page", "complete", "combined", "complete", "context_sync"]
         );
     }
-}
-
-#[test]
-fn p19_combined_entries_are_caught_if_they_are_forgotten() {
-    assert_eq!(left_with(Mistake::NoCombined, &SETUP), [Held::Combined; 2]);
-    assert_eq!(left_with(Mistake::NoCombined, &OLD), [Held::Combined; 2]);
 }
 
 #[test]
