@@ -57,6 +57,9 @@ pub mod tlbi;
 pub mod vmid;
 mod word;
 
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod interleave;
 #[cfg(all(test, loom))]
 mod model;
 

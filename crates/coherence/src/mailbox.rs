@@ -239,14 +239,6 @@ mod tests {
     }
 
     #[test]
-    fn o9_everything_is_not_forgotten_when_ranges_follow() {
-        let mailbox = Mailbox::new();
-        mailbox.post(Scope::All);
-        mailbox.post(Scope::Ranges(&[range(1)]));
-        assert_eq!(mailbox.take().1, Work::All);
-    }
-
-    #[test]
     fn o10_request_after_the_sample_is_counted_next_time() {
         let mailbox = Mailbox::new();
         mailbox.post(Scope::Ranges(&[range(1)]));

@@ -50,20 +50,22 @@ pub(crate) struct AbstractMachine {
     /// For Intel64: those by which each CPU may hold translations.
     pub(crate) roots: Vec<Roots>,
     bytes: Rc<Bytes>,
-    failure: RefCell<Option<String>>,
+    pub(crate) failure: RefCell<Option<String>>,
     trace: Option<RefCell<VecDeque<String>>>,
     /// By actor: tables to which the software has references.
     handed: RefCell<Vec<VecDeque<u64>>>,
-    done: Cell<u64>,
+    /// Operations that were done.
+    pub(crate) done: Cell<u64>,
     /// By CPU: instructions of a guest that it may still execute before it must have left for a
     /// kick.
     latency: RefCell<Vec<Option<u32>>>,
-    /// By virtual machine: its nested tables.
-    tables: Vec<Cell<usize>>,
+    /// By virtual machine: how many nested tables it has.
+    pub(crate) tables: Vec<Cell<usize>>,
     /// By virtual machine: it is being destroyed.
-    ending: Vec<Cell<bool>>,
-    /// By virtual machine: root of the tables by which its devices may translate.
-    dma_roots: Vec<Cell<Option<u64>>>,
+    pub(crate) ending: Vec<Cell<bool>>,
+    /// By virtual machine: root of the tables by which its devices may translate; `None` when they
+    /// must not translate any more.
+    pub(crate) dma_roots: Vec<Cell<Option<u64>>>,
     /// CPUs and hosts that have not ended.
     busy: Cell<usize>,
 }
@@ -237,27 +239,9 @@ impl AbstractMachine {
         self.hw.borrow_mut().invept(cpu, named);
     }
 
-    pub(crate) fn table_count(&self, vm: usize) -> usize {
-        self.tables[vm].get()
-    }
-
-    pub(crate) fn set_ending(&self, vm: usize, is_ending: bool) {
-        self.ending[vm].set(is_ending);
-    }
-
     /// Whether a virtual machine is being destroyed by a driver with this mistake.
     pub(crate) fn ends_by(&self, bug: Bug, vm: usize) -> bool {
         self.has(bug) && self.ending[vm].get()
-    }
-
-    /// Root of the tables by which a virtual machine's devices may translate.
-    pub(crate) fn dma_root(&self, vm: usize) -> Option<u64> {
-        self.dma_roots[vm].get()
-    }
-
-    /// Records it; `None` when they must not translate any more.
-    pub(crate) fn set_dma_root(&self, vm: usize, root: Option<u64>) {
-        self.dma_roots[vm].set(root);
     }
 
     const fn busy_max(&self) -> usize {
@@ -280,14 +264,6 @@ impl AbstractMachine {
     /// Counts an operation that was done.
     pub(crate) fn count(&self) {
         self.done.set(self.done.get() + 1);
-    }
-
-    pub(crate) fn done(&self) -> u64 {
-        self.done.get()
-    }
-
-    pub(crate) fn failure(&self) -> Option<String> {
-        self.failure.borrow().clone()
     }
 
     pub(crate) fn trace(&self) -> Vec<String> {

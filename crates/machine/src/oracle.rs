@@ -16,12 +16,9 @@ use paging::Level;
 /// Times before which every replaced entry is out of use, for one vCPU, by space and page.
 type GuestPromises = [[u64; VA_PAGES]; SPACES];
 
-/// The required contents of the dirty log of one slot's memory.
-#[derive(Debug)]
-struct Log {
-    /// The earliest store to each page that no fetch has reported yet.
-    unreported: Vec<Option<u64>>,
-}
+/// Of the dirty log of one slot's memory: the earliest store to each page that no fetch has
+/// reported yet.
+type Unreported = Vec<Option<u64>>;
 
 /// The guarantees for one virtual machine.
 #[derive(Debug)]
@@ -40,7 +37,7 @@ struct VmPromises {
 pub(crate) struct Oracle {
     vms: Vec<VmPromises>,
     /// By the first address of the slot's memory.
-    logs: HashMap<u64, Log>,
+    logs: HashMap<u64, Unreported>,
 }
 
 impl Oracle {
@@ -159,16 +156,6 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether an access of a device through these entries keeps all promises.
-    ///
-    /// # Errors
-    ///
-    /// The violation.
-    pub(crate) fn check_device(&self, memory: &Memory, vm: usize, steps: &[Step]) -> Result<(), String> {
-        // All of them are nested entries, for which it does not matter who translates by them.
-        self.check(memory, vm, 0, 0, steps)
-    }
-
     /// Whether an entry was loaded since the guest and the vCPU were created.
     fn check_age(&self, vm: usize, vcpu: usize, step: &Step) -> Result<(), String> {
         let VmPromises { born, vcpus_born, .. } = &self.vms[vm];
@@ -204,7 +191,7 @@ impl Oracle {
 
     /// From now on stores to the memory at `host` must be in the log.
     pub(crate) fn start_log(&mut self, host: u64, pages: usize) {
-        self.logs.insert(host, Log { unreported: vec![None; pages] });
+        self.logs.insert(host, vec![None; pages]);
     }
 
     /// From now on they need not be logged.
@@ -216,7 +203,7 @@ impl Oracle {
     pub(crate) fn stored(&mut self, pa: u64, time: u64) {
         for (host, log) in &mut self.logs {
             let page = pa.checked_sub(*host).map(|offset| (offset / PAGE_SIZE) as usize);
-            if let Some(unreported) = page.and_then(|page| log.unreported.get_mut(page)) {
+            if let Some(unreported) = page.and_then(|page| log.get_mut(page)) {
                 unreported.get_or_insert(time);
             }
         }
@@ -229,7 +216,7 @@ impl Oracle {
     /// A page that it should have reported.
     pub(crate) fn fetched(&mut self, host: u64, words: &[u64], begin: u64) -> Result<(), String> {
         let Some(log) = self.logs.get_mut(&host) else { return Ok(()) };
-        for (page, unreported) in log.unreported.iter_mut().enumerate() {
+        for (page, unreported) in log.iter_mut().enumerate() {
             if words[page / 64] >> (page % 64) & 1 != 0 {
                 *unreported = None;
             } else if let Some(time) = unreported.filter(|&time| time < begin) {

@@ -60,11 +60,11 @@ fn run_with<F: Architecture>(program: &Program, bug: Option<Bug>, traced: bool) 
         }
     }
     let ended = machine.sched.run(actors);
-    let failure = machine.failure().or(match ended {
+    let failure = machine.failure.borrow().clone().or(match ended {
         Ok(()) => check_end(machine, rows).err(),
         Err(Ended::Panicked(message)) => Some(format!("panic: {message}")),
         Err(Ended::Endless) => Some("the run does not end".into()),
         Err(Ended::Stopped) => Some("stopped without a reason".into()),
     });
-    Run { failure, done: machine.done(), trace: machine.trace() }
+    Run { failure, done: machine.done.get(), trace: machine.trace() }
 }

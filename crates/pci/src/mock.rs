@@ -20,7 +20,7 @@ struct Trigger {
 }
 
 /// A function.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Device {
     words: Vec<u32>,
     writable: Vec<u32>,
@@ -39,16 +39,7 @@ impl Device {
     /// One without BARs and capabilities.
     pub fn new(vendor: u16, device: u16, class: u32) -> Self {
         let (words, writable) = (std::vec![0; 1024], std::vec![0; 1024]);
-        let mut made = Self {
-            words,
-            writable,
-            triggers: Vec::new(),
-            link: (0x34, 0),
-            extended_link: None,
-            ready_us: 0,
-            absent_until: 0,
-            resets: 0,
-        };
+        let mut made = Self { words, writable, link: (0x34, 0), ..Self::default() };
         made.set(0, u32::from(vendor) | u32::from(device) << 16);
         made.set(8, class << 8 | 2);
         made.writable(4, 0x0547).writable(0x3c, 0xff).writable(0x0c, 0xff)

@@ -1,6 +1,6 @@
 //! The format of the hypervisor's own page tables: stage 1 of EL2.
 
-use paging::{Arm64Stage1, Format, Level, Permissions, PhysAddr};
+use paging::{Arm64Stage1, Format, Level, Permissions, PhysAddr, format_like};
 
 /// Stage 1 of a regime with one exception level. It is like that of EL1&0, except that there is one
 /// execute-never bit, at the position of EL0's, and no bit for global entries (Arm DDI 0487, D8.4.1
@@ -11,24 +11,9 @@ pub struct El2Stage1;
 const RESERVED: u64 = 1 << 53 | 1 << 11;
 
 impl Format for El2Stage1 {
-    const INPUT_BITS: u32 = Arm64Stage1::INPUT_BITS;
-    const SIGN_EXTENDED: bool = Arm64Stage1::SIGN_EXTENDED;
-    const OUTPUT_BITS: u32 = Arm64Stage1::OUTPUT_BITS;
-    const ROOT: Level = Arm64Stage1::ROOT;
-    const LARGEST: Level = Arm64Stage1::LARGEST;
-    const REPLACES_IN_PLACE: bool = Arm64Stage1::REPLACES_IN_PLACE;
-    const SETTLED: (u64, u64) = Arm64Stage1::SETTLED;
-
-    fn admits(permissions: Permissions) -> bool {
-        Arm64Stage1::admits(permissions)
-    }
-
-    fn is_present(entry: u64) -> bool {
-        Arm64Stage1::is_present(entry)
-    }
-
-    fn is_leaf(entry: u64, level: Level) -> bool {
-        Arm64Stage1::is_leaf(entry, level)
+    format_like! { Arm64Stage1:
+        INPUT_BITS SIGN_EXTENDED OUTPUT_BITS ROOT LARGEST REPLACES_IN_PLACE SETTLED
+        admits is_present is_leaf table address is_dirty dirtied cleaned
     }
 
     fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
@@ -36,28 +21,8 @@ impl Format for El2Stage1 {
         Arm64Stage1::leaf(pa, level, permissions | Permissions::USER) & !RESERVED
     }
 
-    fn table(pa: PhysAddr, level: Level) -> u64 {
-        Arm64Stage1::table(pa, level)
-    }
-
-    fn address(entry: u64, alignment: Level) -> PhysAddr {
-        Arm64Stage1::address(entry, alignment)
-    }
-
     fn permissions(leaf: u64) -> Permissions {
         Arm64Stage1::permissions(leaf | RESERVED) - Permissions::USER
-    }
-
-    fn is_dirty(leaf: u64) -> bool {
-        Arm64Stage1::is_dirty(leaf)
-    }
-
-    fn dirtied(leaf: u64) -> u64 {
-        Arm64Stage1::dirtied(leaf)
-    }
-
-    fn cleaned(leaf: u64) -> u64 {
-        Arm64Stage1::cleaned(leaf)
     }
 }
 

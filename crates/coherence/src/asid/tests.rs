@@ -31,14 +31,6 @@ fn a1_rollover_flushes_all_and_renews_everybody() {
 }
 
 #[test]
-fn a2_vcpu_that_comes_back_meets_a_new_asid() {
-    let (mut here, mut there, mut slot) = (allocator(0, 8, true), allocator(1, 8, true), AsidSlot::new());
-    assert_eq!(enter(&mut here, &mut slot).0, 1);
-    assert_eq!(enter(&mut there, &mut slot), (1, TlbControl::FlushAll, true));
-    assert_eq!(enter(&mut here, &mut slot), (2, TlbControl::DoNothing, true));
-}
-
-#[test]
 fn a6_clean_bits_go_until_the_new_asid_was_run() {
     let (mut cpu, mut slot) = (allocator(0, 8, true), AsidSlot::new());
     assert!(cpu.assign(&mut slot).changed);
@@ -82,15 +74,6 @@ fn a8_flush_without_flush_by_asid_takes_a_new_asid() {
     slot.owe_flush();
     assert_eq!(enter(&mut cpu, &mut slot), (1, TlbControl::FlushAll, true));
     assert_eq!(enter(&mut cpu, &mut slot), (1, TlbControl::DoNothing, false));
-}
-
-#[test]
-fn a5_single_asid_is_never_the_hosts() {
-    let mut cpu = allocator(0, 1, false);
-    let mut slots: [AsidSlot; 2] = Default::default();
-    for turn in 0..6 {
-        assert_eq!(enter(&mut cpu, &mut slots[turn % 2]), (1, TlbControl::FlushAll, true));
-    }
 }
 
 #[test]

@@ -6,13 +6,12 @@
 use core::ops::ControlFlow;
 
 use super::machine::ModelState;
-use super::mutants::mutants;
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explored, first_vcpu, replaced_beside};
+use super::scenarios::{first_vcpu, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::update;
 use crate::tlbi::Invalidated;
-use crate::{Hardware, Owner, Pending, Scope, Target, Translation, word};
+use crate::{Hardware, Owner, Pending, Scope, Target, Translation, explored, mutants, word};
 
 /// Software that uses the page in consecutive sections while it is replaced.
 fn sections<P: Protocol>() {

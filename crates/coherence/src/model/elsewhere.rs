@@ -2,12 +2,11 @@
 //! that fail there.
 
 use super::machine::{ModelState, Stay};
-use super::mutants::mutants;
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explored, first_vcpu, replaced_beside};
+use super::scenarios::{first_vcpu, replaced_beside};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::update;
-use crate::{Owner, Space, Target, word};
+use crate::{Owner, Space, Target, explored, mutants, word};
 
 /// The address space whose page is replaced, and another one.
 const HERE: u64 = 0;

@@ -7,13 +7,14 @@ use core::mem::forget;
 use loom::sync::Arc;
 
 use super::machine::{Cpu, ModelState, Stay};
-use super::mutants::{flush_by, mutants};
+use super::mutants::flush_by;
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explored, flush_all, on_a_thread, replaced_beside};
+use super::scenarios::{flush_all, replaced_beside};
+use crate::interleave::on_a_thread;
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use crate::sync::update;
 use crate::target::Claim;
-use crate::{CpuId, FlushOutcome, InGuest, Notify, Owner, Scope, Target, word};
+use crate::{CpuId, FlushOutcome, InGuest, Notify, Owner, Scope, Target, explored, mutants, word};
 
 /// A vCPU that moves to another CPU, and stays there until it is kicked: the kick must follow.
 fn migrating<P: Protocol>() {

@@ -15,7 +15,7 @@ use crate::sync::update;
 use crate::target::{Claim, Requested};
 use crate::{
     CpuId, FlushOutcome, FlushWork, GvaRange, Hardware, InGuest, Notify, Owner, Pending, Scope, Space,
-    Target, Translation, word,
+    Target, Translation, mutants, word,
 };
 
 /// The real engine's steps for one target, each of which a mutant can replace.
@@ -53,31 +53,6 @@ fn ranges(scope: Scope<'_>) -> &[GvaRange] {
         Scope::Ranges(ranges) => ranges,
     }
 }
-
-/// Defines mutants, and the tests that they fail: a scenario, and the failure seen there, within as
-/// many preemptions as the real protocol is tested with, or 3.
-macro_rules! mutants {
-    ($(
-        $(#[$doc:meta])+
-        $name:ident fails $test:ident $(within $preemptions:literal)?:
-        $scenario:expr, $seen:literal, { $($body:tt)+ }
-    )+) => {$(
-        $(#[$doc])+
-        struct $name;
-
-        impl Protocol for $name {
-            $($body)+
-        }
-
-        #[test]
-        #[should_panic(expected = $seen)]
-        fn $test() {
-            let preemptions = [$($preemptions,)? 3][0];
-            $crate::model::scenarios::explore(Some(preemptions), $scenario);
-        }
-    )+};
-}
-pub(crate) use mutants;
 
 mutants! {
     /// O3, O5: the entry loads the word, and then stores it.

@@ -3,13 +3,14 @@
 
 use super::machine::{Cpu, ModelState, Stay};
 use super::moving::run_and_remove;
-use super::mutants::{flush_by, mutants};
+use super::mutants::flush_by;
 use super::protocol::{Protocol, Real};
-use super::scenarios::{explored, first_vcpu, on_a_thread, run_twice};
+use super::scenarios::{first_vcpu, run_twice};
+use crate::interleave::on_a_thread;
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
 use crate::sync::update;
 use crate::target::Requested;
-use crate::{FlushWork, Owner, Scope, Target, word};
+use crate::{FlushWork, Owner, Scope, Target, explored, mutants, word};
 use loom::sync::Arc;
 
 /// Replaces the frame behind the nested table's entry while `vcpu` runs on another thread. The

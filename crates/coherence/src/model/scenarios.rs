@@ -1,44 +1,12 @@
 //! Small programs for the machine. Each states what it would catch.
 
 use loom::sync::Arc;
-use loom::thread;
 use std::vec::Vec;
 
 use super::machine::{Cpu, ModelState, Stay, range};
 use super::protocol::{Protocol, Real};
-use crate::{FlushOutcome, Notify, Owner, Scope, Space};
-
-/// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
-pub(crate) fn explore(preemptions: Option<usize>, scenario: fn()) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = preemptions;
-    model.check(scenario);
-}
-
-/// Tests that explore scenarios, each with its bound on preemptions.
-macro_rules! explored {
-    ($($(#[$doc:meta])* $test:ident: $($preemptions:expr => $scenario:expr),+;)+) => {$(
-        $(#[$doc])*
-        #[test]
-        fn $test() {
-            $($crate::model::scenarios::explore($preemptions, $scenario);)+
-        }
-    )+};
-}
-pub(crate) use explored;
-
-/// Runs `act` on another thread, beside the caller.
-pub(crate) fn on_a_thread<S, R>(
-    shared: &Arc<S>,
-    act: impl FnOnce(&S) -> R + Send + 'static,
-) -> thread::JoinHandle<R>
-where
-    S: Send + Sync + 'static,
-    R: Send + 'static,
-{
-    let shared = shared.clone();
-    thread::spawn(move || act(&shared))
-}
+use crate::interleave::on_a_thread;
+use crate::{FlushOutcome, Notify, Owner, Scope, Space, explored};
 
 /// Replaces page 0, for which `flush` flushes, while `vcpu` runs on another thread; checks the page
 /// when both have finished. `after` is called between the two.

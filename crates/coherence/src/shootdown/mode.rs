@@ -110,27 +110,20 @@ pub(super) mod sealed {
         const EARLY: bool;
     }
 
-    impl Mode for super::Serial {
-        const LOCAL_FIRST: bool = true;
-        const INLINE: bool = false;
-        const EARLY: bool = false;
+    macro_rules! modes {
+        ($($name:ident: $local_first:literal, $inline:literal, $early:literal;)+) => {$(
+            impl Mode for super::$name {
+                const LOCAL_FIRST: bool = $local_first;
+                const INLINE: bool = $inline;
+                const EARLY: bool = $early;
+            }
+        )+};
     }
 
-    impl Mode for super::Concurrent {
-        const LOCAL_FIRST: bool = false;
-        const INLINE: bool = false;
-        const EARLY: bool = false;
-    }
-
-    impl Mode for super::Inline {
-        const LOCAL_FIRST: bool = false;
-        const INLINE: bool = true;
-        const EARLY: bool = false;
-    }
-
-    impl Mode for super::Async {
-        const LOCAL_FIRST: bool = false;
-        const INLINE: bool = true;
-        const EARLY: bool = true;
+    modes! {
+        Serial: true, false, false;
+        Concurrent: false, false, false;
+        Inline: false, true, false;
+        Async: false, true, true;
     }
 }

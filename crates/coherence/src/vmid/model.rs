@@ -8,7 +8,8 @@ use loom::sync::Arc;
 use loom::sync::atomic::AtomicU64 as Plain;
 
 use super::*;
-use crate::model::scenarios::{explore, explored, on_a_thread};
+use crate::explored;
+use crate::interleave::{explore, on_a_thread};
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 type Allocator = VmidAllocator<3>;

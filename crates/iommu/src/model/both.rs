@@ -6,13 +6,13 @@
 
 use core::ops::ControlFlow;
 
+use coherence::interleave::{explore, on_a_thread};
 use coherence::{CpuId, DeviceTlbs, Hardware, Ledger, Owner, Target, Targets, Walkers, flush_space};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
 use super::device::{Device, World, invalidate};
-use super::scenarios::explore;
 use crate::{Stuck, Ticket};
 
 /// Times that the vCPU enters the guest.
@@ -148,15 +148,12 @@ pub(super) fn remove_from_both(way: FlushOrder) {
         target: Target::new(),
         page: UnsafeCell::new(()),
     });
-    let other = thread::spawn({
-        let machine = machine.clone();
-        move || {
-            let mut owner = machine.target.owner().unwrap();
-            let mut is_held = true;
-            for _ in 0..STAYS {
-                machine.enter(&mut owner, &mut is_held, way);
-                machine.step_device();
-            }
+    let other = on_a_thread(&machine, move |machine| {
+        let mut owner = machine.target.owner().unwrap();
+        let mut is_held = true;
+        for _ in 0..STAYS {
+            machine.enter(&mut owner, &mut is_held, way);
+            machine.step_device();
         }
     });
     let early = (way == FlushOrder::BeforeTheUnmap).then(|| machine.issue().unwrap());
@@ -171,5 +168,5 @@ pub(super) fn remove_from_both(way: FlushOrder) {
 
 #[test]
 fn p16_one_receipt_covers_the_vcpu_and_the_device() {
-    explore(4, || remove_from_both(FlushOrder::Right));
+    explore(Some(4), || remove_from_both(FlushOrder::Right));
 }

@@ -2,11 +2,12 @@
 
 use std::string::String;
 
+use coherence::interleave::explore;
 use loom::sync::atomic::Ordering;
 
 use super::both::{FlushOrder, remove_from_both};
 use super::device::{World, invalidate};
-use super::scenarios::{explore, one_page, remove, two_pages};
+use super::scenarios::{one_page, remove, two_pages};
 use crate::Port;
 
 /// A page is used by the device and reused by a CPU at the same time.
@@ -18,7 +19,7 @@ macro_rules! mutants {
         $(#[$doc])+
         #[test]
         fn $test() {
-            let failed = std::panic::catch_unwind(|| explore($preemptions, $scenario));
+            let failed = std::panic::catch_unwind(|| explore(Some($preemptions), $scenario));
             let why = failed.expect_err("nothing was found");
             let why = why.downcast_ref::<String>().expect("a message");
             assert!(why.contains($failure), "it failed by: {why}");

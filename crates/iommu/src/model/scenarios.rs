@@ -1,5 +1,6 @@
 //! Small programs for the machine.
 
+use coherence::interleave::{explore, on_a_thread};
 use loom::sync::atomic::Ordering;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -7,20 +8,10 @@ use loom::thread;
 use super::device::{Device, World, invalidate};
 use crate::{Command, Ticket};
 
-/// Runs `scenario` in every interleaving with at most `preemptions` involuntary switches.
-pub(super) fn explore(preemptions: usize, scenario: impl Fn() + Sync + Send + 'static) {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(preemptions);
-    model.check(scenario);
-}
-
 /// Removes page 0 by `remove` while the device uses it.
 pub(super) fn one_page(world: World, remove: impl FnOnce(&World)) {
     let world = Arc::new(world);
-    let device = thread::spawn({
-        let world = world.clone();
-        move || Device::new().run(&world, 1)
-    });
+    let device = on_a_thread(&world, |world| Device::new().run(world, 1));
     remove(&world);
     world.reuse(0);
     world.finish();
@@ -43,10 +34,7 @@ pub(super) fn two_pages(has_word: bool, issue: fn(&World, Command) -> Ticket) {
         }
         world.reuse(page);
     };
-    let other = thread::spawn({
-        let shared = shared.clone();
-        move || remove(&shared, 1)
-    });
+    let other = on_a_thread(&shared, move |shared| remove(shared, 1));
     remove(&shared, 0);
     other.join().unwrap();
 }
@@ -68,16 +56,16 @@ pub(super) fn remove_and_share(world: &World, page: usize) {
 #[test]
 fn p16_a_removed_page_is_forgotten_before_it_is_reused() {
     for has_word in [false, true] {
-        explore(4, move || one_page(World::new(has_word), |world| remove(world, 0)));
-        explore(4, move || one_page(World::new(has_word), |world| remove_and_share(world, 0)));
+        explore(Some(4), move || one_page(World::new(has_word), |world| remove(world, 0)));
+        explore(Some(4), move || one_page(World::new(has_word), |world| remove_and_share(world, 0)));
     }
 }
 
 #[test]
 fn p16_two_initiators_at_one_ring() {
     for has_word in [false, true] {
-        explore(4, move || two_pages(has_word, |world, command| world.queue.issue([command]).unwrap()));
-        explore(4, move || two_pages(has_word, |world, command| world.queue.queue([command]).unwrap()));
+        explore(Some(4), move || two_pages(has_word, |world, command| world.queue.issue([command]).unwrap()));
+        explore(Some(4), move || two_pages(has_word, |world, command| world.queue.queue([command]).unwrap()));
     }
 }
 
@@ -90,6 +78,6 @@ fn p16_more_commands_than_entries() {
     };
     for has_word in [false, true] {
         let world = move || World::with(has_word, Ordering::Acquire, 4);
-        explore(2, move || one_page(world(), remove_with_many));
+        explore(Some(2), move || one_page(world(), remove_with_many));
     }
 }

@@ -81,7 +81,7 @@ impl<'m, F: Architecture> Row<'m, F> {
         machine.note(|| format!("guest {} of machine {} is gone", self.ended.get(), self.index));
         let time = machine.now();
         machine.oracle.borrow_mut().begin_vm(self.index, time);
-        machine.set_ending(self.index, false);
+        machine.ending[self.index].set(false);
         let slots = slots.map_or_else(|| first_slots(machine), |slots| moved_slots(machine, slots));
         let vm = Vm::new(self.behind, self.index, heritage, slots);
         fill(&vm);
@@ -94,7 +94,7 @@ impl<F: Architecture> Vm<'_, F> {
     /// Steps A to F: returns all memory, and the operations that are left.
     fn destroy(self: Rc<Self>) -> Heritage {
         let machine = self.machine;
-        machine.set_ending(self.index, true);
+        machine.ending[self.index].set(true);
         let is_early = machine.has(Bug::MemoryHandedOnEarly);
         if is_early {
             self.remove_all_slots();
@@ -184,7 +184,7 @@ impl<F: Architecture> Vm<'_, F> {
         if let Some(mirror) = mirror {
             mirror.take_down(&nobody_walks);
         }
-        let count = machine.table_count(index);
+        let count = machine.tables[index].get();
         if count != 0 {
             machine.fail(|| format!("machine {index} is gone, and {count} of its tables are not returned"));
         }

@@ -36,11 +36,11 @@ struct Weights<K> {
 }
 
 impl<K: Copy> Weights<K> {
-    /// Some kinds are more frequent than by default, and some are missing.
-    fn tasteful(kinds: &[(K, u32)], rng: &mut Rng) -> Self {
-        let kinds: Vec<_> =
-            kinds.iter().map(|&(kind, weight)| (kind, weight * rng.pick(&[0, 1, 1, 2, 6]))).collect();
-        Self::new(kinds)
+    /// Of a topic's kinds, some are more frequent than by default, and some are missing.
+    fn tasteful<const N: usize>(kinds: &[(K, [u32; N])], topic: Topic, rng: &mut Rng) -> Self {
+        let of_topic = kinds.iter().map(|(kind, weights)| (*kind, weights[topic as usize]));
+        let used = of_topic.filter(|&(_, weight)| weight != 0);
+        Self::new(used.map(|(kind, weight)| (kind, weight * rng.pick(&[0, 1, 1, 2, 6]))).collect())
     }
 
     fn new(kinds: Vec<(K, u32)>) -> Self {
@@ -169,15 +169,14 @@ impl Taste {
             }
             Topic::Anything | Topic::Slots | Topic::Tables => {}
         }
-        let theme = topic.theme();
-        let mut host = Weights::tasteful(theme.host, rng);
+        let mut host = Weights::tasteful(HostKind::FREQUENCIES, topic, rng);
         if config.large_only {
             host.kinds.retain(|(kind, _)| !makes_small_pages(*kind));
             host = Weights::new(host.kinds);
         }
         Self {
             config,
-            guest: Weights::tasteful(theme.guest, rng),
+            guest: Weights::tasteful(GuestKind::FREQUENCIES, topic, rng),
             host,
             area,
             va: rng.below(VA_PAGES),

@@ -1,7 +1,5 @@
 //! The topics of random programs.
 
-use GuestKind::*;
-
 use crate::hw::format::Arch;
 use crate::rng::Rng;
 
@@ -33,6 +31,8 @@ pub enum Topic {
 }
 
 impl Topic {
+    const COUNT: usize = Self::Migrations as usize + 1;
+
     /// A random topic, some more frequent than others.
     pub(super) fn random(arch: Arch, rng: &mut Rng) -> Self {
         match rng.below(17) {
@@ -51,237 +51,64 @@ impl Topic {
             _ => Self::Anything,
         }
     }
+}
 
-    /// How frequent each kind of operation is.
-    pub(super) const fn theme(self) -> &'static Theme {
-        match self {
-            Self::Anything => &ANYTHING,
-            Self::Logging => &LOGGING,
-            Self::Slots => &SLOTS,
-            Self::Tables => &TABLES,
-            Self::Generations => &GENERATIONS,
-            Self::Guests => &GUESTS,
-            Self::Halts => &HALTS,
-            Self::Lives => &LIVES,
-            Self::Devices => &DEVICES,
-            Self::Moves => &MOVES,
-            Self::Migrations => &MIGRATIONS,
+/// Defines kinds of operations, and how frequent each is: a column for each topic, in their order.
+macro_rules! kinds {
+    ($($(#[$doc:meta])+ $Kind:ident { $($kind:ident [$($weight:literal),+])+ })+) => {$(
+        $(#[$doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(super) enum $Kind {
+            $($kind,)+
         }
+
+        impl $Kind {
+            pub(super) const FREQUENCIES: &[(Self, [u32; Topic::COUNT])] =
+                &[$((Self::$kind, [$($weight),+]),)+];
+        }
+    )+};
+}
+
+kinds! {
+    /// Kinds of guest operations.
+    GuestKind {
+        Load         [18,  4,  8, 12,  0, 16, 20, 20,  4, 12,  4]
+        Store        [18, 20,  8, 12,  0, 10,  6, 10,  4,  4, 20]
+        Direct       [12, 14, 24, 12,  4,  0,  0,  8, 24, 16, 14]
+        Map          [10,  2,  4,  3,  0,  8, 10,  6,  2,  6,  2]
+        MapLarge     [ 3,  0,  0,  0,  0,  3,  0,  0,  0,  0,  0]
+        Unmap        [ 3,  0,  0,  0,  0,  3,  0,  0,  0,  0,  0]
+        Link         [ 4,  0,  0,  0,  0,  8,  3,  3,  0,  0,  0]
+        LinkMiddle   [ 2,  0,  0,  0,  0,  3,  0,  0,  0,  0,  0]
+        FlushOwn     [ 2,  0,  0,  0,  0,  2,  0,  2,  0,  0,  0]
+        Reload       [ 1,  0,  0,  0,  0,  1,  0,  0,  0,  0,  0]
+        Switch       [ 2,  0,  0,  0,  0,  5,  8,  3,  0,  0,  0]
+        Flush        [12,  1,  1,  0,  0, 16, 14,  4,  0,  8,  2]
+        Halt         [ 2,  0,  0,  0,  2,  2, 10,  1,  0,  0,  1]
+        Yield        [ 2,  0,  0,  0,  0,  1,  0,  0,  0,  0,  0]
+        Spin         [ 6,  3,  2,  3, 12,  4,  2,  2,  3,  1,  3]
+        Preempt      [ 5,  1,  1,  2,  2,  3,  0,  6,  2, 16,  2]
+        StartOver    [ 1,  0,  0,  0,  0,  1,  0,  0,  0,  0,  0]
+        Replace      [ 1,  0,  0,  0,  0,  0,  0,  3,  0,  0,  1]
+    }
+
+    /// Kinds of host operations.
+    HostKind {
+        Add          [ 6,  0,  8,  0,  4,  0,  0,  2,  5,  4,  2]
+        Remove       [ 4,  0,  7,  0,  3,  0,  0,  3,  5,  4,  1]
+        Move         [ 2,  1,  2,  0,  0,  0,  0,  0,  1,  0,  0]
+        SetReadOnly  [ 3,  1,  0,  2,  0,  0,  0,  0,  2,  0,  0]
+        Replace      [ 2,  0,  3,  0,  0,  0,  0,  2,  3,  8,  1]
+        StartLog     [ 3,  2,  0,  1,  0,  0,  0,  0,  1,  0,  0]
+        Fetch        [ 6, 12,  0,  0,  0,  0,  0,  0,  0,  0,  0]
+        StopLog      [ 1,  1,  0,  1,  0,  0,  0,  0,  0,  0,  0]
+        Split        [ 2,  0,  0,  4,  0,  0,  0,  0,  2,  0,  0]
+        Collapse     [ 2,  0,  0,  4,  0,  0,  0,  0,  2,  0,  0]
+        Zap          [ 2,  0,  0, 10,  0,  0,  0,  1,  5,  2,  0]
+        Write        [ 2,  1,  0,  0,  0,  0,  0,  0,  0,  0,  1]
+        Toggle       [ 1,  0,  2,  0,  8,  0,  0,  0,  1,  0,  0]
+        Wake         [ 1,  0,  0,  0,  0,  1,  1,  1,  0,  0,  0]
+        Recreate     [ 1,  0,  0,  0,  0,  0,  0,  8,  1,  0,  0]
+        Migrate      [ 0,  0,  0,  0,  0,  0,  0,  0,  0,  0, 12]
     }
 }
-
-/// Kinds of guest operations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GuestKind {
-    Load,
-    Store,
-    Direct,
-    Map,
-    MapLarge,
-    Unmap,
-    Link,
-    LinkMiddle,
-    FlushOwn,
-    Reload,
-    Switch,
-    Flush,
-    Halt,
-    Yield,
-    Spin,
-    Preempt,
-    StartOver,
-    Replace,
-}
-
-/// Kinds of host operations.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum HostKind {
-    Add,
-    Remove,
-    Move,
-    SetReadOnly,
-    Replace,
-    StartLog,
-    Fetch,
-    StopLog,
-    Split,
-    Collapse,
-    Zap,
-    Write,
-    Toggle,
-    Wake,
-    Recreate,
-    Migrate,
-}
-
-/// A topic: how frequent each kind of operation is.
-#[derive(Debug)]
-pub(super) struct Theme {
-    pub(super) guest: &'static [(GuestKind, u32)],
-    pub(super) host: &'static [(HostKind, u32)],
-}
-
-const ANYTHING: Theme = Theme {
-    guest: &[
-        (Load, 18),
-        (Store, 18),
-        (Direct, 12),
-        (Map, 10),
-        (MapLarge, 3),
-        (Unmap, 3),
-        (Link, 4),
-        (LinkMiddle, 2),
-        (FlushOwn, 2),
-        (Reload, 1),
-        (Switch, 2),
-        (Flush, 12),
-        (Halt, 2),
-        (Yield, 2),
-        (Spin, 6),
-        (Preempt, 5),
-        (StartOver, 1),
-        (Replace, 1),
-    ],
-    host: &[
-        (HostKind::Add, 6),
-        (HostKind::Remove, 4),
-        (HostKind::Move, 2),
-        (HostKind::SetReadOnly, 3),
-        (HostKind::Replace, 2),
-        (HostKind::StartLog, 3),
-        (HostKind::Fetch, 6),
-        (HostKind::StopLog, 1),
-        (HostKind::Split, 2),
-        (HostKind::Collapse, 2),
-        (HostKind::Zap, 2),
-        (HostKind::Write, 2),
-        (HostKind::Toggle, 1),
-        (HostKind::Wake, 1),
-        (HostKind::Recreate, 1),
-    ],
-};
-const LOGGING: Theme = Theme {
-    guest: &[(Load, 4), (Store, 20), (Direct, 14), (Map, 2), (Spin, 3), (Preempt, 1), (Flush, 1)],
-    host: &[
-        (HostKind::StartLog, 2),
-        (HostKind::Fetch, 12),
-        (HostKind::StopLog, 1),
-        (HostKind::SetReadOnly, 1),
-        (HostKind::Move, 1),
-        (HostKind::Write, 1),
-    ],
-};
-const SLOTS: Theme = Theme {
-    guest: &[(Load, 8), (Store, 8), (Direct, 24), (Map, 4), (Spin, 2), (Flush, 1), (Preempt, 1)],
-    host: &[
-        (HostKind::Add, 8),
-        (HostKind::Remove, 7),
-        (HostKind::Move, 2),
-        (HostKind::Replace, 3),
-        (HostKind::Toggle, 2),
-    ],
-};
-const TABLES: Theme = Theme {
-    guest: &[(Load, 12), (Store, 12), (Direct, 12), (Map, 3), (Spin, 3), (Preempt, 2)],
-    host: &[
-        (HostKind::Split, 4),
-        (HostKind::Collapse, 4),
-        (HostKind::Zap, 10),
-        (HostKind::SetReadOnly, 2),
-        (HostKind::StartLog, 1),
-        (HostKind::StopLog, 1),
-    ],
-};
-const GENERATIONS: Theme = Theme {
-    guest: &[(Direct, 4), (Spin, 12), (Halt, 2), (Preempt, 2)],
-    host: &[(HostKind::Toggle, 8), (HostKind::Add, 4), (HostKind::Remove, 3)],
-};
-const HALTS: Theme = Theme {
-    guest: &[(Load, 20), (Store, 6), (Map, 10), (Link, 3), (Flush, 14), (Halt, 10), (Switch, 8), (Spin, 2)],
-    host: &[(HostKind::Wake, 1)],
-};
-const LIVES: Theme = Theme {
-    guest: &[
-        (Load, 20),
-        (Store, 10),
-        (Direct, 8),
-        (Map, 6),
-        (Link, 3),
-        (FlushOwn, 2),
-        (Switch, 3),
-        (Flush, 4),
-        (Halt, 1),
-        (Spin, 2),
-        (Preempt, 6),
-        (Replace, 3),
-    ],
-    host: &[
-        (HostKind::Recreate, 8),
-        (HostKind::Add, 2),
-        (HostKind::Remove, 3),
-        (HostKind::Replace, 2),
-        (HostKind::Zap, 1),
-        (HostKind::Wake, 1),
-    ],
-};
-const DEVICES: Theme = Theme {
-    guest: &[(Load, 4), (Store, 4), (Direct, 24), (Map, 2), (Spin, 3), (Preempt, 2)],
-    host: &[
-        (HostKind::Add, 5),
-        (HostKind::Remove, 5),
-        (HostKind::Move, 1),
-        (HostKind::SetReadOnly, 2),
-        (HostKind::Replace, 3),
-        (HostKind::Split, 2),
-        (HostKind::Collapse, 2),
-        (HostKind::Zap, 5),
-        (HostKind::StartLog, 1),
-        (HostKind::Toggle, 1),
-        (HostKind::Recreate, 1),
-    ],
-};
-const MOVES: Theme = Theme {
-    guest: &[(Load, 12), (Store, 4), (Direct, 16), (Map, 6), (Flush, 8), (Preempt, 16), (Spin, 1)],
-    host: &[(HostKind::Add, 4), (HostKind::Remove, 4), (HostKind::Replace, 8), (HostKind::Zap, 2)],
-};
-const MIGRATIONS: Theme = Theme {
-    guest: &[
-        (Load, 4),
-        (Store, 20),
-        (Direct, 14),
-        (Map, 2),
-        (Flush, 2),
-        (Halt, 1),
-        (Spin, 3),
-        (Preempt, 2),
-        (Replace, 1),
-    ],
-    host: &[
-        (HostKind::Migrate, 12),
-        (HostKind::Add, 2),
-        (HostKind::Remove, 1),
-        (HostKind::Replace, 1),
-        (HostKind::Write, 1),
-    ],
-};
-const GUESTS: Theme = Theme {
-    guest: &[
-        (Load, 16),
-        (Store, 10),
-        (Map, 8),
-        (MapLarge, 3),
-        (Unmap, 3),
-        (Link, 8),
-        (LinkMiddle, 3),
-        (FlushOwn, 2),
-        (Reload, 1),
-        (Switch, 5),
-        (Flush, 16),
-        (Halt, 2),
-        (Yield, 1),
-        (Spin, 4),
-        (Preempt, 3),
-        (StartOver, 1),
-    ],
-    host: &[(HostKind::Wake, 1)],
-};

@@ -8,9 +8,10 @@ use core::mem;
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use loom::thread;
+use quell_coherence::interleave::on_a_thread;
+use quell_coherence::{explored, mutants};
 
-use super::{explored, mutants, relax};
+use super::relax;
 use crate::snapshots::{Draft, Drain, Pin, SECOND, Snapshots, index_of};
 
 /// The operations that scenarios use. Provided methods are the real ones.
@@ -57,13 +58,10 @@ fn read<P: Protocol>(snapshots: &Snapshots<u32>) -> u32 {
 /// A reader that reads twice, and two updates.
 fn reading<P: Protocol>() {
     let snapshots = Arc::new(Snapshots::new(0));
-    let reader = {
-        let snapshots = snapshots.clone();
-        thread::spawn(move || {
-            let (first, second) = (read::<P>(&snapshots), read::<P>(&snapshots));
-            assert!(first <= second && second <= 2);
-        })
-    };
+    let reader = on_a_thread(&snapshots, |snapshots| {
+        let (first, second) = (read::<P>(snapshots), read::<P>(snapshots));
+        assert!(first <= second && second <= 2);
+    });
     replace::<P>(&snapshots, 1);
     replace::<P>(&snapshots, 2);
     reader.join().unwrap();
@@ -73,10 +71,7 @@ fn reading<P: Protocol>() {
 /// Two readers, and two updates.
 fn crowded<P: Protocol>() {
     let snapshots = Arc::new(Snapshots::new(0));
-    let readers = [(); 2].map(|()| {
-        let snapshots = snapshots.clone();
-        thread::spawn(move || assert!(read::<P>(&snapshots) <= 2))
-    });
+    let readers = [(); 2].map(|()| on_a_thread(&snapshots, |snapshots| assert!(read::<P>(snapshots) <= 2)));
     replace::<P>(&snapshots, 1);
     replace::<P>(&snapshots, 2);
     for reader in readers {
@@ -87,22 +82,19 @@ fn crowded<P: Protocol>() {
 /// Actions of a reader on the value it has read happen before the writer continues (P5). Both
 /// copies have been current, and one was read, before.
 fn acting<P: Protocol>() {
-    let snapshots = Arc::new(Snapshots::new(0));
-    read::<P>(&snapshots);
-    replace::<P>(&snapshots, 1);
-    replace::<P>(&snapshots, 2);
-    let installed = Arc::new(AtomicBool::new(false));
-    let fault = {
-        let (snapshots, installed) = (snapshots.clone(), installed.clone());
-        thread::spawn(move || {
-            let pin = P::pin(&snapshots);
-            if pin.read(|value| *value) == 2 {
-                installed.store(true, Relaxed);
-            }
-            P::leave(pin);
-        })
-    };
-    replace::<P>(&snapshots, 3);
+    let shared = Arc::new((Snapshots::new(0), AtomicBool::new(false)));
+    let (snapshots, installed) = &*shared;
+    read::<P>(snapshots);
+    replace::<P>(snapshots, 1);
+    replace::<P>(snapshots, 2);
+    let fault = on_a_thread(&shared, |(snapshots, installed)| {
+        let pin = P::pin(snapshots);
+        if pin.read(|value| *value) == 2 {
+            installed.store(true, Relaxed);
+        }
+        P::leave(pin);
+    });
+    replace::<P>(snapshots, 3);
     // The zap: it skips absent entries.
     if installed.load(Relaxed) {
         installed.store(false, Relaxed);
@@ -112,9 +104,9 @@ fn acting<P: Protocol>() {
 }
 
 explored! {
-    a_copy_is_written_only_while_nobody_reads_it: 3 => reading::<Real>;
-    two_readers_are_both_waited_for: 3 => crowded::<Real>;
-    p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends: 3 => acting::<Real>;
+    a_copy_is_written_only_while_nobody_reads_it: Some(3) => reading::<Real>;
+    two_readers_are_both_waited_for: Some(3) => crowded::<Real>;
+    p5_effects_of_a_reader_of_old_slots_are_there_when_the_wait_ends: Some(3) => acting::<Real>;
 }
 
 mutants! {
@@ -146,7 +138,8 @@ mutants! {
     }
 
     /// The readers are counted before the copy is replaced: a reader in between is not waited for.
-    PublishInTwoSteps fails p5_readers_counted_before_the_switch: acting::<PublishInTwoSteps>, "installed after the zap", {
+    PublishInTwoSteps fails p5_readers_counted_before_the_switch:
+    acting::<PublishInTwoSteps>, "installed after the zap", {
         fn publish(draft: Draft<'_, u32>) -> Drain<'_, u32> {
             let Draft { snapshots, index } = draft;
             let resumed = snapshots.left[index].load(Relaxed);

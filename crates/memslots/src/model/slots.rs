@@ -6,10 +6,11 @@
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicBool;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use loom::thread;
 use paging::{Gpa, PhysAddr};
+use quell_coherence::interleave::on_a_thread;
+use quell_coherence::{explored, mutants};
 
-use super::{explored, mutants, relax};
+use super::relax;
 use crate::support::{receipt, stamp};
 use crate::{Generation, GuestMemory, Memslots, MmioCache, Slot, SlotFlags, SlotId, SpaceId, Update};
 
@@ -87,24 +88,21 @@ fn faulting_there<P: Protocol>() {
 }
 
 fn faulting_in<P: Protocol>(space: SpaceId) {
-    let slots = Arc::new(with_slot(space));
-    let leaf = Arc::new(AtomicBool::new(false));
-    let fault = {
-        let (slots, leaf) = (slots.clone(), leaf.clone());
-        thread::spawn(move || {
-            let memory = slots.memory_of(space);
-            if memory.find(Gpa(0)).is_some() {
-                P::install(memory, &leaf);
-            }
-        })
-    };
+    let shared = Arc::new((with_slot(space), AtomicBool::new(false)));
+    let (slots, leaf) = &*shared;
+    let fault = on_a_thread(&shared, move |(slots, leaf)| {
+        let memory = slots.memory_of(space);
+        if memory.find(Gpa(0)).is_some() {
+            P::install(memory, leaf);
+        }
+    });
     // It skips absent entries.
     let zap = || {
         if leaf.load(Relaxed) {
             leaf.store(false, Relaxed);
         }
     };
-    P::carry_over(&slots, space, || (), zap);
+    P::carry_over(slots, space, || (), zap);
     fault.join().unwrap();
     assert!(!leaf.load(Relaxed), "a leaf without a slot");
 }
@@ -112,25 +110,22 @@ fn faulting_in<P: Protocol>(space: SpaceId) {
 /// P10, P11: data cached from one space is not used once its new slots have been shown, together
 /// with those of another.
 fn keeping<P: Protocol>() {
-    let slots = Arc::new(with_slot(HERE));
-    let is_shown = Arc::new(AtomicBool::new(false));
-    let vcpu = {
-        let (slots, is_shown) = (slots.clone(), is_shown.clone());
-        thread::spawn(move || {
-            let mut cache = MmioCache::new();
-            let memory = slots.memory_of(THERE);
-            let (is_mmio, generation) = (memory.find(Gpa(0)).is_none(), memory.generation());
-            drop(memory);
-            if is_mmio {
-                P::insert(&slots, &mut cache, generation);
-            }
-            // An access observably after the change.
-            if is_shown.load(Acquire) && P::has(&cache, slots.generation()) {
-                panic!("memory was taken for MMIO");
-            }
-        })
-    };
-    P::carry_over(&slots, HERE, || is_shown.store(true, Release), || ());
+    let shared = Arc::new((with_slot(HERE), AtomicBool::new(false)));
+    let (slots, is_shown) = &*shared;
+    let vcpu = on_a_thread(&shared, |(slots, is_shown)| {
+        let mut cache = MmioCache::new();
+        let memory = slots.memory_of(THERE);
+        let (is_mmio, generation) = (memory.find(Gpa(0)).is_none(), memory.generation());
+        drop(memory);
+        if is_mmio {
+            P::insert(slots, &mut cache, generation);
+        }
+        // An access observably after the change.
+        if is_shown.load(Acquire) && P::has(&cache, slots.generation()) {
+            panic!("memory was taken for MMIO");
+        }
+    });
+    P::carry_over(slots, HERE, || is_shown.store(true, Release), || ());
     vcpu.join().unwrap();
     assert!(!slots.generation().is_in_progress());
 }
@@ -147,15 +142,12 @@ fn updating<P: Protocol>() {
         update.publish().wait(relax).unwrap().finish(|_| ()).unwrap();
         1
     };
-    let beside = {
-        let slots = slots.clone();
-        thread::spawn(move || {
-            if let Ok(mut taken_back) = slots.begin_update() {
-                let _may_be_absent = taken_back.space(THERE).unwrap().remove(SLOT.id);
-            }
-            update(&slots)
-        })
-    };
+    let beside = on_a_thread(&slots, move |slots| {
+        if let Ok(mut taken_back) = slots.begin_update() {
+            let _may_be_absent = taken_back.space(THERE).unwrap().remove(SLOT.id);
+        }
+        update(slots)
+    });
     let count = update(&slots) + beside.join().unwrap();
     assert!(!slots.generation().is_in_progress());
     assert_eq!(slots.generation().number(), 1 + count);
@@ -164,16 +156,17 @@ fn updating<P: Protocol>() {
 }
 
 explored! {
-    p5_no_fault_brings_back_a_slot_that_was_deleted: 3 => faulting::<Real>, 3 => faulting_there::<Real>;
-    p10_a_kept_lookup_is_not_used_after_an_update: 3 => keeping::<Real>;
+    p5_no_fault_brings_back_a_slot_that_was_deleted: Some(3) => faulting::<Real>, Some(3) => faulting_there::<Real>;
+    p10_a_kept_lookup_is_not_used_after_an_update: Some(3) => keeping::<Real>;
     /// The in-progress mark is a lock for all spaces: the next updater sees everything that the
     /// previous one did.
-    p11_updaters_of_two_spaces_exclude_each_other: 3 => updating::<Real>;
+    p11_updaters_of_two_spaces_exclude_each_other: Some(3) => updating::<Real>;
 }
 
 mutants! {
     /// P5: the pin ends before the translation is installed.
-    InstallUnpinned fails p5_leaf_installed_without_a_pin: faulting::<InstallUnpinned>, "a leaf without a slot", {
+    InstallUnpinned fails p5_leaf_installed_without_a_pin:
+    faulting::<InstallUnpinned>, "a leaf without a slot", {
         fn install(memory: GuestMemory<'_>, leaf: &AtomicBool) {
             drop(memory);
             leaf.store(true, Relaxed);
@@ -193,7 +186,8 @@ mutants! {
     }
 
     /// P5: translations are removed before the slots change.
-    ZapBeforePublish fails p5_zap_before_the_publication: faulting::<ZapBeforePublish>, "a leaf without a slot", {
+    ZapBeforePublish fails p5_zap_before_the_publication:
+    faulting::<ZapBeforePublish>, "a leaf without a slot", {
         fn carry_over(slots: &Slots, from: SpaceId, shown: impl FnOnce(), zap: impl FnOnce()) {
             zap();
             let published = carried(slots, from).publish();

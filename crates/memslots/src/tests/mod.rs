@@ -19,7 +19,7 @@ mod updates;
 
 use self::backing::Backing;
 use crate::support::{PAGE, receipt, slot, stamp};
-use crate::{Generation, Memslots, Quiesced, Retired, Slot, SpaceId, Update};
+use crate::{Generation, Memslots, Quiesced, Slot, SpaceId, Update};
 
 /// Slots whose memory is never touched.
 fn untouched(slots: &[Slot]) -> Memslots {
@@ -73,16 +73,4 @@ fn edit<const SPACES: usize>(
     let mut update = memslots.begin_update().unwrap();
     edit(&mut update);
     finish(update)
-}
-
-/// The slots whose memory an update returns.
-fn freed<const SPACES: usize>(update: Update<'_, SPACES>) -> Vec<Slot> {
-    let mut freed = Vec::new();
-    let free = |retired| {
-        if let Retired::Memory { slot, .. } = retired {
-            freed.push(slot);
-        }
-    };
-    settle(update).finish(free).unwrap();
-    freed
 }

@@ -1,7 +1,7 @@
 use paging::Level;
 
 use super::{PAGE, slot, untouched, with};
-use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError, SlotFlags, SlotId};
+use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError};
 
 fn all(memslots: &Memslots) -> Vec<Slot> {
     let mut slots = Vec::new();
@@ -52,18 +52,6 @@ fn h5_refuses_slots_beyond_the_physical_width_or_around_the_end() {
 }
 
 #[test]
-fn refuses_overlaps_by_a_single_page_and_names_the_slot() {
-    let one = Err(SlotError::Overlap(SlotId(1)));
-    for (page, page_count) in [(15, 2), (31, 1), (31, 17), (16, 16), (17, 1), (0, 1024), (31, 18)] {
-        assert_eq!(add(slot(3, page, page_count, 0)), one, "{page}, {page_count}");
-    }
-    assert_eq!(add(slot(3, 32, 17, 0)), Err(SlotError::Overlap(SlotId(2))));
-    for (page, page_count) in [(0, 16), (32, 16), (64, 1)] {
-        assert_eq!(add(slot(3, page, page_count, 0)), Ok(()), "{page}, {page_count}");
-    }
-}
-
-#[test]
 fn refuses_a_name_twice_and_a_slot_too_many() {
     assert_eq!(add(slot(2, 0, 1, 0)), Err(SlotError::DuplicateId));
     let slots: Vec<_> = (0..SLOTS_MAX as u16).map(|id| slot(id, u64::from(id) * 2, 1, 0)).collect();
@@ -82,17 +70,6 @@ fn level(memslots: &Memslots, gpa: u64) -> Level {
         Resolution::Ram { level, .. } => level,
         Resolution::Mmio => panic!("{gpa:#x} is MMIO"),
     }
-}
-
-#[test]
-fn h5_holes_and_ends_are_mmio() {
-    let memslots = untouched(&[slot(1, 16, 16, 0x10_0000), slot(2, 48, 16, 0)]);
-    let memory = memslots.memory();
-    for gpa in [0, 16 * PAGE - 1, 32 * PAGE, 48 * PAGE - 1, 64 * PAGE, 1 << 48, u64::MAX] {
-        assert_eq!(memory.resolve(Gpa(gpa)), Resolution::Mmio, "{gpa:#x}");
-    }
-    let Resolution::Ram { slot, host, .. } = memory.resolve(Gpa(32 * PAGE - 1)) else { panic!() };
-    assert_eq!((slot.id, host), (SlotId(1), PhysAddr(0x10_0000 + 16 * PAGE - 1)));
 }
 
 #[test]
@@ -116,12 +93,4 @@ fn a_large_page_lies_in_its_slot_and_is_aligned_on_both_sides() {
     assert_eq!(level(&memslots, (1 << 30) + 5), Level::Page2M);
     assert_eq!(level(&memslots, (4 << 30) + 5), Level::Page1G);
     assert_eq!(level(&memslots, (6 << 30) - 1), Level::Page1G);
-}
-
-#[test]
-fn flags_come_back_with_the_slot() {
-    let rom = Slot { flags: SlotFlags::READ_ONLY, ..slot(1, 0, 1, 0) };
-    let memslots = untouched(&[rom]);
-    let Resolution::Ram { slot, .. } = memslots.memory().resolve(Gpa(5)) else { panic!() };
-    assert!(slot.is_read_only());
 }

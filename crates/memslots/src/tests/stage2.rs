@@ -55,21 +55,6 @@ fn s3_a_slot_of_whole_tables_is_at_its_flush_after_one_store() {
 }
 
 #[test]
-fn p1_p2_an_early_receipt_moves_nothing_of_a_detached_slot() {
-    let (space, arena) = space(&[slot(0, GIB, GIB)], Level::Page4K);
-    scattered(&space);
-    let early = Flushed(space.stamp());
-    let mut job = space.remove(SlotId(0)).unwrap();
-    to_flush(&mut job, 512);
-    assert!(!job.flushed(&early));
-    assert_eq!(job.step(512, |_| panic!("memory is handed back")), Progress::Flush);
-    assert_eq!(arena.count(), 1 + 513);
-    assert!(job.flushed(&Flushed(space.stamp())));
-    while job.step(512, |_| ()) != Progress::Done {}
-    assert_eq!(arena.count(), 1);
-}
-
-#[test]
 fn p3_faults_of_a_slot_that_moves_within_its_range_wait_for_the_flush_and_no_longer() {
     let (space, _) = space(&[slot(0, GIB, GIB)], Level::Page4K);
     scattered(&space);

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use super::{Backing, PAGE, receipt, slot, stamp};
 use crate::sync::AtomicU64;
 use crate::{
-    DirtyLog, Gpa, Memslots, Retired, Slot, SlotChange, SlotError, SlotFlags, SlotId, SpaceId, Treatment,
+    DirtyLog, Gpa, Memslots, Resolution, Retired, Slot, SlotChange, SlotError, SlotFlags, SlotId, SpaceId,
+    Treatment,
 };
 
 /// Guest pages of a space, pages behind slots, and logs of one word.
@@ -30,7 +31,7 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let id = || 0..5u16;
     prop_oneof![
-        3 => (id(), 0..PAGES + 30, 0..10u64, 0..BACKING_PAGES - 10)
+        3 => (id(), 0..PAGES + 30, 0..10u64, prop_oneof![Just(7), 0..BACKING_PAGES - 10])
             .prop_map(|(id, page, page_count, host_page)| Op::Add { id, page, page_count, host_page }),
         1 => id().prop_map(|id| Op::Remove { id }),
         2 => (id(), 0..PAGES + 30).prop_map(|(id, page)| Op::Move { id, page }),
@@ -175,6 +176,7 @@ impl Model {
         let mut quiesced = update.publish().wait(|| false).unwrap();
         let mut changes = Vec::new();
         quiesced.for_each_change(|change| changes.push(*change));
+        prop_assert!((0..).map_while(|index| quiesced.change(index)).eq(changes.iter().copied()));
         for change in &changes {
             self.leaves.retain_mut(|leaf| treat(leaf, change));
         }
@@ -182,7 +184,7 @@ impl Model {
             let is_flushed =
                 changes.iter().any(|change| change.space == space && change.treatment.needs_receipt());
             prop_assert_eq!(quiesced.needs_receipt(space), is_flushed);
-            prop_assert!(quiesced.settle(space, &receipt(), stamp()));
+            prop_assert!(!is_flushed || quiesced.settle(space, &receipt(), stamp()));
         }
         let mut retired = Vec::new();
         quiesced.finish(|what| retired.push(what)).unwrap();
@@ -263,7 +265,14 @@ impl Model {
             for page in 0..PAGES + 42 {
                 let gpa = Gpa(page * PAGE + page);
                 let of_page = |entry: &&Entry| entry.space == space && entry.slot.contains(gpa);
-                prop_assert_eq!(memory.find(gpa), self.entries.iter().find(of_page).map(|entry| entry.slot));
+                let expected = self.entries.iter().find(of_page).map(|entry| entry.slot);
+                let place = expected.map(|slot| (slot, PhysAddr(slot.host.0 + (gpa.0 - slot.gpa.0))));
+                prop_assert_eq!(memory.find(gpa), expected);
+                let resolved = match memory.resolve(gpa) {
+                    Resolution::Ram { slot, host, .. } => Some((slot, host)),
+                    Resolution::Mmio => None,
+                };
+                prop_assert_eq!(resolved, place);
             }
         }
         Ok(())

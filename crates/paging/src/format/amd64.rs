@@ -58,39 +58,13 @@ fn permissions(entry: u64) -> Permissions {
 
 /// The parts that all AMD64 formats share.
 macro_rules! long_mode {
-    () => {
-        const INPUT_BITS: u32 = 48;
-        const OUTPUT_BITS: u32 = 52;
-        const ROOT: Level = Level::Page512G;
-        const LARGEST: Level = Level::Page1G;
+    ($write:expr) => {
         // A processor that holds the large page uses the same translations as its pieces provide,
         // until a flush of any address in it removes it (APM volume 2, 5.5.3 "TLB Management").
-        const REPLACES_IN_PLACE: bool = true;
-        const SETTLED: (u64, u64) = (PRESENT | WRITE | DIRTY, PRESENT | WRITE | DIRTY);
+        x86!(PRESENT, $write);
 
         fn is_present(entry: u64) -> bool {
             entry & PRESENT != 0
-        }
-
-        fn is_leaf(entry: u64, level: Level) -> bool {
-            level == Level::Page4K || entry & LARGE != 0
-        }
-
-        /// Masks the PAT bit of a large leaf (bit 12) along with the offset.
-        fn address(entry: u64, alignment: Level) -> PhysAddr {
-            PhysAddr(entry & ADDRESS).align_down(alignment)
-        }
-
-        fn is_dirty(leaf: u64) -> bool {
-            leaf & DIRTY != 0
-        }
-
-        fn dirtied(leaf: u64) -> u64 {
-            leaf | DIRTY
-        }
-
-        fn cleaned(leaf: u64) -> u64 {
-            leaf & !DIRTY
         }
     };
 }
@@ -105,11 +79,7 @@ pub struct Amd64Host;
 impl Format for Amd64Host {
     const SIGN_EXTENDED: bool = true;
 
-    long_mode!();
-
-    fn protected(leaf: u64, _: Level) -> u64 {
-        leaf & !WRITE
-    }
+    long_mode!(WRITE);
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
@@ -153,7 +123,7 @@ impl Amd64Nested {
 impl Format for Amd64Nested {
     const SIGN_EXTENDED: bool = false;
 
-    long_mode!();
+    long_mode!(WRITE | Self::DEVICES_WRITE);
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
@@ -175,10 +145,6 @@ impl Format for Amd64Nested {
     fn permissions(leaf: u64) -> Permissions {
         permissions(leaf)
     }
-
-    fn protected(leaf: u64, _: Level) -> u64 {
-        leaf & !(WRITE | Self::DEVICES_WRITE)
-    }
 }
 
 /// Tables of an operating system: user and supervisor pages, global or not. EFER.NXE must be set.
@@ -190,11 +156,7 @@ pub struct Amd64Guest;
 impl Format for Amd64Guest {
     const SIGN_EXTENDED: bool = true;
 
-    long_mode!();
-
-    fn protected(leaf: u64, _: Level) -> u64 {
-        leaf & !WRITE
-    }
+    long_mode!(WRITE);
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)

@@ -66,9 +66,9 @@ fn leaf(pa: PhysAddr, level: Level) -> u64 {
     pa.0 & ADDRESS | VALID | page | ACCESSED
 }
 
-/// The parts that both stages share.
+/// The parts that both stages share; `$stores` gives a leaf the right to store.
 macro_rules! vmsav8_64 {
-    () => {
+    (|$leaf:ident| $stores:expr) => {
         const SIGN_EXTENDED: bool = false;
         const OUTPUT_BITS: u32 = 48;
         const LARGEST: Level = Level::Page1G;
@@ -90,6 +90,16 @@ macro_rules! vmsav8_64 {
 
         fn address(entry: u64, alignment: Level) -> PhysAddr {
             PhysAddr(entry & ADDRESS).align_down(alignment)
+        }
+
+        fn dirtied($leaf: u64) -> u64 {
+            if Self::is_dirty($leaf) {
+                $leaf
+            } else if $leaf & DIRTY_MODIFIER != 0 {
+                $stores
+            } else {
+                $leaf | WAS_DIRTY
+            }
         }
     };
 }
@@ -129,7 +139,7 @@ impl<const LEVELS: u32, const FWB: bool> Format for Arm64Stage2<LEVELS, FWB> {
     const ROOT: Level = if LEVELS == 3 { Level::Page1G } else { Level::Page512G };
     const SETTLED: (u64, u64) = (VALID | stage2::WRITE, VALID | stage2::WRITE);
 
-    vmsav8_64!();
+    vmsav8_64!(|leaf| leaf | stage2::WRITE);
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
@@ -172,16 +182,6 @@ impl<const LEVELS: u32, const FWB: bool> Format for Arm64Stage2<LEVELS, FWB> {
         (leaf | was_dirty) & !(stage2::WRITE | DIRTY_MODIFIER)
     }
 
-    fn dirtied(leaf: u64) -> u64 {
-        if Self::is_dirty(leaf) {
-            leaf
-        } else if leaf & DIRTY_MODIFIER != 0 {
-            leaf | stage2::WRITE
-        } else {
-            leaf | WAS_DIRTY
-        }
-    }
-
     fn cleaned(leaf: u64) -> u64 {
         let shift = DIRTY_MODIFIER.trailing_zeros() - stage2::WRITE.trailing_zeros();
         leaf & !(stage2::WRITE | WAS_DIRTY) | (leaf & stage2::WRITE) << shift
@@ -204,7 +204,7 @@ impl Format for Arm64Stage1 {
     const ROOT: Level = Level::Page512G;
     const SETTLED: (u64, u64) = (VALID | stage1::READ_ONLY, VALID);
 
-    vmsav8_64!();
+    vmsav8_64!(|leaf| leaf & !stage1::READ_ONLY);
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
@@ -245,16 +245,6 @@ impl Format for Arm64Stage1 {
 
     fn is_dirty(leaf: u64) -> bool {
         leaf & stage1::READ_ONLY == 0 || leaf & WAS_DIRTY != 0
-    }
-
-    fn dirtied(leaf: u64) -> u64 {
-        if Self::is_dirty(leaf) {
-            leaf
-        } else if leaf & DIRTY_MODIFIER != 0 {
-            leaf & !stage1::READ_ONLY
-        } else {
-            leaf | WAS_DIRTY
-        }
     }
 
     fn cleaned(leaf: u64) -> u64 {

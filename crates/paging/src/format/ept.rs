@@ -57,15 +57,11 @@ impl Ept {
 }
 
 impl Format for Ept {
-    const INPUT_BITS: u32 = 48;
     const SIGN_EXTENDED: bool = false;
-    const OUTPUT_BITS: u32 = 52;
-    const ROOT: Level = Level::Page512G;
-    const LARGEST: Level = Level::Page1G;
-    // A page and its pieces may both be cached; an INVEPT drops all of them.
-    const REPLACES_IN_PLACE: bool = true;
-    const SETTLED: (u64, u64) = (READ | WRITE | DIRTY, READ | WRITE | DIRTY);
     const MARK: u64 = WRITE;
+
+    // An INVEPT drops a page and its pieces.
+    x86!(READ, WRITE);
 
     fn admits(permissions: Permissions) -> bool {
         permissions.contains(Permissions::READ)
@@ -75,10 +71,6 @@ impl Format for Ept {
     /// Any right makes an entry present, except for that to store alone.
     fn is_present(entry: u64) -> bool {
         entry & (READ | EXECUTE) != 0
-    }
-
-    fn is_leaf(entry: u64, level: Level) -> bool {
-        level == Level::Page4K || entry & LARGE != 0
     }
 
     /// Accessed and dirty in advance, as in AMD64's leaves.
@@ -104,10 +96,6 @@ impl Format for Ept {
         pa.0 & ADDRESS | READ | WRITE | EXECUTE | ACCESSED
     }
 
-    fn address(entry: u64, alignment: Level) -> PhysAddr {
-        PhysAddr(entry & ADDRESS).align_down(alignment)
-    }
-
     fn permissions(leaf: u64) -> Permissions {
         let mut permissions = Permissions::empty();
         permissions.set(Permissions::READ, leaf & READ != 0);
@@ -115,22 +103,6 @@ impl Format for Ept {
         permissions.set(Permissions::EXECUTE, leaf & EXECUTE != 0);
         permissions.set(Permissions::DEVICE, leaf & MEMORY == 0);
         permissions
-    }
-
-    fn is_dirty(leaf: u64) -> bool {
-        leaf & DIRTY != 0
-    }
-
-    fn protected(leaf: u64, _: Level) -> u64 {
-        leaf & !WRITE
-    }
-
-    fn dirtied(leaf: u64) -> u64 {
-        leaf | DIRTY
-    }
-
-    fn cleaned(leaf: u64) -> u64 {
-        leaf & !DIRTY
     }
 }
 

@@ -1,5 +1,43 @@
 //! The differences between page-table formats.
 
+/// What AMD64's and Intel's tables have in common, with the bit that makes an entry present, and
+/// those that allow stores. A page and its pieces may both be cached.
+macro_rules! x86 {
+    ($present:expr, $write:expr) => {
+        const INPUT_BITS: u32 = 48;
+        const OUTPUT_BITS: u32 = 52;
+        const ROOT: Level = Level::Page512G;
+        const LARGEST: Level = Level::Page1G;
+        const REPLACES_IN_PLACE: bool = true;
+        const SETTLED: (u64, u64) = ($present | WRITE | DIRTY, $present | WRITE | DIRTY);
+
+        fn is_leaf(entry: u64, level: Level) -> bool {
+            level == Level::Page4K || entry & LARGE != 0
+        }
+
+        /// Masks the PAT bit of a large leaf (bit 12) along with the offset.
+        fn address(entry: u64, alignment: Level) -> PhysAddr {
+            PhysAddr(entry & ADDRESS).align_down(alignment)
+        }
+
+        fn protected(leaf: u64, _: Level) -> u64 {
+            leaf & !($write)
+        }
+
+        fn is_dirty(leaf: u64) -> bool {
+            leaf & DIRTY != 0
+        }
+
+        fn dirtied(leaf: u64) -> u64 {
+            leaf | DIRTY
+        }
+
+        fn cleaned(leaf: u64) -> u64 {
+            leaf & !DIRTY
+        }
+    };
+}
+
 pub(crate) mod amd64;
 pub(crate) mod arm64;
 pub(crate) mod ept;
@@ -142,6 +180,66 @@ pub trait Format {
     fn marked(entry: u64) -> Option<u64> {
         (entry & NOT_PRESENT == Self::MARK).then_some(hidden(entry) >> MARK_SHIFT)
     }
+}
+
+/// Forwards items of a [`Format`] to another format, in an implementation: what is like another
+/// format in most respects states the rest.
+///
+/// ```
+/// # use quell_paging::{Arm64Stage2, Format, Level, Permissions, PhysAddr, format_like};
+/// /// Stage 2 of 48 bits without large pages.
+/// struct SmallPages;
+///
+/// impl Format for SmallPages {
+///     const LARGEST: Level = Level::Page4K;
+///     format_like! { Arm64Stage2<4>:
+///         INPUT_BITS SIGN_EXTENDED OUTPUT_BITS ROOT REPLACES_IN_PLACE SETTLED
+///         admits is_present is_leaf leaf table address permissions is_dirty protected dirtied cleaned
+///     }
+/// }
+/// assert_eq!(SmallPages::leaf(PhysAddr(0x1000), Level::Page4K, Permissions::R) & 1, 1);
+/// ```
+#[macro_export]
+macro_rules! format_like {
+    ($base:ty: $($item:ident)+) => { $($crate::format_like!(@$item $base);)+ };
+    (@INPUT_BITS $base:ty) => { $crate::format_like!(@const $base, INPUT_BITS: u32); };
+    (@SIGN_EXTENDED $base:ty) => { $crate::format_like!(@const $base, SIGN_EXTENDED: bool); };
+    (@OUTPUT_BITS $base:ty) => { $crate::format_like!(@const $base, OUTPUT_BITS: u32); };
+    (@ROOT $base:ty) => { $crate::format_like!(@const $base, ROOT: $crate::Level); };
+    (@LARGEST $base:ty) => { $crate::format_like!(@const $base, LARGEST: $crate::Level); };
+    (@REPLACES_IN_PLACE $base:ty) => { $crate::format_like!(@const $base, REPLACES_IN_PLACE: bool); };
+    (@SETTLED $base:ty) => { $crate::format_like!(@const $base, SETTLED: (u64, u64)); };
+    (@admits $base:ty) => { $crate::format_like!(@fn $base, admits(with: $crate::Permissions) -> bool); };
+    (@is_present $base:ty) => { $crate::format_like!(@fn $base, is_present(entry: u64) -> bool); };
+    (@is_leaf $base:ty) => {
+        $crate::format_like!(@fn $base, is_leaf(entry: u64, level: $crate::Level) -> bool);
+    };
+    (@leaf $base:ty) => {
+        $crate::format_like!(@fn $base,
+            leaf(pa: $crate::PhysAddr, level: $crate::Level, with: $crate::Permissions) -> u64);
+    };
+    (@table $base:ty) => {
+        $crate::format_like!(@fn $base, table(pa: $crate::PhysAddr, level: $crate::Level) -> u64);
+    };
+    (@address $base:ty) => {
+        $crate::format_like!(@fn $base, address(entry: u64, alignment: $crate::Level) -> $crate::PhysAddr);
+    };
+    (@permissions $base:ty) => {
+        $crate::format_like!(@fn $base, permissions(leaf: u64) -> $crate::Permissions);
+    };
+    (@is_dirty $base:ty) => { $crate::format_like!(@fn $base, is_dirty(leaf: u64) -> bool); };
+    (@protected $base:ty) => {
+        $crate::format_like!(@fn $base, protected(leaf: u64, level: $crate::Level) -> u64);
+    };
+    (@dirtied $base:ty) => { $crate::format_like!(@fn $base, dirtied(leaf: u64) -> u64); };
+    (@cleaned $base:ty) => { $crate::format_like!(@fn $base, cleaned(leaf: u64) -> u64); };
+    (@const $base:ty, $name:ident: $value:ty) => { const $name: $value = <$base as $crate::Format>::$name; };
+    (@fn $base:ty, $name:ident($($argument:ident: $of:ty),+) -> $result:ty) => {
+        #[inline(always)]
+        fn $name($($argument: $of),+) -> $result {
+            <$base as $crate::Format>::$name($($argument),+)
+        }
+    };
 }
 
 /// Bits that distinguish entries that no processor follows.

@@ -24,45 +24,12 @@ impl<const LEVELS: u32> Tiny<LEVELS> {
 
 impl<const LEVELS: u32> Format for Tiny<LEVELS> {
     const INPUT_BITS: u32 = 12 + LEVELS;
-    const SIGN_EXTENDED: bool = false;
-    const OUTPUT_BITS: u32 = 52;
     const ROOT: Level = if LEVELS == 2 { Level::Page2M } else { Level::Page1G };
     const LARGEST: Level = Level::Page2M;
-    const REPLACES_IN_PLACE: bool = true;
-    const SETTLED: (u64, u64) = Amd64Nested::SETTLED;
 
-    fn admits(permissions: Permissions) -> bool {
-        Amd64Nested::admits(permissions)
-    }
-    fn is_present(entry: u64) -> bool {
-        Amd64Nested::is_present(entry)
-    }
-    fn is_leaf(entry: u64, level: Level) -> bool {
-        Amd64Nested::is_leaf(entry, level)
-    }
-    fn leaf(pa: PhysAddr, level: Level, permissions: Permissions) -> u64 {
-        Amd64Nested::leaf(pa, level, permissions)
-    }
-    fn table(pa: PhysAddr, level: Level) -> u64 {
-        Amd64Nested::table(pa, level)
-    }
-    fn address(entry: u64, alignment: Level) -> PhysAddr {
-        Amd64Nested::address(entry, alignment)
-    }
-    fn permissions(leaf: u64) -> Permissions {
-        Amd64Nested::permissions(leaf)
-    }
-    fn is_dirty(leaf: u64) -> bool {
-        Amd64Nested::is_dirty(leaf)
-    }
-    fn protected(leaf: u64, level: Level) -> u64 {
-        Amd64Nested::protected(leaf, level)
-    }
-    fn dirtied(leaf: u64) -> u64 {
-        Amd64Nested::dirtied(leaf)
-    }
-    fn cleaned(leaf: u64) -> u64 {
-        Amd64Nested::cleaned(leaf)
+    crate::format_like! { Amd64Nested:
+        SIGN_EXTENDED OUTPUT_BITS REPLACES_IN_PLACE SETTLED
+        admits is_present is_leaf leaf table address permissions is_dirty protected dirtied cleaned
     }
 }
 

@@ -5,11 +5,13 @@
 
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use quell_coherence::mutants;
+
 use super::machine::{Memory, Table, Tiny, walk};
 use super::scenarios::{
-    check, install_and_collapse, install_and_cut, install_and_detach, install_and_reclaim,
-    install_below_a_cut, install_below_a_detached, install_over_mark, store_and_clean, store_and_protect,
-    store_and_split, upgrade_and_cut, upgrade_and_protect, zap_and_flush,
+    install_and_collapse, install_and_cut, install_and_detach, install_and_reclaim, install_below_a_cut,
+    install_below_a_detached, install_over_mark, store_and_clean, store_and_protect, store_and_split,
+    upgrade_and_cut, upgrade_and_protect, zap_and_flush,
 };
 use super::{LARGE, Protocol, Real, target};
 use crate::format::{ABSENT, Entry, FROZEN, piece, repermitted};
@@ -49,37 +51,17 @@ fn cut_and_tell<const N: u32>(
     gather
 }
 
-/// Defines mutants, and the tests that they fail: a scenario, and the failure seen there.
-macro_rules! mutants {
-    ($(
-        $(#[$doc:meta])+
-        $name:ident fails $test:ident: $scenario:ident, $expected:literal, { $($body:item)+ }
-    )+) => {$(
-        $(#[$doc])+
-        struct $name;
-
-        impl Protocol for $name {
-            $($body)+
-        }
-
-        #[test]
-        #[should_panic(expected = $expected)]
-        fn $test() {
-            check($scenario::<$name>);
-        }
-    )+};
-}
-
 mutants! {
     /// The entries of a cut table become absent: a fault that is still in it fills one.
-    FreezeAbsent fails p1_entries_of_a_cut_table_left_absent: install_and_cut, "is filled", {
+    FreezeAbsent fails p1_entries_of_a_cut_table_left_absent: install_and_cut::<FreezeAbsent>, "is filled", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_by(table, |entry| overwrite(entry, ABSENT))
         }
     }
 
     /// Only leaves are frozen, absent entries are skipped.
-    FreezeLeaves fails p1_absent_entries_of_a_cut_table_not_frozen: install_and_cut, "is filled", {
+    FreezeLeaves fails p1_absent_entries_of_a_cut_table_not_frozen:
+    install_and_cut::<FreezeLeaves>, "is filled", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_by(table, |entry| {
                 if Amd64Nested::is_present(entry.load(Acquire)) {
@@ -90,7 +72,7 @@ mutants! {
     }
 
     /// The gather names the leaves that were met instead of the whole span of the table.
-    GatherMet fails p1_only_leaves_that_were_met_are_flushed: install_and_cut, "not flushed", {
+    GatherMet fails p1_only_leaves_that_were_met_are_flushed: install_and_cut::<GatherMet>, "not flushed", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_and_tell(table, |entry| overwrite(entry, FROZEN), |gather| {
                 gather.leaves(0, Level::Page4K.size(), Level::Page4K);
@@ -99,7 +81,8 @@ mutants! {
     }
 
     /// Upper-level entries are frozen by a store: a table that a fault has just added is lost.
-    FreezeTablesByStore fails p1_upper_entries_frozen_by_store: install_below_a_cut, "a table was lost", {
+    FreezeTablesByStore fails p1_upper_entries_frozen_by_store:
+    install_below_a_cut::<FreezeTablesByStore>, "a table was lost", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             cut_by(table, |entry| {
                 let seen = entry.load(Acquire);
@@ -112,7 +95,8 @@ mutants! {
 
     /// A mark is cleared by load and store: a leaf that has just overwritten it is removed,
     /// unflushed.
-    ClearMarkByStore fails p5_mark_cleared_by_load_and_store: install_over_mark, "not flushed", {
+    ClearMarkByStore fails p5_mark_cleared_by_load_and_store:
+    install_over_mark::<ClearMarkByStore>, "not flushed", {
         fn zap<const N: u32>(table: &Table<N>, _: Tables) -> Gather<Memory> {
             let editor = table.edit().unwrap();
             let mut gather = gather(&editor);
@@ -126,7 +110,7 @@ mutants! {
     }
 
     /// A fault fills an entry by load and store: it thaws a frozen entry.
-    InstallByStore fails p1_install_by_load_and_store: install_and_cut, "is filled", {
+    InstallByStore fails p1_install_by_load_and_store: install_and_cut::<InstallByStore>, "is filled", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
             -> Result<Installed, MapError>
         {
@@ -150,7 +134,7 @@ fn upgrade_by_store<const N: u32>(table: &Table<N>, address: u64, added: Permiss
 
 mutants! {
     /// Rights are added to a leaf by load and store, after it has been frozen.
-    UpgradeByStore fails p1_upgrade_by_load_and_store: upgrade_and_cut, "is filled", {
+    UpgradeByStore fails p1_upgrade_by_load_and_store: upgrade_and_cut::<UpgradeByStore>, "is filled", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
             -> Result<Installed, MapError>
         {
@@ -160,7 +144,8 @@ mutants! {
     }
 
     /// The same, and it restores the right to store.
-    UpgradeUnprotects fails p14_upgrade_gives_back_what_protection_took: upgrade_and_protect, "nobody has asked", {
+    UpgradeUnprotects fails p14_upgrade_gives_back_what_protection_took:
+    upgrade_and_protect::<UpgradeUnprotects>, "nobody has asked", {
         fn install<const N: u32>(table: &Table<N>, address: u64, permissions: Permissions)
             -> Result<Installed, MapError>
         {
@@ -170,7 +155,8 @@ mutants! {
     }
 
     /// Write protection by load and store: a dirty bit that was set in between is lost.
-    ProtectByStore fails p14_write_protection_by_load_and_store: store_and_protect, "a store is not known", {
+    ProtectByStore fails p14_write_protection_by_load_and_store:
+    store_and_protect::<ProtectByStore>, "a store is not known", {
         fn write_protect(table: &Table<2>) -> Gather<Memory> {
             let editor = table.edit().unwrap();
             let mut gather = gather(&editor);
@@ -183,7 +169,7 @@ mutants! {
     }
 
     /// The dirty bit is read, and then cleared: a store in between goes unnoticed.
-    CleanByStore fails p14_clean_by_load_and_store: store_and_clean, "a store is not known", {
+    CleanByStore fails p14_clean_by_load_and_store: store_and_clean::<CleanByStore>, "a store is not known", {
         fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
             let editor = table.edit().unwrap();
             let mut gather = gather(&editor);
@@ -196,7 +182,7 @@ mutants! {
 
     /// A leaf that was made clean is not flushed: a processor that holds it as dirty stores without
     /// a trace.
-    CleanUnflushed fails p15_clean_without_a_flush: store_and_clean, "not flushed", {
+    CleanUnflushed fails p15_clean_without_a_flush: store_and_clean::<CleanUnflushed>, "not flushed", {
         fn clean(table: &Table<2>) -> (Gather<Memory>, usize) {
             let editor = table.edit().unwrap();
             let gather = gather(&editor);
@@ -207,7 +193,7 @@ mutants! {
     }
 
     /// The large leaf is replaced by a store: a dirty bit that was set in between is lost.
-    SplitByStore fails p14_split_by_store: store_and_split, "a store is not known", {
+    SplitByStore fails p14_split_by_store: store_and_split::<SplitByStore>, "a store is not known", {
         fn split(table: &Table<2>) -> Gather<Memory> {
             let editor = table.edit().unwrap();
             let (cell, leaf) = walk(table, 0);
@@ -222,7 +208,8 @@ mutants! {
     }
 
     /// The leaf that replaces a table is clean: the dirty state of the pieces is lost.
-    CollapseClean fails p14_collapse_to_a_clean_leaf: install_and_collapse, "a store is not known", {
+    CollapseClean fails p14_collapse_to_a_clean_leaf:
+    install_and_collapse::<CollapseClean>, "a store is not known", {
         fn collapse(table: &Table<2>) -> Gather<Memory> {
             let gather = Real::collapse(table);
             let cell = table.cell(table.root(), Level::Page2M, 0);
@@ -258,7 +245,8 @@ fn tell_all(gather: &mut Gather<Memory>) {
 mutants! {
     /// The first entry of a detached table is linked by load and store: a table that a fault has
     /// just added is lost.
-    LinkByStore fails p1_link_by_load_and_store: install_at_link, "a table was lost", {
+    LinkByStore fails p1_link_by_load_and_store:
+    install_below_a_detached::<LinkByStore, true>, "a table was lost", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| {
                 let first = &table.entries(next)[0];
@@ -272,7 +260,8 @@ mutants! {
 
     /// Tables below are searched for when the tree is detached, and not again: one that a fault
     /// adds is lost.
-    ReclaimEarly fails p1_tables_below_counted_before_the_flush: install_below, "a table was lost", {
+    ReclaimEarly fails p1_tables_below_counted_before_the_flush:
+    install_below_a_detached::<ReclaimEarly, false>, "a table was lost", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| {
                 for entry in table.entries(next) {
@@ -286,7 +275,8 @@ mutants! {
     }
 
     /// The flush does not cover the entries that faults add to a detached table before it.
-    DetachTellsLeaves fails p1_only_leaves_of_a_detached_table_are_flushed: install_and_detach, "not flushed", {
+    DetachTellsLeaves fails p1_only_leaves_of_a_detached_table_are_flushed:
+    install_and_detach::<DetachTellsLeaves>, "not flushed", {
         fn detach<const N: u32>(table: &Table<N>) -> Gather<Memory> {
             detach_by(table, |gather, next, level| gather.detach(next, level), |gather| {
                 gather.leaves(0, Level::Page4K.size(), Level::Page4K);
@@ -295,12 +285,14 @@ mutants! {
     }
 
     /// A receipt covers processors, but not faults in progress.
-    ReceiptForProcessors fails p1_reclaiming_under_a_fault: install_and_reclaim, "a table that is free", {
+    ReceiptForProcessors fails p1_reclaiming_under_a_fault:
+    install_and_reclaim::<ReceiptForProcessors>, "a table that is free", {
         const WAITS: bool = false;
     }
 
     /// A settled leaf that was write-protected is not flushed, because it was not exchanged.
-    ProtectUnflushed fails p14_protection_of_a_settled_leaf_without_a_flush: upgrade_and_protect, "not flushed", {
+    ProtectUnflushed fails p14_protection_of_a_settled_leaf_without_a_flush:
+    upgrade_and_protect::<ProtectUnflushed>, "not flushed", {
         fn write_protect(table: &Table<2>) -> Gather<Memory> {
             let gather = { let editor = table.edit().unwrap(); gather(&editor) };
             let _ = Real::write_protect(table);
@@ -309,19 +301,9 @@ mutants! {
     }
 }
 
-/// The scenario with the fault at the entry that becomes the link.
-fn install_at_link<P: Protocol>() {
-    install_below_a_detached::<P, true>();
-}
-
-/// The scenario with the fault at another entry.
-fn install_below<P: Protocol>() {
-    install_below_a_detached::<P, false>();
-}
-
 mutants! {
     /// The stamp is taken before the change: a flush during the change passes for one after it.
-    StampEarly fails o8_stamp_before_the_change: zap_and_flush, "is taken", {
+    StampEarly fails o8_stamp_before_the_change: zap_and_flush::<StampEarly>, "is taken", {
         fn zap<const N: u32>(table: &Table<N>, tables: Tables) -> Gather<Memory> {
             let stamp = {
                 let editor = table.edit().unwrap();
@@ -334,7 +316,7 @@ mutants! {
     }
 
     /// The stamp does not acquire the change.
-    StampRelaxed fails o8_stamp_without_acquire: zap_and_flush, "is taken", {
+    StampRelaxed fails o8_stamp_without_acquire: zap_and_flush::<StampRelaxed>, "is taken", {
         fn stamp<const N: u32>(table: &Table<N>) -> Stamp {
             Stamp { root: table.root(), sequence: table.sequence.load(Relaxed) }
         }

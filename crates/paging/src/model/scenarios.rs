@@ -1,7 +1,8 @@
 //! Small programs of two or three threads, and what must be true at their end.
 
 use loom::sync::Arc;
-use loom::thread;
+use quell_coherence::explored;
+use quell_coherence::interleave::on_a_thread;
 
 use super::machine::{
     IssuedAt, Memory, Table, Tiny, cached, check_cached, check_frozen, check_tables, last, store,
@@ -13,23 +14,6 @@ use crate::{Amd64Nested, Format, Gather, Level, MapError, PageTable, Permissions
 const RWX: Permissions = Permissions::RWX;
 const TRACKED: Permissions = RWX.union(Permissions::TRACKED);
 
-/// Explores all interleavings with up to three preemptions, which finds every known mutant.
-pub(super) fn check(model: impl Fn() + Sync + Send + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(model);
-}
-
-/// Tests that check scenarios.
-macro_rules! checked {
-    ($($test:ident: $scenario:expr;)+) => {$(
-        #[test]
-        fn $test() {
-            check($scenario);
-        }
-    )+};
-}
-
 fn table<const N: u32>() -> (Arc<Table<N>>, Memory) {
     let memory = Memory::new();
     (Arc::new(PageTable::new(memory.clone()).unwrap()), memory)
@@ -37,19 +21,6 @@ fn table<const N: u32>() -> (Arc<Table<N>>, Memory) {
 
 fn unshared<T>(shared: Arc<T>) -> T {
     Arc::try_unwrap(shared).ok().expect("the threads have ended")
-}
-
-/// Runs `act` on another thread, beside the caller.
-pub(super) fn on_a_thread<S, R>(
-    shared: &Arc<S>,
-    act: impl FnOnce(&S) -> R + Send + 'static,
-) -> thread::JoinHandle<R>
-where
-    S: Send + Sync + 'static,
-    R: Send + 'static,
-{
-    let shared = shared.clone();
-    thread::spawn(move || act(&shared))
 }
 
 /// A table that maps the page at `address` by a leaf of this level.
@@ -264,19 +235,19 @@ pub(super) fn zap_and_flush<P: Protocol>() {
     check_rest(shared, &memory);
 }
 
-checked! {
-    p1_install_in_a_table_that_is_cut_off: install_and_cut::<Real>;
-    p1_install_of_a_table_in_one_that_is_cut_off: install_below_a_cut::<Real>;
-    p1_upgrade_in_a_table_that_is_cut_off: upgrade_and_cut::<Real>;
-    p1_install_in_a_table_that_is_detached: install_and_detach::<Real>;
-    p1_install_of_a_table_below_one_that_is_detached: install_below_a_detached::<Real, false>;
-    p1_install_of_a_table_at_the_link_of_one_that_is_detached: install_below_a_detached::<Real, true>;
-    p1_reclaiming_after_sections_have_ended: install_and_reclaim::<Real>;
-    p5_install_over_a_mark_that_is_zapped: install_over_mark::<Real>;
-    p14_upgrade_against_write_protection: upgrade_and_protect::<Real>;
-    p14_store_against_write_protection: store_and_protect::<Real>;
-    p14_store_against_clean: store_and_clean::<Real>;
-    p14_store_against_split: store_and_split::<Real>;
-    p14_install_and_store_against_collapse: install_and_collapse::<Real>;
-    o8_flush_that_is_issued_during_a_zap: zap_and_flush::<Real>;
+explored! {
+    p1_install_in_a_table_that_is_cut_off: Some(3) => install_and_cut::<Real>;
+    p1_install_of_a_table_in_one_that_is_cut_off: Some(3) => install_below_a_cut::<Real>;
+    p1_upgrade_in_a_table_that_is_cut_off: Some(3) => upgrade_and_cut::<Real>;
+    p1_install_in_a_table_that_is_detached: Some(3) => install_and_detach::<Real>;
+    p1_install_of_a_table_below_one_that_is_detached: Some(3) => install_below_a_detached::<Real, false>;
+    p1_install_of_a_table_at_the_link_of_one_that_is_detached: Some(3) => install_below_a_detached::<Real, true>;
+    p1_reclaiming_after_sections_have_ended: Some(3) => install_and_reclaim::<Real>;
+    p5_install_over_a_mark_that_is_zapped: Some(3) => install_over_mark::<Real>;
+    p14_upgrade_against_write_protection: Some(3) => upgrade_and_protect::<Real>;
+    p14_store_against_write_protection: Some(3) => store_and_protect::<Real>;
+    p14_store_against_clean: Some(3) => store_and_clean::<Real>;
+    p14_store_against_split: Some(3) => store_and_split::<Real>;
+    p14_install_and_store_against_collapse: Some(3) => install_and_collapse::<Real>;
+    o8_flush_that_is_issued_during_a_zap: Some(3) => zap_and_flush::<Real>;
 }

@@ -86,18 +86,18 @@ fn p14_the_dirty_state_survives_and_can_be_cleared() {
 
 /// Every permission that a format admits is read back from the table unchanged.
 fn round_trip<F: Format>() {
-    let arena = Arena::new(1024);
-    let table = PageTable::<F, _>::new(&arena).unwrap();
-    for bits in 0..=Permissions::all().bits() {
-        let permissions = Permissions::from_bits_truncate(bits);
-        if !F::admits(permissions) {
-            continue;
+    let admitted = (0..=Permissions::all().bits()).map(Permissions::from_bits_truncate);
+    let admitted: Vec<_> = admitted.filter(|permissions| F::admits(*permissions)).collect();
+    for level in [Level::Page4K, Level::Page2M, Level::Page1G] {
+        let arena = Arena::new(1024);
+        let table = PageTable::<F, _>::new(&arena).unwrap();
+        for &permissions in &admitted {
+            let (address, told) = (u64::from(permissions.bits()) << 30, permissions - Permissions::TRACKED);
+            table.install(address, PA, level, permissions).unwrap();
+            let is_dirty = permissions.contains(Permissions::WRITE) && told == permissions;
+            let mapping = Mapping { pa: PA, level, permissions: told, is_dirty };
+            assert_eq!(table.query(address), Some(mapping));
         }
-        let (address, told) = (u64::from(bits) << 21, permissions - Permissions::TRACKED);
-        table.install(address, PA, Level::Page2M, permissions).unwrap();
-        let is_dirty = permissions.contains(Permissions::WRITE) && told == permissions;
-        let mapping = Mapping { pa: PA, level: Level::Page2M, permissions: told, is_dirty };
-        assert_eq!(table.query(address), Some(mapping));
     }
 }
 
@@ -106,6 +106,7 @@ fn permissions_survive_encoding() {
     round_trip::<Arm64Stage2<3>>();
     round_trip::<Stage2>();
     round_trip::<Arm64Stage1>();
+    round_trip::<crate::Amd64Nested>();
     round_trip::<crate::Ept>();
     round_trip::<crate::Amd64Guest>();
     round_trip::<crate::Amd64Host>();

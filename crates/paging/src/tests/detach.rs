@@ -40,19 +40,6 @@ fn below<F: Format>(table: &PageTable<F, &Arena>, at: PhysAddr, level: Level, in
 }
 
 #[test]
-fn s3_a_gibibyte_goes_with_one_store_and_one_range() {
-    let arena = Arena::new(520);
-    let table = mapped::<Stage2>(&arena, G, Level::Page4K);
-    let gather = detach(&table, G);
-    assert_eq!((gather.visited_count(), gather.detached_count()), (1, 1));
-    let all = FlushRange { start: 0, len: G, level: Level::Page4K, tables: true };
-    assert_eq!(gather.invalidation(), Invalidation::Ranges(&[all]));
-    assert_eq!(table.query(0x5000), None);
-    let released = gather.release(&IssuedAt(table.stamp())).unwrap();
-    assert_eq!((released.table_count, arena.used_count()), (513, 1));
-}
-
-#[test]
 fn p4_reclaiming_looks_at_no_page_and_goes_in_bounded_steps() {
     let arena = Arena::new(520);
     let table = mapped::<Stage2>(&arena, G, Level::Page4K);

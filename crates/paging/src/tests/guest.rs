@@ -48,13 +48,20 @@ fn fault(code: PageFault) -> Result<Translation, WalkError<()>> {
 
 /// Linear 0x1234 through one table of each level, with these flags in their entries.
 fn long(flags: [u64; 4]) -> [(u64, u64); 4] {
-    [
-        (0x1000, 0x2000 | flags[0]),
-        (0x2000, 0x3000 | flags[1]),
-        (0x3000, 0x4000 | flags[2]),
-        (0x4008, 0x5000 | flags[3]),
-    ]
+    [0, 1, 2, 3].map(|level| {
+        let entry = 0x1000 * (level as u64 + 1) + if level == 3 { 8 } else { 0 };
+        (entry, (0x1000 * (level as u64 + 2)) | flags[level])
+    })
 }
+
+/// The same, where one entry has other flags than P, R/W, and U/S.
+fn long_but(level: usize, flags: u64) -> [(u64, u64); 4] {
+    let mut all = [7; 4];
+    all[level] = flags;
+    long(all)
+}
+
+const MAPPED: Result<Translation, WalkError<()>> = Ok(Translation { gpa: Gpa(0x5234), page_size: 0x1000 });
 
 #[test]
 fn h9_refuses_linear_addresses_that_are_not_canonical() {
@@ -65,34 +72,23 @@ fn h9_refuses_linear_addresses_that_are_not_canonical() {
 }
 
 #[test]
-fn an_absent_entry_at_any_level_is_a_fault_without_p() {
-    for level in 0..4 {
-        let mut flags = [7; 4];
-        flags[level] = 6;
-        assert_eq!(walk(&LONG, &long(flags), 0x1234, READ), fault(NOT_PRESENT), "{level}");
-        let code = PageFault::WRITE | PageFault::USER;
-        assert_eq!(walk(&LONG, &long(flags), 0x1234, Access::WRITE | Access::USER), fault(code));
-    }
-}
-
-#[test]
 fn each_level_of_long_mode_can_refuse() {
-    assert_eq!(walk(&LONG, &long([7; 4]), 0x1234, READ), at(0x5234, 0x1000));
+    let (write, user, fetch) = (Access::WRITE, Access::USER, Access::FETCH);
+    let protection = |of| fault(PROTECTION | of);
     for level in 0..4 {
-        let mut flags = [7; 4];
-        flags[level] = 3;
-        let user = walk(&LONG, &long(flags), 0x1234, Access::USER);
-        assert_eq!(user, fault(PROTECTION | PageFault::USER), "U/S at {level}");
-        assert_eq!(walk(&LONG, &long(flags), 0x1234, READ), at(0x5234, 0x1000));
-
-        flags[level] = 5;
-        let write = walk(&LONG, &long(flags), 0x1234, Access::WRITE);
-        assert_eq!(write, fault(PROTECTION | PageFault::WRITE), "R/W at {level}");
-
-        flags[level] = 7 | NX;
-        let fetch = walk(&LONG, &long(flags), 0x1234, Access::FETCH);
-        assert_eq!(fetch, fault(PROTECTION | PageFault::FETCH), "NX at {level}");
-        assert_eq!(walk(&LONG, &long(flags), 0x1234, Access::WRITE | Access::USER), at(0x5234, 0x1000));
+        for (flags, access, expected) in [
+            (6, READ, fault(NOT_PRESENT)),
+            (6, write | user, fault(PageFault::WRITE | PageFault::USER)),
+            (7, READ, MAPPED),
+            (3, user, protection(PageFault::USER)),
+            (3, READ, MAPPED),
+            (5, write, protection(PageFault::WRITE)),
+            (7 | NX, fetch, protection(PageFault::FETCH)),
+            (7 | NX, write | user, MAPPED),
+        ] {
+            let found = walk(&LONG, &long_but(level, flags), 0x1234, access);
+            assert_eq!(found, expected, "{flags:#x} at {level}, {access:?}");
+        }
     }
 }
 
@@ -116,19 +112,23 @@ fn bits_that_a_walk_sets() {
 }
 
 #[test]
-fn a_supervisor_may_store_anywhere_without_wp() {
-    let registers = ControlRegisters { cr0: LONG.cr0 & !(1 << 16), ..LONG };
-    assert_eq!(walk(&registers, &long([5; 4]), 0x1234, Access::WRITE), at(0x5234, 0x1000));
-    let user = walk(&registers, &long([5; 4]), 0x1234, Access::WRITE | Access::USER);
-    assert_eq!(user, fault(PROTECTION | PageFault::WRITE | PageFault::USER));
-}
-
-#[test]
-fn smep_refuses_a_supervisor_fetch_from_a_user_page() {
-    let registers = ControlRegisters { cr4: LONG.cr4 | 1 << 20, ..LONG };
-    assert_eq!(walk(&registers, &long([7; 4]), 0x1234, Access::FETCH), fault(PROTECTION | PageFault::FETCH));
-    assert_eq!(walk(&registers, &long([7; 4]), 0x1234, Access::FETCH | Access::USER), at(0x5234, 0x1000));
-    assert_eq!(walk(&registers, &long([7, 7, 7, 3]), 0x1234, Access::FETCH), at(0x5234, 0x1000));
+fn registers_decide_what_a_supervisor_may_do() {
+    let without_wp = ControlRegisters { cr0: LONG.cr0 & !(1 << 16), ..LONG };
+    let smep = ControlRegisters { cr4: LONG.cr4 | 1 << 20, ..LONG };
+    let without_nxe = ControlRegisters { efer: 0x500, ..LONG };
+    let (write, user, fetch) = (Access::WRITE, Access::USER, Access::FETCH);
+    let refused = fault(PROTECTION | PageFault::WRITE | PageFault::USER);
+    for (what, registers, words, access, expected) in [
+        ("any store without WP", without_wp, &long([5; 4])[..], write, MAPPED),
+        ("but no user's", without_wp, &long([5; 4]), write | user, refused),
+        ("SMEP", smep, &long([7; 4]), fetch, fault(PROTECTION | PageFault::FETCH)),
+        ("SMEP, by a user", smep, &long([7; 4]), fetch | user, MAPPED),
+        ("SMEP, of a supervisor's page", smep, &long_but(3, 3), fetch, MAPPED),
+        ("a fetch is not told where none can be refused", without_nxe, &[], fetch, fault(NOT_PRESENT)),
+        ("and is where one can", LONG, &[], fetch, fault(PageFault::FETCH)),
+    ] {
+        assert_eq!(walk(&registers, words, 0x1234, access), expected, "{what}");
+    }
 }
 
 /// A supervisor access to a user page: allowed only by AC, and only if the program itself makes it.
@@ -139,65 +139,48 @@ fn u11_smap_refuses_a_supervisor_access_to_a_user_page() {
     let (user, kernel) = (long([7; 4]), long([7, 7, 7, 3]));
     for (access, code) in [(READ, PROTECTION), (Access::WRITE, PROTECTION | PageFault::WRITE)] {
         assert_eq!(walk(&smap(2), &user, 0x1234, access), fault(code));
-        assert_eq!(walk(&smap(2 | AC), &user, 0x1234, access), at(0x5234, 0x1000), "AC allows it");
-        assert_eq!(walk(&LONG, &user, 0x1234, access), at(0x5234, 0x1000), "SMAP is off");
-        assert_eq!(walk(&smap(2), &kernel, 0x1234, access), at(0x5234, 0x1000), "one level is a kernel's");
-        assert_eq!(walk(&smap(2), &user, 0x1234, access | Access::USER), at(0x5234, 0x1000));
+        assert_eq!(walk(&smap(2 | AC), &user, 0x1234, access), MAPPED, "AC allows it");
+        assert_eq!(walk(&LONG, &user, 0x1234, access), MAPPED, "SMAP is off");
+        assert_eq!(walk(&smap(2), &kernel, 0x1234, access), MAPPED, "one level is a kernel's");
+        assert_eq!(walk(&smap(2), &user, 0x1234, access | Access::USER), MAPPED);
         // Implicit accesses are supervisor accesses, AC or not, whatever runs.
         for implicit in [access | Access::IMPLICIT, access | Access::IMPLICIT | Access::USER] {
             assert_eq!(walk(&smap(2 | AC), &user, 0x1234, implicit), fault(code));
-            assert_eq!(walk(&smap(2), &kernel, 0x1234, implicit), at(0x5234, 0x1000));
+            assert_eq!(walk(&smap(2), &kernel, 0x1234, implicit), MAPPED);
         }
     }
-    assert_eq!(walk(&smap(2), &user, 0x1234, Access::FETCH), at(0x5234, 0x1000), "fetches are SMEP's");
-}
-
-#[test]
-fn a_fetch_is_not_reported_where_none_can_be_refused() {
-    let registers = ControlRegisters { efer: 0x500, ..LONG };
-    assert_eq!(walk(&registers, &[], 0x1234, Access::FETCH), fault(NOT_PRESENT));
-    assert_eq!(walk(&LONG, &[], 0x1234, Access::FETCH), fault(PageFault::FETCH));
+    assert_eq!(walk(&smap(2), &user, 0x1234, Access::FETCH), MAPPED, "fetches are SMEP's");
 }
 
 #[test]
 fn reserved_bits_of_long_mode() {
+    let without_nxe = ControlRegisters { efer: 0x500, ..LONG };
     for level in 0..4 {
-        let mut flags = [7; 4];
-        flags[level] = 7 | 1 << 40;
-        assert_eq!(walk(&LONG, &long(flags), 0x1234, READ), fault(RESERVED), "beyond 40 bits at {level}");
-        flags[level] = 7 | NX;
-        let registers = ControlRegisters { efer: 0x500, ..LONG };
-        assert_eq!(
-            walk(&registers, &long(flags), 0x1234, READ),
-            fault(RESERVED),
-            "NX without NXE at {level}"
-        );
+        let beyond = long_but(level, 7 | 1 << 40);
+        assert_eq!(walk(&LONG, &beyond, 0x1234, READ), fault(RESERVED), "beyond 40 bits at {level}");
+        let found = walk(&without_nxe, &long_but(level, 7 | NX), 0x1234, READ);
+        assert_eq!(found, fault(RESERVED), "NX without NXE at {level}");
     }
-    assert_eq!(walk(&LONG, &long([0x87, 7, 7, 7]), 0x1234, READ), fault(RESERVED), "PS in a PML4E");
-    let huge = [(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87)];
-    assert_eq!(walk(&LONG, &huge, 0x1234, READ), at(1 << 30 | 0x1234, 1 << 30));
+    assert_eq!(walk(&LONG, &long_but(0, 0x87), 0x1234, READ), fault(RESERVED), "PS in a PML4E");
+    let huge = |flags: u64| [(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87 | flags)];
+    let large = |flags: u64| [(0x1000, 0x2007), (0x2000, 0x3007), (0x3008, 0x40_0087 | flags)];
+    assert_eq!(walk(&LONG, &huge(0), 0x1234, READ), at(1 << 30 | 0x1234, 1 << 30));
     for bit in 13..30 {
-        let words = [(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87 | 1 << bit)];
-        assert_eq!(walk(&LONG, &words, 0x1234, READ), fault(RESERVED), "bit {bit} of a 1 GiB page");
+        assert_eq!(walk(&LONG, &huge(1 << bit), 0x1234, READ), fault(RESERVED), "bit {bit} of a 1 GiB page");
     }
     for bit in 13..21 {
-        let words = [(0x1000, 0x2007), (0x2000, 0x3007), (0x3000, 0x20_0087 | 1 << bit)];
-        assert_eq!(walk(&LONG, &words, 0x1234, READ), fault(RESERVED), "bit {bit} of a 2 MiB page");
+        assert_eq!(
+            walk(&LONG, &large(1 << bit), 0x20_0000, READ),
+            fault(RESERVED),
+            "bit {bit} of a 2 MiB page"
+        );
     }
-}
-
-#[test]
-fn a_huge_page_is_reserved_where_cpuid_lacks_it() {
-    let words = BTreeMap::from([(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87u64)]);
-    let result: Result<_, WalkError<()>> = GuestPaging::new(&LONG, 40, false)
-        .translate(0, READ, |gpa| Ok(words.get(&gpa.0).copied().unwrap_or(0)));
-    assert_eq!(result, fault(RESERVED));
-}
-
-#[test]
-fn large_pages_of_long_mode_ignore_their_pat_bit() {
-    let words = [(0x1000, 0x2007), (0x2000, 0x3007), (0x3008, 0x40_1087)];
-    assert_eq!(walk(&LONG, &words, 0x21_2345, READ), at(0x41_2345, 2 << 20));
+    let pat = 1 << 12;
+    assert_eq!(walk(&LONG, &large(pat), 0x21_2345, READ), at(0x41_2345, 2 << 20), "PAT is ignored");
+    let no_huge_pages = GuestPaging::new(&LONG, 40, false);
+    let result: Result<_, WalkError<()>> =
+        no_huge_pages.translate(0, READ, |gpa| Ok(if gpa.0 == 0x1000 { 0x2007 } else { huge(0)[1].1 }));
+    assert_eq!(result, fault(RESERVED), "CPUID lacks 1 GiB pages");
 }
 
 #[test]
@@ -205,8 +188,8 @@ fn pae_pages() {
     // 0xc0601234: PDPTE 3 at 0x1038, PDE 3, PTE 1. The PDPTE has neither R/W nor U/S.
     let words = [(0x1038, 0x2001), (0x2018, 0x3007), (0x3008, 0x5007)];
     let all = Access::WRITE | Access::USER | Access::FETCH;
-    assert_eq!(walk(&PAE, &words, 0xc060_1234, all), at(0x5234, 0x1000));
-    assert_eq!(walk(&PAE, &words, 0xffff_ffff_c060_1234, all), at(0x5234, 0x1000), "upper bits do not count");
+    assert_eq!(walk(&PAE, &words, 0xc060_1234, all), MAPPED);
+    assert_eq!(walk(&PAE, &words, 0xffff_ffff_c060_1234, all), MAPPED, "upper bits do not count");
     let large = [(0x1038, 0x2001), (0x2018, 0xff_ffe0_0087)];
     assert_eq!(walk(&PAE, &large, 0xc060_1234, READ), at(0xff_ffe0_1234, 2 << 20));
     for bit in [1, 2, 5, 6, 7, 8, 40, 51, 52, 62, 63] {
@@ -225,7 +208,7 @@ fn pae_pages() {
 fn legacy_pages() {
     // 0x00c01234: PDE 3 at 0x100c, the upper half of its word; PTE 1 at 0x2004, likewise.
     let words = [(0x1008, 0x2007 << 32), (0x2000, 0x5007 << 32)];
-    assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE | Access::USER), at(0x5234, 0x1000));
+    assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE | Access::USER), MAPPED);
     let words = [(0x1008, 0x2007 << 32), (0x2000, 0x5005 << 32)];
     assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE), fault(PROTECTION | PageFault::WRITE));
     assert_eq!(walk(&LEGACY, &words, 0x0080_1234, READ), fault(NOT_PRESENT));
@@ -242,7 +225,7 @@ fn large_legacy_pages_reach_beyond_32_bits() {
     assert_eq!(result, fault(RESERVED), "an address beyond the guest's width");
     let registers = ControlRegisters { cr4: 0, ..LEGACY };
     let words = [(0x1008, 0x2087 << 32), (0x2000, 0x5007 << 32)];
-    assert_eq!(walk(&registers, &words, 0x00c0_1234, READ), at(0x5234, 0x1000), "PS without PSE");
+    assert_eq!(walk(&registers, &words, 0x00c0_1234, READ), MAPPED, "PS without PSE");
 }
 
 #[test]

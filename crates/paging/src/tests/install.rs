@@ -68,18 +68,6 @@ fn leaves_an_existing_leaf_alone() {
 }
 
 #[test]
-fn maps_the_piece_around_the_address_where_a_table_is_in_the_way() {
-    let arena = Arena::new(8);
-    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    nested.install(0, PhysAddr(1 << 30), Level::Page4K, RWX).unwrap();
-    let installed = nested.install(0x5678, PhysAddr(1 << 30 | 0x5678), Level::Page1G, RWX);
-    assert_eq!(installed, Ok(Installed::New(Level::Page4K)));
-    assert_eq!(nested.query(0x5fff).unwrap().pa, PhysAddr(1 << 30 | 0x5fff));
-    assert_eq!(nested.query(0x4fff), None);
-    assert_eq!(nested.query(0x6000), None);
-}
-
-#[test]
 fn never_makes_a_leaf_larger_than_the_format_has() {
     let arena = Arena::new(8);
     let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
@@ -100,23 +88,6 @@ fn reaches_the_ends_of_the_address_spaces() {
     host.install(u64::MAX, last, Level::Page4K, RW).unwrap();
     assert_eq!(host.query(u64::MAX).unwrap().pa, last);
     assert_eq!(host.query((1 << 48) - 1), None);
-}
-
-#[test]
-fn permissions_survive_encoding() {
-    let arena = Arena::new(64);
-    let nested = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    for (number, level) in [Level::Page4K, Level::Page2M, Level::Page1G].into_iter().enumerate() {
-        for permissions in
-            (0..16).map(Permissions::from_bits_retain).filter(|p| p.contains(Permissions::READ))
-        {
-            let address = (number as u64) << 39 | u64::from(permissions.bits()) << 30;
-            nested.install(address, PhysAddr(1 << 30), level, permissions).unwrap();
-            let is_dirty = permissions.contains(Permissions::WRITE);
-            let expected = Mapping { pa: PhysAddr(1 << 30), level, permissions, is_dirty };
-            assert_eq!(nested.query(address), Some(expected));
-        }
-    }
 }
 
 #[test]

@@ -34,19 +34,6 @@ fn marks_hold_every_payload_and_are_no_translations() {
 }
 
 #[test]
-fn a_mark_gives_way_to_a_leaf_and_not_the_other_way() {
-    let arena = Arena::new(8);
-    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    table.mark(0x1000, 7).unwrap();
-    let installed = table.install(0x1000, PhysAddr(0x1000), Level::Page2M, RWX);
-    assert_eq!(installed, Ok(Installed::New(Level::Page4K)), "the mark has its table");
-    assert_eq!(table.mark(0x1000, 8), Ok(false));
-    assert!(matches!(table.look(0x1000), Look::Mapped(_)));
-    table.install(0x20_0000, PhysAddr(0), Level::Page2M, RWX).unwrap();
-    assert_eq!(table.mark(0x20_1000, 8), Ok(false), "a large leaf counts, too");
-}
-
-#[test]
 fn zapping_marks_needs_no_flush() {
     let arena = Arena::new(8);
     let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();

@@ -128,15 +128,3 @@ fn a_collapse_that_cannot_be_is_refused() {
     assert_eq!(collapse(0..M2, Level::Page2M, 0, Permissions::WRITE), Some(MapError::Permissions));
     assert!(table.edit().is_some());
 }
-
-#[test]
-fn p14_a_collapsed_page_counts_as_dirty() {
-    let arena = Arena::new(16);
-    let table = table(&arena);
-    table.edit().unwrap().clean(0..4 * M2, |_| ()).finish().release(&never_walked()).unwrap();
-    let tracked = RWX | Permissions::TRACKED;
-    let change = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(G), tracked).unwrap();
-    change.finish().release(&never_walked()).unwrap();
-    let mapping = table.query(0).unwrap();
-    assert_eq!((mapping.level, mapping.permissions, mapping.is_dirty), (Level::Page2M, RWX, true));
-}

@@ -33,7 +33,7 @@ enum Mistake {
 }
 
 /// Both machines and what is between them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct World {
     source: Option<Source>,
     /// Whether its guest runs, and whether it still has it.
@@ -68,17 +68,10 @@ impl World {
             source_runs: true,
             source_has: true,
             target: Some(Target::Arriving),
-            target_runs: false,
-            known: Known::default(),
-            unheard: false,
-            to_target: Vec::new(),
-            to_source: Vec::new(),
-            left_over: Vec::new(),
             connected: true,
             source_knows: true,
             target_knows: true,
-            asks: false,
-            cuts: 0,
+            ..Self::default()
         }
     }
 

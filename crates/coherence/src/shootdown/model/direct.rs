@@ -2,8 +2,7 @@
 
 use loom::sync::Arc;
 
-use crate::model::mutants::mutants;
-use crate::model::scenarios::{explore, explored, on_a_thread};
+use crate::interleave::{explore, on_a_thread};
 use crate::shootdown::batch::Kind;
 use crate::shootdown::model::machine::{Cpu, ModelState, ModelTlb, On, Reach};
 use crate::shootdown::model::mutants::switch_by;
@@ -11,6 +10,7 @@ use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{replace, run};
 use crate::shootdown::model::tables::unlink;
 use crate::shootdown::{AddressSpace, Batch, Inline, Mode};
+use crate::{explored, mutants};
 
 /// The hypervisor flushes the tag that CPU 1 has loaded, and not its other tags, while that CPU
 /// switches to the space being changed. The CPU takes no interrupt.

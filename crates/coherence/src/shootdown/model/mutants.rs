@@ -3,10 +3,8 @@
 //! Each mutant is a copy of the real operation except for the one change that its comment names.
 //! Mutants of a flush are [`flush_by`] with one of its [`Parts`].
 
-use crate::TargetSet;
 use crate::mailbox::Generation;
 use crate::model::machine::idle;
-use crate::model::mutants::mutants;
 use crate::shootdown::batch::Kind;
 use crate::shootdown::cpu::Known;
 use crate::shootdown::flush::Plan;
@@ -22,6 +20,7 @@ use crate::shootdown::{
     Tlb,
 };
 use crate::sync::Ordering::{AcqRel, Acquire, Relaxed};
+use crate::{TargetSet, mutants};
 
 /// How an initiator waits.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

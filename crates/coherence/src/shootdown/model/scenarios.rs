@@ -3,7 +3,8 @@
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 
-use crate::model::scenarios::{explored, on_a_thread};
+use crate::explored;
+use crate::interleave::on_a_thread;
 use crate::shootdown::model::machine::{
     Cpu, DIRTY, Freed, ModelState, ModelTlb, NEW, NONE, OLD, On, PAGES, Reach, range,
 };

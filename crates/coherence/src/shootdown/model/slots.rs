@@ -2,7 +2,7 @@
 
 use loom::sync::Arc;
 
-use crate::model::scenarios::{explore, on_a_thread};
+use crate::interleave::{explore, on_a_thread};
 use crate::shootdown::slot::{COUNT_SHIFT, Change, CpuSlot, List, PENDING, Request, Taken};
 use crate::shootdown::{INLINE_RANGES, PageRange};
 use crate::sync::Ordering::AcqRel;

@@ -3,14 +3,14 @@
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::Relaxed;
 
-use crate::model::mutants::mutants;
-use crate::model::scenarios::{explored, on_a_thread};
+use crate::interleave::on_a_thread;
 use crate::shootdown::batch::Kind;
 use crate::shootdown::model::machine::{Cpu, Freed, ModelState, ModelTlb, NONE, On, Reach, range};
 use crate::shootdown::model::mutants::{Parts, flush_by, flush_mutants};
 use crate::shootdown::model::protocol::{Protocol, Real};
 use crate::shootdown::model::scenarios::{Made, run};
 use crate::shootdown::{Batch, Concurrent, Inline, Mode, PageRange, Serial, Tables};
+use crate::{explored, mutants};
 
 /// Unlinks the first space's table on CPU 0, flushes, and frees it.
 pub(super) fn unlink<P: Protocol, M: Mode<Tables> + Made>(

@@ -9,7 +9,6 @@ use std::vec::Vec;
 mod batches;
 mod direct;
 mod random;
-mod threads;
 
 type SmallSpace = AddressSpace<4>;
 type Cpu<'m> = LocalCpu<'m, &'m SmallSpace, 4, 2>;
@@ -191,60 +190,12 @@ fn targets_beyond_the_first_bank_are_asked_once_each() {
 }
 
 #[test]
-fn a12_what_is_kept_under_a_tag_is_of_the_newest_generation() {
-    let kernel = Kernel::new(2);
-    let [first, second] = &kernel.spaces;
-    let (mut from, mut to) = (kernel.cpu(0), kernel.user(1));
-    to.0.switch_to(second, &mut to.1);
-    to.0.switch_to(first, &mut to.1);
-    to.0.switch_to(second, &mut to.1);
-    let change = |from: &mut (Cpu<'_>, Log)| {
-        let mut room = pages::<1>();
-        let mut batch = first.batch(&mut room, ());
-        batch.add(PageRange::small(0, 1));
-        let nobody = &mut ByInterrupt(|_: &TargetSet<4>| panic!("nobody has it loaded"));
-        from.0
-            .flush(batch, Inline, nobody, &mut from.1)
-            .expect("nobody to wait for")
-            .receipt
-            .outcome()
-            .targets
-    };
-    assert_eq!(change(&mut from), 0);
-    to.0.switch_to(first, &mut to.1);
-    to.0.switch_to(second, &mut to.1);
-    let ops = to.1.take();
-    let [Op::Load { tag: other, .. }, Op::Load { tag, .. }, ..] = ops[..] else { panic!("{ops:?}") };
-    assert_ne!(tag, other);
-    let load = |root, tag, keep| Op::Load { root, tag, keep };
-    let expected = [
-        load(0x2000, other, false),
-        load(0x1000, tag, true),
-        load(0x2000, other, true),
-        load(0x1000, tag, false),
-        load(0x2000, other, true),
-    ];
-    assert_eq!(ops, expected);
-}
-
-#[test]
-fn a12_tag_of_another_space_is_never_kept() {
+fn a_cpu_that_unloads_has_no_space() {
     let kernel = Kernel::new(1);
-    let third: SmallSpace = Spaces::new().create(0x3000);
-    let spaces = Spaces::new();
-    let many: [SmallSpace; 3] = core::array::from_fn(|index| spaces.create(index as u64));
-    let (mut cpu, mut log) = kernel.cpu(0);
-    for round in 0..3 {
-        for space in &many {
-            cpu.switch_to(space, &mut log);
-            let [Op::Load { keep: false, .. }] = log.take()[..] else {
-                panic!("2 tags, 3 spaces, round {round}")
-            };
-        }
-    }
+    let (mut cpu, mut log) = kernel.user(0);
     assert!(cpu.unload(&mut log).is_some() && cpu.unload(&mut log).is_none());
     assert_eq!(log.take(), [Op::LoadNone]);
-    assert!(many.iter().all(|space| space.cpus().is_empty()) && third.cpus().is_empty());
+    assert!(kernel.spaces[0].cpus().is_empty());
 }
 
 #[test]

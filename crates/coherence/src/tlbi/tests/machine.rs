@@ -34,6 +34,17 @@ enum Pending {
     AllVms,
 }
 
+/// An instruction that a processor does not do as it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    NoCombined,
+    NotOrdered,
+    CompletesLocally,
+    NotCompleted,
+    WrongHint,
+    WalksGoOn,
+}
+
 fn shift(level: u32) -> u32 {
     12 + (3 - level) * 9
 }
@@ -70,6 +81,7 @@ pub(super) struct Processors {
     /// Walks for EL1 may happen at any time.
     pub(super) is_speculative: Cell<bool>,
     pub(super) trace: RefCell<Vec<String>>,
+    mistake: Option<Mistake>,
 }
 
 impl Processors {
@@ -85,7 +97,17 @@ impl Processors {
             tcr: Cell::new(0x1234),
             is_speculative: Cell::new(false),
             trace: RefCell::default(),
+            mistake: None,
         }
+    }
+
+    /// The same with a mistake.
+    pub(super) fn with(self, mistake: Mistake) -> Self {
+        Self { mistake: Some(mistake), ..self }
+    }
+
+    fn makes(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake)
     }
 
     /// The same while another machine's guest is loaded.
@@ -162,12 +184,16 @@ impl Processors {
 impl Stage2Tlb for Processors {
     fn order_stores(&self) {
         self.note("order_stores");
-        self.hidden.borrow_mut().clear();
+        if !self.makes(Mistake::NotOrdered) {
+            self.hidden.borrow_mut().clear();
+        }
     }
 
     fn complete(&self) {
         self.note("complete");
-        self.finish(false);
+        if !self.makes(Mistake::NotCompleted) {
+            self.finish(self.makes(Mistake::CompletesLocally));
+        }
     }
 
     fn complete_local(&self) {
@@ -185,7 +211,7 @@ impl Stage2Tlb for Processors {
 
     fn page(&self, operand: u64) {
         self.note("page");
-        let ttl = operand >> 44 & 0xf;
+        let ttl = if self.makes(Mistake::WrongHint) { 0b0110 } else { operand >> 44 & 0xf };
         assert!(ttl == 0 || ttl >> 2 == 1, "the granule of 4 KiB");
         let start = (operand & ((1 << 40) - 1)) << 12;
         self.ask(Pending::Stage2 { start, len: Granule::Size4K.bytes(), ttl: ttl & 3 }, false);
@@ -197,12 +223,15 @@ impl Stage2Tlb for Processors {
         let (scale, num) = (operand >> 44 & 3, operand >> 39 & 31);
         let start = (operand & ((1 << 37) - 1)) << 12;
         let len = (num + 1) << (5 * scale + 1) << 12;
-        self.ask(Pending::Stage2 { start, len, ttl: operand >> 37 & 3 }, false);
+        let ttl = if self.makes(Mistake::WrongHint) { 2 } else { operand >> 37 & 3 };
+        self.ask(Pending::Stage2 { start, len, ttl }, false);
     }
 
     fn combined(&self) {
         self.note("combined");
-        self.ask(Pending::Combined, false);
+        if !self.makes(Mistake::NoCombined) {
+            self.ask(Pending::Combined, false);
+        }
     }
 
     fn everything(&self) {
@@ -253,7 +282,8 @@ impl Stage2Tlb for Processors {
 
     fn forbid_stage1_walks(&self) -> u64 {
         self.note("forbid_stage1_walks");
-        self.tcr.replace(self.tcr.get() | 1 << 7 | 1 << 23)
+        let forbidden = if self.makes(Mistake::WalksGoOn) { 0 } else { 1 << 7 | 1 << 23 };
+        self.tcr.replace(self.tcr.get() | forbidden)
     }
 
     fn restore_stage1_walks(&self, former: u64) {

@@ -89,16 +89,6 @@ fn p17_nothing_is_added_to_sizes_that_can_be_named() {
 }
 
 #[test]
-fn p17_pieces_stay_below_four_gibibytes() {
-    // 8 GiB with the granule of 4 KiB is the most that an operand can name: 2^21 granules.
-    let operands: Vec<_> = Ranges::new(Granule::Size4K, 0x4000_0000, 8 << 30, None).unwrap().collect();
-    let decoded: Vec<_> = operands.into_iter().map(decoded).collect();
-    assert_eq!(decoded.len(), 3);
-    assert_eq!((decoded[0].1, decoded[0].2), (0x4000_0000, PIECE_BYTES_MAX));
-    assert_eq!((decoded[2].1, decoded[2].2), (0x4000_0000 + 2 * PIECE_BYTES_MAX, 1 << 29));
-}
-
-#[test]
 fn p17_the_last_page_is_covered_without_going_beyond_it() {
     for granule in GRANULES {
         let last = (BASE_END - 1) << granule.shift();

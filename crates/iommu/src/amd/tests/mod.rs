@@ -93,16 +93,6 @@ fn p17_the_ends_of_the_address_space() {
 }
 
 #[test]
-fn p17_sizes_are_not_off_by_one() {
-    let operand = |range| pages(DomainId(1), Depth::Leaves, range, 1).next().map(|command| command.0[1]);
-    assert_eq!(operand(0x5000..0x6000), Some(0x5000));
-    assert_eq!(operand(0x4000..0x6000), Some(0x4001), "two pages: bit 12 is the zero");
-    assert_eq!(operand(0x4000..0x8000), Some(0x5001), "four: bit 12 is one, bit 13 is the zero");
-    assert_eq!(operand(0x20_0000..0x40_0000), Some(0x2f_f001), "2 MiB");
-    assert_eq!(operand(0..u64::MAX), Some(0x7fff_ffff_ffff_f001));
-}
-
-#[test]
 fn a_range_is_split_only_if_that_names_nothing_else() {
     assert_eq!(blocks(0x3000..0x6000, 4), [(0x3000, 0x3fff), (0x4000, 0x5fff)]);
     assert_eq!(blocks(0x3000..0x6000, 1), [(0, 0x7fff)]);

@@ -7,22 +7,6 @@ use crate::smmu::event_queue::*;
 const OVERFLOW: u32 = 1 << 31;
 
 #[test]
-fn records_are_read_once_and_in_order_across_rounds() {
-    let mut reader = Reader::new(2);
-    for (prod, indexes, cons) in [
-        (0, &[][..], 0),
-        (3, &[0, 1, 2], 3),
-        (3, &[], 3),
-        (5, &[3, 0], 5),
-        (1, &[1, 2, 3, 0], 1), // full: the same index in the next round
-        (2, &[1], 2),
-    ] {
-        assert_eq!(reader.unread(prod).collect::<Vec<_>>(), indexes);
-        assert_eq!(reader.advance(prod), Advance { cons, has_lost: false });
-    }
-}
-
-#[test]
 fn lost_events_are_told_once_and_acknowledged() {
     let mut reader = Reader::new(2);
     for (prod, cons, has_lost) in [

@@ -63,29 +63,16 @@ fn every_bit_of_the_identification_is_one_feature() {
         assert_eq!(features(0, idr1, 0, 0), expected, "IDR1 {idr1:#x}");
     }
     assert_eq!(features(0, 0, 1 << 10, 0), Features { has_ranges: true, ..NOTHING });
-    assert_eq!(features(0, 0, 0, 7), Features { output: None, ..NOTHING });
-    assert_eq!(features(0, 0, 0, 1 << 5), Features { granules: [false, true, false], ..NOTHING });
-}
-
-#[test]
-fn an_emulated_smmu_is_read() {
-    let features = features(0x0d40_101a, 0x0273_0010, 0x1404, 0x74);
-    let expected = Features {
-        stage_1: true,
-        has_64_bit_tables: true,
-        is_coherent: true,
-        asid_bits: 16,
-        has_two_levels: true,
-        stream_bits: 16,
-        command_order_max: 19,
-        event_order_max: 19,
-        has_ranges: true,
-        output: Some(OutputSize::Bits44),
-        granules: [true; 3],
-        ..NOTHING
-    };
-    assert_eq!(features, expected);
-    assert!(features.has_granule(Granule::Size64K));
+    for (idr5, expected) in [
+        (4, Features { output: Some(OutputSize::Bits44), ..NOTHING }),
+        (7, Features { output: None, ..NOTHING }),
+        (1 << 4, Features { granules: [true, false, false], ..NOTHING }),
+        (1 << 5, Features { granules: [false, true, false], ..NOTHING }),
+        (1 << 6, Features { granules: [false, false, true], ..NOTHING }),
+    ] {
+        assert_eq!(features(0, 0, 0, idr5), expected, "IDR5 {idr5:#x}");
+    }
+    assert!(features(0, 0, 0, 1 << 6).has_granule(Granule::Size64K));
 }
 
 #[test]

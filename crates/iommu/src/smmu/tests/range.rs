@@ -57,19 +57,6 @@ fn check(granule: Granule, stale: Stale, fewest: Option<usize>) -> Result<(), Te
 }
 
 #[test]
-fn p17_every_start_and_size_of_a_small_memory() {
-    for granule in GRANULES {
-        let sizes = (1..300).chain(1020..1030).chain(32_760..32_780).chain((1 << 20) - 3..(1 << 20) + 3);
-        for pages in sizes {
-            for first in [0, 1, 2, 31, 63, 511, 512, 4095] {
-                check(granule, stale(first << granule.shift(), pages << granule.shift()), None)
-                    .expect("covered");
-            }
-        }
-    }
-}
-
-#[test]
 fn p17_no_other_choice_of_lengths_takes_fewer_commands() {
     const LAST: usize = 1 << 11;
     // By the fewest lengths that add up to it, whatever they are.

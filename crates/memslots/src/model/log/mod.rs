@@ -10,9 +10,10 @@ mod mutants;
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicBool, AtomicU64};
 use loom::sync::{Arc, Mutex};
-use loom::thread;
+use quell_coherence::explored;
+use quell_coherence::interleave::on_a_thread;
 
-use super::{explored, relax};
+use super::relax;
 use crate::dirty::{DirtyLog, Marks};
 use crate::support::{PAGE, receipt, slot, stamp};
 use crate::{Memslots, SlotId};
@@ -167,10 +168,7 @@ fn beside<P: Protocol>(
     fetch: impl FnOnce(&ModelState),
 ) {
     let machine = Arc::new(machine);
-    let other = {
-        let machine = machine.clone();
-        thread::spawn(move || act(&machine))
-    };
+    let other = on_a_thread(&machine, act);
     fetch(&machine);
     other.join().unwrap();
     machine.check::<P>();
@@ -203,16 +201,12 @@ fn giving_up<P: Protocol>() {
 /// A vCPU stores through the leaf that another vCPU's fault has just made writable. A fetch that
 /// begins after the store has the page, whether or not the fault has marked it yet.
 fn following<P: Protocol>() {
-    let machine = Arc::new(ModelState::new(Mode::Protect));
-    let has_stored = Arc::new(AtomicBool::new(false));
-    let fault = {
-        let machine = machine.clone();
-        thread::spawn(move || machine.store::<P>(0, 1))
-    };
-    let follow = {
-        let (machine, has_stored) = (machine.clone(), has_stored.clone());
-        thread::spawn(move || has_stored.store(machine.try_store(1, 2), Release))
-    };
+    let shared = Arc::new((ModelState::new(Mode::Protect), AtomicBool::new(false)));
+    let (machine, has_stored) = &*shared;
+    let fault = on_a_thread(&shared, |(machine, _)| machine.store::<P>(0, 1));
+    let follow = on_a_thread(&shared, |(machine, has_stored)| {
+        has_stored.store(machine.try_store(1, 2), Release);
+    });
     if has_stored.load(Acquire) {
         assert!(machine.fetch::<P>(), "a store that was visible is not in the result");
     }
@@ -222,9 +216,9 @@ fn following<P: Protocol>() {
 }
 
 explored! {
-    p14_stores_that_fault_are_fetched: 3 => faulting::<Real>;
-    p14_stores_that_set_dirty_bits_are_fetched: 3 => tracking::<Real>;
-    p14_stores_of_the_hypervisor_are_fetched: 3 => emulating::<Real>;
-    p14_stores_are_fetched_after_a_fetch_was_given_up: 3 => giving_up::<Real>;
-    p14_a_store_that_is_visible_before_the_fetch_is_in_it: 3 => following::<Real>;
+    p14_stores_that_fault_are_fetched: Some(3) => faulting::<Real>;
+    p14_stores_that_set_dirty_bits_are_fetched: Some(3) => tracking::<Real>;
+    p14_stores_of_the_hypervisor_are_fetched: Some(3) => emulating::<Real>;
+    p14_stores_are_fetched_after_a_fetch_was_given_up: Some(3) => giving_up::<Real>;
+    p14_a_store_that_is_visible_before_the_fetch_is_in_it: Some(3) => following::<Real>;
 }

@@ -2,8 +2,9 @@
 
 use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use quell_coherence::mutants;
+
 use super::{ModelState, Protocol, WRITABLE, emulating, faulting, following, giving_up, tracking};
-use crate::model::mutants;
 
 mutants! {
     /// a and b are swapped: the mark is fetched before the leaf is writable.
@@ -123,7 +124,8 @@ mutants! {
     }
 
     /// C is omitted if B has changed nothing.
-    FlushIfProtected fails p14_no_flush_if_nothing_was_protected: following::<FlushIfProtected>, "not in the result", {
+    FlushIfProtected fails p14_no_flush_if_nothing_was_protected:
+    following::<FlushIfProtected>, "not in the result", {
         fn fetch(machine: &ModelState) -> u64 {
             let dirty = machine.protect(machine.marks().take(0));
             if dirty != 0 {

@@ -100,33 +100,6 @@ fn targets(control: u64, words: &[u64]) -> Option<Vec<u32>> {
 }
 
 #[test]
-fn the_four_flushes() {
-    with(SPACE, &[0x1234_5000, 4, 0b101], &Profile::default(), |call| {
-        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
-        assert_eq!(flush.address_space, 0x1234_5000);
-        assert_eq!(flush.flags, FlushFlags::new().with_non_global_only(true));
-        assert_eq!(flush.targets, Targets::Set(VpSet::from_mask(&0b101)));
-        assert_eq!(flush.scope, FlushScope::Everything);
-        assert_eq!(flush.completed(), HvResult::of(Status::SUCCESS, 0));
-    });
-    with(LIST | reps(2, 0), &[0, 2, 1, 0x5003, 0x9000], &Profile::default(), |call| {
-        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
-        assert!(flush.flags.all_address_spaces());
-        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
-        let ranges = [PageRange { start: 0x5000, pages: 4 }, PageRange { start: 0x9000, pages: 1 }];
-        assert!(list.ranges().eq(ranges));
-        assert_eq!(flush.completed(), HvResult::of(Status::SUCCESS, 2));
-    });
-    assert_eq!(targets(SPACE_EX | banks(2), &[0, 0, 0, 0b101, 0x21, 0x4]), Some(vec![0, 5, 130]));
-    with(LIST_EX | banks(1) | reps(1, 0), &[0, 0, 0, 2, 0x4, 0x7001], &Profile::default(), |call| {
-        let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
-        assert_eq!(flush.targets, Targets::Set(VpSet::sparse(2, &[4]).unwrap()));
-        let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
-        assert!(list.ranges().eq([PageRange { start: 0x7000, pages: 2 }]));
-    });
-}
-
-#[test]
 fn h3_reps_complete_counts_from_rep_0() {
     with(LIST | reps(4, 3), &[0, 0, 1, 1 << 12, 2 << 12, 3 << 12, 4 << 12], &STRICT, |call| {
         let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
@@ -166,19 +139,6 @@ fn h4_input_fits_its_page_or_is_refused() {
                 }
             }
         }
-    }
-}
-
-#[test]
-fn h4_entries_that_a_page_holds() {
-    assert_eq!(status(LIST | reps(509, 0), &[0, 0, 1], &STRICT), Status::SUCCESS);
-    assert_eq!(status(LIST | reps(510, 0), &[0, 0, 1], &STRICT), Status::INVALID_ALIGNMENT);
-    for count in [1, 2, 64] {
-        let mut input = vec![0, 0, 0, u64::MAX >> (64 - count)];
-        input.resize(4 + count as usize, 1);
-        let call = LIST_EX | banks(count);
-        assert_eq!(status(call | reps(508 - count, 0), &input, &STRICT), Status::SUCCESS);
-        assert_eq!(status(call | reps(509 - count, 0), &input, &STRICT), Status::INVALID_ALIGNMENT);
     }
 }
 
@@ -264,15 +224,6 @@ fn h12_unknown_formats_are_refused_unless_the_set_does_not_matter() {
 }
 
 #[test]
-fn the_layout_of_one_form_under_the_code_of_the_other() {
-    // A processor mask in the place of the format, the first list entry in that of the bank mask.
-    assert_eq!(status(SPACE_EX, &[0, 0, 0b110, 0x5000], &STRICT), Status::INVALID_PARAMETER);
-    assert_eq!(status(LIST_EX | reps(1, 0), &[0, 0, 0, 0x5000, 0], &STRICT), Status::INVALID_HYPERCALL_INPUT);
-    // A sparse format in the place of the mask: the empty mask.
-    assert_eq!(status(SPACE, &[0, 0, 0, 1, 1], &STRICT), Status::INVALID_PARAMETER);
-}
-
-#[test]
 fn h15_fast_flushes_are_undefined_whatever_else_is_wrong() {
     for code in [SPACE, LIST, SPACE_EX, LIST_EX] {
         for rest in [0, reps(1, 0), banks(1), 1 << 27, 1 << 63] {
@@ -302,11 +253,6 @@ fn h22_flags_that_are_not_offered_are_refused() {
             assert_eq!(status(control, &words, &STRICT), Status::INVALID_PARAMETER, "bit {bit}");
         }
     }
-}
-
-#[test]
-fn h29_non_global_is_accepted_on_lists() {
-    assert_eq!(status(LIST | reps(1, 0), &[0, 0b111, 0, 0x5000], &STRICT), Status::SUCCESS);
 }
 
 #[test]

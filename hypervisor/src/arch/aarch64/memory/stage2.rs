@@ -3,7 +3,9 @@
 use alloc::sync::Arc;
 use coherence::tlbi::{self, Errata, Granule, Setup};
 use core::sync::atomic::{AtomicBool, Ordering};
-use paging::{Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory};
+use paging::{
+    Arm64Stage2, Entries, FlushRange, Format, Level, Permissions, PhysAddr, TableMemory, format_like,
+};
 use stay::Cost;
 
 use super::cost::Word;
@@ -30,27 +32,10 @@ fn init() {
 pub(crate) struct Stage2;
 
 impl Format for Stage2 {
-    const INPUT_BITS: u32 = Plain::INPUT_BITS;
-    const SIGN_EXTENDED: bool = Plain::SIGN_EXTENDED;
-    const OUTPUT_BITS: u32 = Plain::OUTPUT_BITS;
-    const ROOT: Level = Plain::ROOT;
-    const LARGEST: Level = Plain::LARGEST;
-    const REPLACES_IN_PLACE: bool = Plain::REPLACES_IN_PLACE;
-    const SETTLED: (u64, u64) = Plain::SETTLED;
-
-    #[inline(always)]
-    fn admits(permissions: Permissions) -> bool {
-        Plain::admits(permissions)
-    }
-
-    #[inline(always)]
-    fn is_present(entry: u64) -> bool {
-        Plain::is_present(entry)
-    }
-
-    #[inline(always)]
-    fn is_leaf(entry: u64, level: Level) -> bool {
-        Plain::is_leaf(entry, level)
+    // `protected` leaves memory types unchanged, in either encoding.
+    format_like! { Plain:
+        INPUT_BITS SIGN_EXTENDED OUTPUT_BITS ROOT LARGEST REPLACES_IN_PLACE SETTLED
+        admits is_present is_leaf table address is_dirty protected dirtied cleaned
     }
 
     #[inline]
@@ -61,43 +46,12 @@ impl Format for Stage2 {
         }
     }
 
-    #[inline(always)]
-    fn table(pa: PhysAddr, level: Level) -> u64 {
-        Plain::table(pa, level)
-    }
-
-    #[inline(always)]
-    fn address(entry: u64, alignment: Level) -> PhysAddr {
-        Plain::address(entry, alignment)
-    }
-
     #[inline]
     fn permissions(leaf: u64) -> Permissions {
         match FORCED.load(Ordering::Relaxed) {
             true => Forced::permissions(leaf),
             false => Plain::permissions(leaf),
         }
-    }
-
-    #[inline(always)]
-    fn is_dirty(leaf: u64) -> bool {
-        Plain::is_dirty(leaf)
-    }
-
-    #[inline(always)]
-    fn protected(leaf: u64, level: Level) -> u64 {
-        // Memory types are unchanged, in either encoding.
-        Plain::protected(leaf, level)
-    }
-
-    #[inline(always)]
-    fn dirtied(leaf: u64) -> u64 {
-        Plain::dirtied(leaf)
-    }
-
-    #[inline(always)]
-    fn cleaned(leaf: u64) -> u64 {
-        Plain::cleaned(leaf)
     }
 }
 
