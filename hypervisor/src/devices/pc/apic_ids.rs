@@ -14,6 +14,8 @@ pub struct ApicId(pub u32);
 impl ApicId {
     /// No vCPU's: the sender of what no local APIC has sent.
     pub const NONE: Self = Self(u32::MAX);
+    /// The physical destination that means all.
+    pub const BROADCAST: Self = Self(u32::MAX);
 }
 
 impl From<ApicId> for u64 {
