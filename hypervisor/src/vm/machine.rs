@@ -27,13 +27,11 @@ use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
 pub use super::vcpu::Vcpu;
+pub use crate::index::VpIndex;
 use crate::loader::LoadError;
 use crate::sched::notify::{self, Published};
 use crate::sched::{CpuIndex, Line, VcpuIndex};
 use crate::stopping::{REQUESTS, Stopping};
-
-/// Index of a vCPU in its guest; also its VP index.
-pub type VpIndex = u32;
 
 /// A virtual machine.
 pub struct Vm<A: Arch> {
@@ -175,7 +173,8 @@ fn assemble<A: Arch>(
     let shared = A::share(config, &host.common, &space, claim)?;
     let targets = host.targets(first, config.vcpus);
     let vcpu = |(index, target)| {
-        Vcpu::new((index, first + index), target, A::new_vcpu(&shared, index, identity + index))
+        let state = A::new_vcpu(&shared, VpIndex(index), identity + index);
+        Vcpu::new((VpIndex(index), first + index), target, state)
     };
     Ok(Box::new(Vm {
         host,

@@ -85,10 +85,10 @@ fn u41_each_cpu_has_vectors_of_its_own() {
     assert!(places.len() > FUNCTIONS.len() / 2);
     let elsewhere = routes.take(other, DeviceId(2), 2).expect("nobody is there");
     assert!(places.iter().any(|place| place.vector == elsewhere.vector));
-    routes.set(elsewhere, Delivery::Direct(5, message()));
+    routes.set(elsewhere, Delivery::Direct(VpIndex(5), message()));
     let deliver = |cpu| routes.deliver(cpu, elsewhere.vector);
     assert_eq!((deliver(0), deliver(1), deliver(2), deliver(256)), (false, true, true, false));
-    assert_eq!(*other.posted.lock().unwrap(), [(5, message())]);
+    assert_eq!(*other.posted.lock().unwrap(), [(VpIndex(5), message())]);
     assert_eq!(routes.take(MockReceiver::on(0), DeviceId(3), 2), None, "no CPU of its own is reached");
 }
 
@@ -126,9 +126,9 @@ fn u42_an_interrupt_for_several_is_noted_and_the_guest_is_told() {
     let guest = MockReceiver::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
     assert!(routes.deliver(0, place.vector) && guest.told.lock().unwrap().is_empty(), "it is masked");
-    assert!(routes.set(place, Delivery::InTurn(3)), "it has arrived before");
+    assert!(routes.set(place, Delivery::InTurn(VpIndex(3))), "it has arrived before");
     assert!(routes.deliver(0, place.vector));
-    assert_eq!((&*guest.told.lock().unwrap(), guest.posted.lock().unwrap().len()), (&vec![3], 0));
+    assert_eq!((&*guest.told.lock().unwrap(), guest.posted.lock().unwrap().len()), (&vec![VpIndex(3)], 0));
     assert!(routes.take_arrived(place) && !routes.take_arrived(place));
 }
 
@@ -137,7 +137,7 @@ fn a_vector_is_free_when_the_iommu_has_forgotten_its_function() {
     let routes = Routes::default();
     let guest = MockReceiver::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
-    routes.set(place, Delivery::Direct(0, message()));
+    routes.set(place, Delivery::Direct(VpIndex(0), message()));
     routes.free(place, &Forgotten::made(DeviceId(2)));
     assert!(routes.deliver(0, place.vector), "that was another one's");
     routes.silence(place);

@@ -43,7 +43,7 @@ impl<A: X86> Vm<A> {
 
     #[inline]
     fn vcpu_with_apic_id(&self, apic_id: ApicId) -> Option<&Vcpu<A>> {
-        self.vcpus.get(self.guest.vcpu_of(apic_id) as usize)
+        self.vcpus.get(self.guest.vcpu_of(apic_id).place())
     }
 
     /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns the number of vCPUs that got
@@ -57,7 +57,7 @@ impl<A: X86> Vm<A> {
     /// The same for a known vCPU.
     #[inline]
     pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
-        trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+        trace::here::<A>(Event::Posted, vcpu.row, vector.into(), [0; 2]);
         if A::takes_posted() {
             return self.post_to_processor(vcpu, vector);
         }
@@ -79,7 +79,7 @@ impl<A: X86> Vm<A> {
     /// A disabled local APIC accepts nothing. Plain vectors can be posted without a check, because
     /// it drops them.
     fn post_message(&self, vcpu: VpIndex, message: Message) -> u64 {
-        let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return 0 };
+        let Some(vcpu) = self.vcpus.get(vcpu.place()) else { return 0 };
         if vcpu.inbox.logical() == Logical::Off {
             return 0;
         }
@@ -88,7 +88,7 @@ impl<A: X86> Vm<A> {
                 self.post_fixed_to(vcpu, vector);
                 return 1;
             }
-            trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+            trace::here::<A>(Event::Posted, vcpu.row, vector.into(), [0; 2]);
         }
         self.notify(vcpu, vcpu.inbox.post(message.kind, message.trigger));
         1
@@ -129,7 +129,7 @@ impl<A: X86> Receiver for Vm<A> {
         // Pairs with `spread_messages`. The vCPU that is told looks, if no other one has.
         self.guest.has_messages.store(true, Ordering::Release);
         let noted = Published::here();
-        if let Some(vcpu) = self.vcpus.get(vcpu as usize).or(self.vcpus.first()) {
+        if let Some(vcpu) = self.vcpus.get(vcpu.place()).or(self.vcpus.first()) {
             self.notify(vcpu, noted);
         }
     }

@@ -108,7 +108,7 @@ unsafe impl Arch for MockArch {
     }
 
     fn new_vcpu(shared: &Shared, index: VpIndex, _: u32) -> Vcpu {
-        Vcpu::new(index, shared.programs.get(index as usize).cloned().unwrap_or_else(|| vec![Op::Done]))
+        Vcpu::new(index, shared.programs.get(index.place()).cloned().unwrap_or_else(|| vec![Op::Done]))
     }
 
     fn new_workspace(_: &PerCpu<Self>) {}
@@ -294,7 +294,7 @@ unsafe impl Arch for MockArch {
             }
             Exit::Send(to) => {
                 let to = &vm.vcpus[to as usize];
-                to.inbox.interrupts.fetch_or(1 << context.vcpu.index, Ordering::Release);
+                to.inbox.interrupts.fetch_or(1 << context.vcpu.index.0, Ordering::Release);
                 vm.notify(to, Published::here());
                 Next::Resume
             }
