@@ -32,6 +32,8 @@ macro_rules! indices {
 }
 
 indices! {
+    /// Index of a physical CPU: 0 for the boot CPU, dense.
+    CpuIndex
     /// Index of a vCPU in its guest; also its VP index.
     VpIndex
 }

@@ -41,11 +41,11 @@ impl Scheduler {
     ///
     /// If the guest may use none of the scheduler's CPUs.
     pub fn add_group(&self, group: GroupIndex, vcpus: Range<VcpuIndex>, share: Share) {
-        let may_use = || self.cpus.iter().copied().filter(|&cpu| share.cpus.contains(cpu));
+        let may_use = || self.cpus.iter().copied().filter(|&cpu| share.cpus.contains(cpu.0));
         for (vcpu, cpu) in vcpus.clone().zip(may_use().cycle()) {
             let home = &self.homes[vcpu as usize];
             // Relaxed: whoever makes the vCPU runnable learns of the guest in some other way.
-            home.cpu.store(cpu, Ordering::Relaxed);
+            home.cpu.store(cpu.0, Ordering::Relaxed);
             home.used.store(0, Ordering::Relaxed);
             home.virtual_time.store(VIRTUAL_EPOCH, Ordering::Relaxed);
             home.timer_line.store(0, Ordering::Relaxed);
@@ -111,7 +111,7 @@ impl Scheduler {
     pub fn used_by(&self, vcpu: VcpuIndex, now: u64) -> u64 {
         let home = &self.homes[vcpu as usize];
         // If it has gone to another CPU since, the turn there is left out: it has just begun.
-        let queue = self.place(home.cpu.load(Ordering::Relaxed)).queue.lock();
+        let queue = self.place(CpuIndex(home.cpu.load(Ordering::Relaxed))).queue.lock();
         let turn = queue.turn().filter(|turn| turn.vcpu == vcpu);
         // Within the lock, in which the turn is charged when it ends.
         home.used.load(Ordering::Relaxed).wrapping_add(turn.map_or(0, |turn| turn.had(now)))
@@ -132,6 +132,6 @@ impl Scheduler {
     }
 
     pub(super) fn may_run(&self, group: GroupIndex, cpu: CpuIndex) -> bool {
-        self.ledger.group(group).cpus().contains(cpu)
+        self.ledger.group(group).cpus().contains(cpu.0)
     }
 }

@@ -54,12 +54,10 @@ use crate::sync::{AtomicU32, Ordering};
 use ledger::Ledger;
 use place::{CpuQueue, Home};
 
+pub use crate::index::CpuIndex;
 pub use groups::{GroupIndex, Share};
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};
-
-/// Index of a physical CPU.
-pub type CpuIndex = u32;
 
 /// The action required after a vCPU was put into a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,13 +149,13 @@ impl Scheduler {
     pub fn new(cpus: Vec<CpuIndex>, vcpus: u32, groups: u32, policy: Policy) -> Self {
         let last = *cpus.iter().max().expect("a CPU runs vCPUs");
         let groups = groups.max(1);
-        let ledger = Arc::new(Ledger::new(groups, last + 1, cpus.len(), policy));
+        let ledger = Arc::new(Ledger::new(groups, last.0 + 1, cpus.len(), policy));
         let place = |cpu| {
             let (vcpus, groups) = if cpus.contains(&cpu) { (vcpus, groups) } else { (0, 0) };
             CpuQueue::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone()))
         };
         Self {
-            places: (0..=last).map(place).collect(),
+            places: (0..=last.0).map(CpuIndex).map(place).collect(),
             homes: (0..vcpus).map(|_| Home::default()).collect(),
             groups: (0..vcpus).map(|_| AtomicU32::new(0)).collect(),
             policy,
@@ -175,7 +173,7 @@ impl Scheduler {
 
     #[inline]
     fn place(&self, cpu: CpuIndex) -> &CpuQueue {
-        &self.places[cpu as usize]
+        &self.places[cpu.place()]
     }
 
     /// The scheduler's policy.
@@ -214,9 +212,9 @@ impl Scheduler {
         // lock.
         let home = &self.homes[vcpu as usize];
         home.timer_line.store(0, Ordering::Relaxed);
-        let migrated = home.cpu.load(Ordering::Relaxed) != cpu;
+        let migrated = home.cpu.load(Ordering::Relaxed) != cpu.0;
         if migrated {
-            home.cpu.store(cpu, Ordering::Relaxed);
+            home.cpu.store(cpu.0, Ordering::Relaxed);
         }
         // Another CPU's clock may be a little ahead.
         let waited = now.saturating_sub(home.ready_since.load(Ordering::Relaxed));
@@ -276,7 +274,7 @@ impl Scheduler {
         // Relaxed: it is read under the lock of the queue into which the vCPU is put below.
         home.ready_since.store(now, Ordering::Relaxed);
         // Relaxed: the notify word, by which the caller knows that it may wake the vCPU, orders it.
-        let cpu = home.cpu.load(Ordering::Relaxed);
+        let cpu = CpuIndex(home.cpu.load(Ordering::Relaxed));
         let place = self.place(cpu);
         let placed = place.with(|own| {
             if own.remove_timer(vcpu) {
@@ -300,7 +298,7 @@ impl Scheduler {
     #[inline(always)] // Waking is half of a switch between two vCPUs.
     fn enqueue_in(&self, queue: &mut RunQueue, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
         if standing.is_expired() {
-            self.homes[vcpu as usize].timer_line.store(cpu + 1, Ordering::Relaxed);
+            self.homes[vcpu as usize].timer_line.store(cpu.0 + 1, Ordering::Relaxed);
         }
         let sooner = queue.enqueue(vcpu, standing, &self.policy);
         match queue.running() {
@@ -318,7 +316,7 @@ impl Scheduler {
     pub fn promote(&self, vcpu: VcpuIndex) -> Nudge {
         match self.homes[vcpu as usize].timer_line.load(Ordering::Relaxed).checked_sub(1) {
             None => Nudge::Nothing,
-            Some(cpu) => self.promote_on(cpu, vcpu),
+            Some(cpu) => self.promote_on(CpuIndex(cpu), vcpu),
         }
     }
 

@@ -101,15 +101,15 @@ impl<A: Arch> Host<A> {
         let config = &bundle.config;
         A::check(config)?;
         let first_cpu = match config.boot_cpu {
-            BootCpu::Run => 0,
-            BootCpu::Serve => 1,
+            BootCpu::Run => CpuIndex(0),
+            BootCpu::Serve => CpuIndex(1),
         };
         let online = || percpu::online::<A>().map(|cpu| cpu.index);
         let cpus: Vec<_> = online().filter(|&index| index >= first_cpu).collect();
         if cpus.is_empty() {
             return Err(CreateError::NoCpu);
         }
-        let rings = online().map(|index| index + 1).max().unwrap_or(0);
+        let rings = online().map(|index| index.0 + 1).max().unwrap_or(0);
         let trace = Rings::take(free, rings).ok_or(CreateError::NoTrace)?;
         let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
         let row = |_| Row { vcpu: AtomicPtr::new(ptr::null_mut()), vm: AtomicPtr::new(ptr::null_mut()) };
@@ -351,7 +351,7 @@ impl<A: Arch> Reach for Host<A> {
 }
 
 /// Makes a CPU leave guest mode or idling soon.
-pub fn kick<A: Cpus>(cpu: u32) {
+pub fn kick<A: Cpus>(cpu: CpuIndex) {
     if let Some(cpu) = A::cpu(cpu) {
         cpu.kicked_at.store(A::now(), Ordering::Relaxed);
         trace::kick::<A>(cpu.index);

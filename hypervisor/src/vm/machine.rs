@@ -274,7 +274,7 @@ impl<A: Arch> Vm<A> {
 
     /// Whether a CPU may run its vCPUs.
     pub fn may_use(&self, cpu: CpuIndex) -> bool {
-        self.files.config.cpus.contains(cpu) && self.host.sched.has_cpu(cpu)
+        self.files.config.cpus.contains(cpu.0) && self.host.sched.has_cpu(cpu)
     }
 
     /// The guest has sent a byte to this serial port. `to_machine` sends it to the machine's own.

@@ -15,8 +15,8 @@ use super::load::Load;
 use super::machine::{Vcpu, Vm, VpIndex};
 use super::switch::Leave;
 use crate::loader::LoadError;
-use crate::sched::PutBack;
 use crate::sched::notify::Taken;
+use crate::sched::{CpuIndex, PutBack};
 use crate::stopping::{PAUSE, REQUESTS, RESET, Role};
 
 impl<A: Arch> Vm<A> {
@@ -186,7 +186,7 @@ impl<A: Arch> Context<'_, A> {
 
     /// Requests are served during a reset as at any other time.
     fn serve_during_reset(&self) {
-        if self.cpu.index == 0 && self.vm.attention() & REQUESTS != 0 {
+        if self.cpu.index == CpuIndex(0) && self.vm.attention() & REQUESTS != 0 {
             super::control::serve(self.host, self.cpu);
             self.count(Counter::ResetRequests);
         }

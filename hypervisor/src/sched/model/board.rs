@@ -57,7 +57,7 @@ impl Board {
         let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
         let count = guests.len() as u32;
         Self {
-            sched: Scheduler::new((0..cpus).collect(), count, count, Policy::new(1000)),
+            sched: Scheduler::new((0..cpus).map(CpuIndex).collect(), count, count, Policy::new(1000)),
             vcpus: guests.iter().map(vcpu).collect(),
             lines: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             found: AtomicU64::new(0),
@@ -66,7 +66,8 @@ impl Board {
     }
 
     /// A vCPU has blocked on `cpu`, on which no vCPU runs.
-    pub(super) fn block(&self, cpu: CpuIndex, vcpu: VcpuIndex, deadline: u64) {
+    pub(super) fn block(&self, cpu: u32, vcpu: VcpuIndex, deadline: u64) {
+        let cpu = CpuIndex(cpu);
         let _ = self.sched.wake(vcpu, Line::Work, 0);
         assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
         let mut owner = self.vcpus[vcpu as usize].target.owner().expect("free");
@@ -87,7 +88,7 @@ impl Board {
         /// other execution.
         const EXPLORED_TURNS: u64 = 2;
         for turn in 0_u64.. {
-            if self.lines[cpu as usize].swap(0, Relaxed) != 0 {
+            if self.lines[cpu.place()].swap(0, Relaxed) != 0 {
                 return true;
             }
             if self.is_done() {
@@ -166,7 +167,7 @@ impl Reach for Outside<'_> {
 
     fn kick_idle(&self, cpu: CpuIndex) {
         // A read-modify-write, because loom may delay a relaxed store forever.
-        self.0.lines[cpu as usize].swap(1, Relaxed);
+        self.0.lines[cpu.place()].swap(1, Relaxed);
     }
 
     fn kick_guest(&self, _: VcpuIndex, cpu: CpuIndex) {
@@ -307,7 +308,7 @@ impl<'b> Cpu<'b> {
             if self.check_queue.take() && self.board.sched.queue_state_after_wake(self.index, 0).has_waiting {
                 return Some(false);
             }
-            match owner.try_enter(CpuId(self.index)) {
+            match owner.try_enter(CpuId(self.index.0)) {
                 Ok(guest) => {
                     let goes_on = vcpu.guest == Guest::Halts || self.board.wait(self.index);
                     guest.leave();

@@ -5,7 +5,7 @@ use loom::thread;
 
 use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explored;
-use crate::sched::{Line, VcpuIndex};
+use crate::sched::{CpuIndex, Line, VcpuIndex};
 
 /// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all
 /// posted items have been found.
@@ -18,10 +18,10 @@ fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [VcpuIndex]) {
     let posters: Vec<_> = posters.collect();
     let others = (1..cpus).map(|cpu| {
         let board = board.clone();
-        thread::spawn(move || Cpu::new(&board, cpu).run::<S>())
+        thread::spawn(move || Cpu::new(&board, CpuIndex(cpu)).run::<S>())
     });
     let others: Vec<_> = others.collect();
-    Cpu::new(&board, 0).run::<S>();
+    Cpu::new(&board, CpuIndex(0)).run::<S>();
     others.into_iter().chain(posters).for_each(|thread| thread.join().unwrap());
 }
 

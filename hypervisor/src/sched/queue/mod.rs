@@ -381,7 +381,8 @@ impl RunQueue {
 
     /// A queue for one guest with this many vCPUs.
     pub(in crate::sched) fn alone(vcpus: u32) -> Self {
-        let mut queue = Self::new(0, vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));
+        let mut queue =
+            Self::new(CpuIndex(0), vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));
         queue.add_lines(Lines::new(0, 0..vcpus));
         queue
     }

@@ -100,7 +100,7 @@ impl Guest {
         self
     }
 
-    fn on(mut self, cpus: impl IntoIterator<Item = CpuIndex>) -> Self {
+    fn on(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
         self.share.cpus = cpus.into_iter().collect();
         self
     }
@@ -112,7 +112,7 @@ impl Machine {
         let rows = guests.iter().map(|guest| guest.habits.len() as u32).sum();
         let policy = Policy::new(SLICE);
         let mut machine = Self {
-            sched: Scheduler::new((0..cpus).collect(), rows, guests.len() as u32, policy),
+            sched: Scheduler::new((0..cpus).map(CpuIndex).collect(), rows, guests.len() as u32, policy),
             cpus: (0..cpus).map(|_| Cpu { current: None, counted: 0, due: 0 }).collect(),
             vcpus: Vec::new(),
             sets: Vec::new(),
@@ -160,7 +160,7 @@ impl Machine {
     fn obey(&mut self, nudge: Nudge) {
         let cpu = match nudge {
             Nudge::Nothing => return,
-            Nudge::Idle(cpu) => cpu as usize,
+            Nudge::Idle(cpu) => cpu.place(),
             Nudge::Running(vcpu) => match self.cpus.iter().position(|cpu| cpu.current == Some(vcpu)) {
                 Some(cpu) => cpu,
                 None => return,
@@ -172,7 +172,8 @@ impl Machine {
     fn run(&mut self, ticks: u64) {
         let end = self.now + ticks;
         let mut steps = 0;
-        while let Some((due, cpu)) = (0..).zip(&self.cpus).map(|(index, cpu)| (cpu.due, index)).min()
+        while let Some((due, cpu)) =
+            (0..).map(CpuIndex).zip(&self.cpus).map(|(index, cpu)| (cpu.due, index)).min()
             && due < end
         {
             steps = if self.pass(due) { 0 } else { steps + 1 };
@@ -180,7 +181,7 @@ impl Machine {
             self.step(cpu);
         }
         self.pass(end);
-        (0..self.cpus.len()).for_each(|cpu| self.count(cpu as CpuIndex));
+        (0..self.cpus.len()).for_each(|cpu| self.count(CpuIndex(cpu as u32)));
     }
 
     /// Nothing happens until then. Returns whether it is later than now.
@@ -211,18 +212,18 @@ impl Machine {
 
     /// Whether a CPU idles while a vCPU waits that may run there and that no cap holds.
     fn wastes(&self) -> bool {
-        let idle = |cpu: &CpuIndex| self.cpus[*cpu as usize].current.is_none();
-        let idle: CpuSet = (0..self.cpus.len() as CpuIndex).filter(idle).collect();
+        let idle = |cpu: &u32| self.cpus[*cpu as usize].current.is_none();
+        let idle: CpuSet = (0..self.cpus.len() as u32).filter(idle).collect();
         self.vcpus.iter().filter(|vcpu| vcpu.ready_since.is_some()).any(|vcpu| {
             let set = self.sets[vcpu.group as usize];
-            let may_run = (0..self.cpus.len() as CpuIndex).any(|cpu| idle.contains(cpu) && set.contains(cpu));
+            let may_run = (0..self.cpus.len() as u32).any(|cpu| idle.contains(cpu) && set.contains(cpu));
             may_run && !self.sched.ledger.is_held(vcpu.group, self.now)
         })
     }
 
     /// Counts the time that the current vCPU has had.
     fn count(&mut self, cpu: CpuIndex) {
-        let state = &mut self.cpus[cpu as usize];
+        let state = &mut self.cpus[cpu.place()];
         let had = self.now - core::mem::replace(&mut state.counted, self.now);
         if let Some(vcpu) = state.current {
             let vcpu = &mut self.vcpus[vcpu as usize];
@@ -235,7 +236,7 @@ impl Machine {
     fn step(&mut self, cpu: CpuIndex) {
         self.count(cpu);
         let now = self.now;
-        let Some(vcpu) = self.cpus[cpu as usize].current else { return self.idle(cpu) };
+        let Some(vcpu) = self.cpus[cpu.place()].current else { return self.idle(cpu) };
         if self.vcpus[vcpu as usize].left == 0 {
             return self.act(cpu, vcpu);
         }
@@ -248,7 +249,7 @@ impl Machine {
             return self.switch(cpu, PutBack::Preempted);
         }
         let done = now.saturating_add(self.vcpus[vcpu as usize].left);
-        self.cpus[cpu as usize].due = state.next_event.max(now + 1).min(done);
+        self.cpus[cpu.place()].due = state.next_event.max(now + 1).min(done);
     }
 
     fn wake_expired(&mut self, cpu: CpuIndex) {
@@ -266,7 +267,7 @@ impl Machine {
         self.wake_expired(cpu);
         let turn = self.sched.next(cpu, self.now);
         if turn.is_none() {
-            self.cpus[cpu as usize].due = self.sched.next_event(cpu).max(self.now + 1);
+            self.cpus[cpu.place()].due = self.sched.next_event(cpu).max(self.now + 1);
             let nudge = self.sched.ask_for_running(cpu, self.now);
             self.obey(nudge);
         } else {
@@ -281,12 +282,12 @@ impl Machine {
             let elsewhere = self.cpus.iter().position(|other| other.current == Some(vcpu));
             assert_eq!(elsewhere, None, "vCPU {vcpu} begins on CPU {cpu} while it runs");
             let state = &mut self.vcpus[vcpu as usize];
-            assert!(self.sets[state.group as usize].contains(cpu), "vCPU {vcpu} may not run on CPU {cpu}");
+            assert!(self.sets[state.group as usize].contains(cpu.0), "vCPU {vcpu} may not run on CPU {cpu}");
             let since = state.ready_since.take().unwrap_or_else(|| panic!("vCPU {vcpu} is not runnable"));
             assert_eq!(waited, now - since, "vCPU {vcpu} was runnable for so long");
             state.waits.push(waited);
         }
-        self.cpus[cpu as usize] = Cpu { current: vcpu, counted: now, due: now };
+        self.cpus[cpu.place()] = Cpu { current: vcpu, counted: now, due: now };
         if turn.is_some() {
             let nudge = self.sched.balance(cpu, now);
             self.obey(nudge);
@@ -294,7 +295,7 @@ impl Machine {
     }
 
     fn switch(&mut self, cpu: CpuIndex, why: PutBack) {
-        if let Some(vcpu) = self.cpus[cpu as usize].current.take() {
+        if let Some(vcpu) = self.cpus[cpu.place()].current.take() {
             let state = &mut self.vcpus[vcpu as usize];
             state.ready_since = Some(self.now);
             if let (0, Habit::Yields(run) | Habit::Waits(run)) = (state.left, state.habit) {
@@ -318,7 +319,7 @@ impl Machine {
         };
         let state = &mut self.vcpus[vcpu as usize];
         state.is_asleep = true;
-        self.cpus[cpu as usize].current = None;
+        self.cpus[cpu.place()].current = None;
         match self.sched.block(cpu, self.now, self.now + sleep, || Some(Released::made())) {
             Block::Refused => panic!("a vCPU that runs may block"),
             Block::Next(turn) => self.begin(cpu, turn),

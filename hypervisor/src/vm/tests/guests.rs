@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Op::*;
-use crate::sched::{Policy, Scheduler, Share};
+use crate::sched::{CpuIndex, Policy, Scheduler, Share};
 use crate::vm::arch::Clock;
 use crate::vm::mock::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::vm::mock::{End, MockBoard as Board};
@@ -251,7 +251,7 @@ fn u62_scheduler_and_host_tool_get_each_guests_own_facts() {
     let one = "name=one\nvcpus=2\nmemory=4194304\nweight=7\ncap=90\ncpus=0";
     let other = "name=other\nvcpus=1\nmemory=2097152\nweight=300\ncpus=1";
     let host = several(2, &[(one, &[]), (other, &[])]).host();
-    let known = Scheduler::new(vec![0, 1], 320, 16, Policy::new(1000));
+    let known = Scheduler::new([0, 1].map(CpuIndex).into(), 320, 16, Policy::new(1000));
     let shares = [(7, Some(90), 0, 4 << 20), (300, None, 1, 2 << 20)];
     for (number, (weight, cap, cpu, memory)) in (0..).zip(shares) {
         let vm = host.next_guest(number).expect("it is there");

@@ -9,6 +9,7 @@ use hostlink::trace::{Event, NO_VCPU};
 
 use super::arch::Cpus;
 use super::percpu::PerCpu;
+use crate::sched::CpuIndex;
 
 #[cfg(not(feature = "trace"))]
 mod none;
@@ -56,10 +57,10 @@ pub fn here<A: Cpus>(event: Event, vcpu: u32, detail: u32, words: [u64; 2]) {
 
 /// Records that the calling CPU kicks another one.
 #[inline(always)]
-pub fn kick<A: Cpus>(cpu: u32) {
+pub fn kick<A: Cpus>(cpu: CpuIndex) {
     if cfg!(feature = "trace") {
         let me = A::this_cpu();
         let vcpu = me.current_vcpu.load(Ordering::Relaxed).wrapping_sub(1);
-        me.trace_with(Event::Kick, vcpu, cpu, [0; 2]);
+        me.trace_with(Event::Kick, vcpu, cpu.0, [0; 2]);
     }
 }

@@ -7,6 +7,7 @@ use hostlink::trace::Event;
 use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
+use crate::sched::CpuIndex;
 use crate::sched::notify::Published;
 use crate::vm::{Vcpu, Vm, VpIndex, trace};
 use crate::x86::processor::{Vendor, X86};
@@ -71,7 +72,7 @@ impl<A: X86> Vm<A> {
         }
         match vcpu.inbox.post_to_processor(vector, vcpu.target) {
             None => {}
-            Some(Notify::Kick(cpu)) => A::cpu(cpu.0).into_iter().for_each(<A as Vendor>::tell),
+            Some(Notify::Kick(cpu)) => A::cpu(CpuIndex(cpu.0)).into_iter().for_each(<A as Vendor>::tell),
             Some(note) => self.notified(vcpu, note),
         }
     }
@@ -112,7 +113,7 @@ impl<A: X86> Vm<A> {
 }
 
 impl<A: X86> Receiver for Vm<A> {
-    fn destination(&self, cpu: u32) -> Option<u8> {
+    fn destination(&self, cpu: CpuIndex) -> Option<u8> {
         let cpu = A::cpu(cpu).filter(|cpu| cpu.presence.is_online() && self.may_use(cpu.index))?;
         vectors::destination(cpu.id)
     }

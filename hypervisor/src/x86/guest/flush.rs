@@ -11,7 +11,7 @@ use stay::tagged::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
-use crate::sched::VcpuIndex;
+use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
 use crate::vm::space::FlushScratch;
@@ -60,7 +60,7 @@ impl<A> Ipi<A> {
 
 impl<A: X86> Hardware for Ipi<A> {
     fn kick(&self, cpu: CpuId) {
-        host::kick::<A>(cpu.0);
+        host::kick::<A>(CpuIndex(cpu.0));
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {

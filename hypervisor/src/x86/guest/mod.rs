@@ -212,7 +212,7 @@ pub type Claim = owned::Claim<AmdVi>;
 /// Why the guest does not get them.
 pub fn claim<A: X86>(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
     let is_reached =
-        |cpu: &PerCpu<A>| config.cpus.contains(cpu.index) && vectors::destination(cpu.id).is_some();
+        |cpu: &PerCpu<A>| config.cpus.contains(cpu.index.0) && vectors::destination(cpu.id).is_some();
     if !config.devices.is_empty() && !percpu::online::<A>().any(is_reached) {
         return Err(CreateError::Devices(Refused::NoCpu));
     }

@@ -325,7 +325,7 @@ fn m7_a_guest_sees_what_it_has_seen_where_there_is_more() {
 fn m9_instructions_of_before_are_dropped_when_memory_is_there() {
     let vm = machine("vcpus=2").machine();
     let _before = told();
-    assert!(MockArm64::follow_state(vm, MockArm64::cpu(0).expect("a CPU")));
+    assert!(MockArm64::follow_state(vm, MockArm64::cpu(CpuIndex(0)).expect("a CPU")));
     let expected = ["instruction_cache", "complete", "context_sync"].map(Recorded::Tlb);
     assert_eq!(told(), expected);
 }

@@ -1,6 +1,7 @@
 //! A vCPU: its program, its TLB, its interrupts and its timer.
 
 use super::{Entry, Inbox, MockArch, Op, PAGE};
+use crate::sched::CpuIndex;
 use crate::sched::spinning::Look;
 use crate::vm::arch::{Clock, State};
 use crate::vm::awaited::Word;
@@ -55,7 +56,7 @@ pub(in crate::vm) struct Vcpu {
     pub(in crate::vm) since: Option<u64>,
     pub(in crate::vm) exit: Exit,
     /// The CPU that its state is loaded on.
-    pub(in crate::vm) loaded: Option<u32>,
+    pub(in crate::vm) loaded: Option<CpuIndex>,
     pub(in crate::vm) exits_on_pause: bool,
     pub(in crate::vm) word: Option<Word>,
     pub(in crate::vm) mmio: MmioCache<MMIO_PAGES>,

@@ -4,8 +4,8 @@ use super::vcpu::{Activity, Exit, TIMER, Vcpu};
 use super::{DEVICE, Inbox, MockArch, Op, PAGE, PROGRAMS, Programs, Shared};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
-use crate::sched::Turn;
 use crate::sched::notify::Published;
+use crate::sched::{CpuIndex, Turn};
 use crate::stopping;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
@@ -34,7 +34,7 @@ struct Kicks<'a>(&'a Vm<MockArch>);
 
 impl Hardware for Kicks<'_> {
     fn kick(&self, cpu: CpuId) {
-        MockArch::kick(MockArch::cpu(cpu.0).expect("a CPU that a vCPU is on"));
+        MockArch::kick(MockArch::cpu(CpuIndex(cpu.0)).expect("a CPU that a vCPU is on"));
     }
 
     fn relax(&self, _: u64) -> ControlFlow<()> {
@@ -253,7 +253,7 @@ unsafe impl Arch for MockArch {
 
     fn enter(context: &mut Context<'_, Self>) -> bool {
         let Context { owner, state, vm, cpu, vcpu, .. } = context;
-        let Ok(guest) = owner.try_enter(CpuId(cpu.index)) else {
+        let Ok(guest) = owner.try_enter(CpuId(cpu.index.0)) else {
             Self::take_flush(context);
             return false;
         };
