@@ -1,11 +1,12 @@
 //! Indices of different kinds. Whoever takes one for another does not compile.
 
 use core::fmt;
+use core::ops::Range;
 
 macro_rules! indices {
     ($($(#[$doc:meta])+ $name:ident)+) => {$(
         $(#[$doc])+
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         #[repr(transparent)]
         pub struct $name(pub u32);
 
@@ -14,6 +15,11 @@ macro_rules! indices {
             #[inline(always)]
             pub const fn place(self) -> usize {
                 self.0 as usize
+            }
+
+            /// Those of a range.
+            pub fn each(range: Range<Self>) -> impl ExactSizeIterator<Item = Self> + Clone {
+                (range.start.0..range.end.0).map(Self)
             }
         }
 
@@ -36,4 +42,6 @@ indices! {
     CpuIndex
     /// Index of a vCPU in its guest; also its VP index.
     VpIndex
+    /// A vCPU's row: its number among all vCPUs of all guests.
+    VcpuIndex
 }

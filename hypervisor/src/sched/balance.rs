@@ -42,7 +42,7 @@ impl Scheduler {
     /// Since when a vCPU waits in a queue whose lock is held.
     pub(super) fn waits_since(&self, vcpu: VcpuIndex) -> u64 {
         // As of the last release of the lock before this one, or later.
-        self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed)
+        self.homes[vcpu.place()].ready_since.load(Ordering::Relaxed)
     }
 
     /// Whether a vCPU that waits may go to a CPU for which fewer wait. One that has waited so long

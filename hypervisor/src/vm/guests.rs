@@ -133,7 +133,7 @@ impl<A: Arch> Host<A> {
     /// of its own, whether or not it exists; a bundle for whose guests there are not enough is
     /// refused.
     fn first_row(&self, number: u32) -> VcpuIndex {
-        self.bundle.guests.iter().take(number as usize).map(|files| files.config.vcpus).sum()
+        VcpuIndex(self.bundle.guests.iter().take(number as usize).map(|files| files.config.vcpus).sum())
     }
 
     /// What the host tool sees of a guest.

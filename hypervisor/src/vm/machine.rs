@@ -174,7 +174,7 @@ fn assemble<A: Arch>(
     let targets = host.targets(first, config.vcpus);
     let vcpu = |(index, target)| {
         let state = A::new_vcpu(&shared, VpIndex(index), identity + index);
-        Vcpu::new((VpIndex(index), first + index), target, state)
+        Vcpu::new((VpIndex(index), VcpuIndex(first.0 + index)), target, state)
     };
     Ok(Box::new(Vm {
         host,
@@ -264,7 +264,7 @@ impl<A: Arch> Vm<A> {
     /// The rows of its vCPUs.
     pub fn rows(&self) -> Range<VcpuIndex> {
         let first = self.vcpus[0].row;
-        first..first + self.vcpu_count()
+        first..VcpuIndex(first.0 + self.vcpu_count())
     }
 
     /// The CPUs that may run its vCPUs.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::arch::Cpus;
 use super::trace::CpuTrace;
 use crate::bringup::Presence;
-use crate::sched::{CpuIndex, Turns};
+use crate::sched::{CpuIndex, Turns, VcpuIndex};
 
 /// Maximum number of physical CPUs in use; any others stay parked.
 pub const MAX_CPUS: usize = 256;
@@ -116,8 +116,8 @@ impl<A: Cpus> PerCpu<A> {
 
     /// Marks the vCPU of this row as the one on this CPU, which is the calling one.
     #[inline(always)]
-    pub(super) fn note_current(&self, row: Option<u32>) {
-        self.current_vcpu.store(row.map_or(0, |row| row + 1), Ordering::Relaxed);
+    pub(super) fn note_current(&self, row: Option<VcpuIndex>) {
+        self.current_vcpu.store(row.map_or(0, |row| row.0 + 1), Ordering::Relaxed);
     }
 
     /// The timer has fired.

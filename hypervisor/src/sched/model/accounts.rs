@@ -7,14 +7,14 @@ use loom::thread;
 use super::board::{Board, Guest};
 use crate::model::explored;
 use crate::sched::ledger::Ledger;
-use crate::sched::{CpuIndex, Line, PutBack, Released, Scheduler, Share};
+use crate::sched::{CpuIndex, Line, PutBack, Released, Scheduler, Share, VcpuIndex};
 
 fn capped(cap: u32) -> Share {
     Share { cap: Some(cap), ..Share::default() }
 }
 
 fn next(board: &Board, cpu: u32, now: u64) -> Option<u32> {
-    board.sched.next(CpuIndex(cpu), now).map(|turn| turn.vcpu)
+    board.sched.next(CpuIndex(cpu), now).map(|turn| turn.vcpu.0)
 }
 
 /// A guest with a vCPU on each of two CPUs has used so much that CPU 0 finds it held. To CPU 1 it
@@ -22,8 +22,8 @@ fn next(board: &Board, cpu: u32, now: u64) -> Option<u32> {
 /// hold at the latest.
 fn hold(next_event: fn(&Scheduler) -> u64) {
     let board = Arc::new(Board::empty(2, &[Guest::Runs; 2], 0));
-    board.sched.add_group(0, 0..2, capped(50));
-    for vcpu in 0..2 {
+    board.sched.add_group(0, VcpuIndex(0)..VcpuIndex(2), capped(50));
+    for vcpu in [0, 1].map(VcpuIndex) {
         let _ = board.sched.wake(vcpu, Line::Work, 0);
     }
     assert_eq!(next(&board, 0, 0), Some(0));
@@ -53,8 +53,8 @@ explored! {
 /// CPU 0 ends a long turn of one guest and begins one of another, while CPU 1 charges long turns.
 fn charging(settle: fn(&Ledger)) {
     let board = Arc::new(Board::empty(2, &[Guest::Runs; 2], 0));
-    board.sched.add_group(0, 0..1, capped(10));
-    board.sched.add_group(1, 1..2, capped(100));
+    board.sched.add_group(0, VcpuIndex(0)..VcpuIndex(1), capped(10));
+    board.sched.add_group(1, VcpuIndex(1)..VcpuIndex(2), capped(100));
     let ledger = &board.sched.ledger;
     // It has used ten times as much as it may, so that the order of charges makes no difference.
     ledger.begin_turn(CpuIndex(0), 0, 0);

@@ -128,7 +128,7 @@ mutant! {
     /// M before I: the running vCPU is told before the other one is in the queue.
     TellFirst fails running_vcpu_told_too_early: nudging::<TellFirst>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
-            notify::nudge(here, Nudge::Running(0));
+            notify::nudge(here, Nudge::Running(VcpuIndex(0)));
             if target.post_event() == Notify::Wake {
                 let _told_already = here.scheduler().wake(vcpu, line, 0);
             }

@@ -126,7 +126,7 @@ impl Machine {
 
     fn add(&mut self, guest: &Guest) {
         let (group, first) = (self.sets.len() as u32, self.vcpus.len() as u32);
-        let rows = first..first + guest.habits.len() as u32;
+        let rows = VcpuIndex(first)..VcpuIndex(first + guest.habits.len() as u32);
         self.sched.add_group(group, rows.clone(), guest.share);
         self.sets.push(guest.share.cpus);
         let least = -i64::from(guest.share.cap.unwrap_or(0)) * self.now.cast_signed();
@@ -140,12 +140,12 @@ impl Machine {
             ready_since: None,
             waits: Vec::new(),
         }));
-        rows.for_each(|vcpu| self.wake(vcpu, Line::Work));
+        VcpuIndex::each(rows).for_each(|vcpu| self.wake(vcpu, Line::Work));
     }
 
     fn wake(&mut self, vcpu: VcpuIndex, line: Line) {
         let now = self.now;
-        let state = &mut self.vcpus[vcpu as usize];
+        let state = &mut self.vcpus[vcpu.place()];
         assert!(core::mem::take(&mut state.is_asleep), "vCPU {vcpu} is awake");
         state.ready_since = Some(now);
         state.left = match state.habit {
@@ -202,7 +202,7 @@ impl Machine {
             let runs = self
                 .cpus
                 .iter()
-                .filter(|cpu| cpu.current.is_some_and(|vcpu| self.vcpus[vcpu as usize].group == group));
+                .filter(|cpu| cpu.current.is_some_and(|vcpu| self.vcpus[vcpu.place()].group == group));
             let had = windows.had + runs.map(|cpu| self.now - cpu.counted).sum::<u64>();
             let beyond = (100 * had).cast_signed() - i64::from(cap) * self.now.cast_signed();
             windows.least = windows.least.min(beyond);
@@ -226,7 +226,7 @@ impl Machine {
         let state = &mut self.cpus[cpu.place()];
         let had = self.now - core::mem::replace(&mut state.counted, self.now);
         if let Some(vcpu) = state.current {
-            let vcpu = &mut self.vcpus[vcpu as usize];
+            let vcpu = &mut self.vcpus[vcpu.place()];
             vcpu.had += had;
             self.windows[vcpu.group as usize].had += had;
             vcpu.left = vcpu.left.saturating_sub(had);
@@ -237,7 +237,7 @@ impl Machine {
         self.count(cpu);
         let now = self.now;
         let Some(vcpu) = self.cpus[cpu.place()].current else { return self.idle(cpu) };
-        if self.vcpus[vcpu as usize].left == 0 {
+        if self.vcpus[vcpu.place()].left == 0 {
             return self.act(cpu, vcpu);
         }
         let mut state = self.sched.queue_state(cpu, now);
@@ -248,13 +248,13 @@ impl Machine {
         if state.should_switch {
             return self.switch(cpu, PutBack::Preempted);
         }
-        let done = now.saturating_add(self.vcpus[vcpu as usize].left);
+        let done = now.saturating_add(self.vcpus[vcpu.place()].left);
         self.cpus[cpu.place()].due = state.next_event.max(now + 1).min(done);
     }
 
     fn wake_expired(&mut self, cpu: CpuIndex) {
         while let Some(vcpu) = self.sched.pop_expired(cpu, self.now) {
-            let line = if matches!(self.vcpus[vcpu as usize].habit, Habit::Sleeps(run, _) if run < MS / 10) {
+            let line = if matches!(self.vcpus[vcpu.place()].habit, Habit::Sleeps(run, _) if run < MS / 10) {
                 Line::Timer
             } else {
                 Line::Work
@@ -281,7 +281,7 @@ impl Machine {
         if let Some(Turn { vcpu, waited, .. }) = turn {
             let elsewhere = self.cpus.iter().position(|other| other.current == Some(vcpu));
             assert_eq!(elsewhere, None, "vCPU {vcpu} begins on CPU {cpu} while it runs");
-            let state = &mut self.vcpus[vcpu as usize];
+            let state = &mut self.vcpus[vcpu.place()];
             assert!(self.sets[state.group as usize].contains(cpu.0), "vCPU {vcpu} may not run on CPU {cpu}");
             let since = state.ready_since.take().unwrap_or_else(|| panic!("vCPU {vcpu} is not runnable"));
             assert_eq!(waited, now - since, "vCPU {vcpu} was runnable for so long");
@@ -296,7 +296,7 @@ impl Machine {
 
     fn switch(&mut self, cpu: CpuIndex, why: PutBack) {
         if let Some(vcpu) = self.cpus[cpu.place()].current.take() {
-            let state = &mut self.vcpus[vcpu as usize];
+            let state = &mut self.vcpus[vcpu.place()];
             state.ready_since = Some(self.now);
             if let (0, Habit::Yields(run) | Habit::Waits(run)) = (state.left, state.habit) {
                 state.left = run;
@@ -309,7 +309,7 @@ impl Machine {
 
     /// The vCPU on `cpu` does what it has run for.
     fn act(&mut self, cpu: CpuIndex, vcpu: VcpuIndex) {
-        let (habit, group) = (self.vcpus[vcpu as usize].habit, self.vcpus[vcpu as usize].group);
+        let (habit, group) = (self.vcpus[vcpu.place()].habit, self.vcpus[vcpu.place()].group);
         let sleep = match habit {
             Habit::Works => unreachable!("its work has no end"),
             Habit::Yields(_) => return self.switch(cpu, PutBack::Yielded),
@@ -317,7 +317,7 @@ impl Machine {
             Habit::Sleeps(_, sleep) | Habit::Bursts(_, sleep) => sleep,
             Habit::Lends(_) => 2 * SLICE,
         };
-        let state = &mut self.vcpus[vcpu as usize];
+        let state = &mut self.vcpus[vcpu.place()];
         state.is_asleep = true;
         self.cpus[cpu.place()].current = None;
         match self.sched.block(cpu, self.now, self.now + sleep, || Some(Released::made())) {
@@ -330,11 +330,12 @@ impl Machine {
             _ => 0,
         };
         if wakes > 0 {
-            let its = |&other: &u32| {
-                let state = &self.vcpus[other as usize];
+            let its = |&other: &VcpuIndex| {
+                let state = &self.vcpus[other.place()];
                 other != vcpu && state.group == group && state.is_asleep
             };
-            let asleep: Vec<_> = (0..self.vcpus.len() as u32).filter(its).take(wakes).collect();
+            let asleep: Vec<_> =
+                (0..self.vcpus.len() as u32).map(VcpuIndex).filter(its).take(wakes).collect();
             asleep.into_iter().for_each(|other| self.wake(other, Line::Work));
         }
     }

@@ -118,7 +118,7 @@ fn check_places(machine: &Machine, seed: u64) {
 impl Machine {
     /// The scheduler has counted what the vCPUs had, with the turns that still last.
     fn check_used(&self, seed: u64) {
-        for (row, vcpu) in (0..).zip(&self.vcpus) {
+        for (row, vcpu) in (0..).map(VcpuIndex).zip(&self.vcpus) {
             assert_eq!(self.sched.used_by(row, self.now), vcpu.had, "seed {seed}: vCPU {row}");
         }
     }

@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, OnceLock};
 
 use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
 use crate::free_memory::FreeMemory;
-use crate::sched::CpuIndex;
+use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::arch::Arch;
 use crate::vm::files::{Bundle, CreateError, Files};
 use crate::vm::host::Host;
@@ -118,7 +118,7 @@ impl<A: Arch> MockBoard<A> {
         let bundle = Bundle { config, symbols: None, guests: alloc::vec![files] };
         board.found(bytes, bundle)?;
         // Its rows differ from its vCPUs' indices.
-        let (vm, planned) = board.host().create_guest_in(0, 7, &files)?;
+        let (vm, planned) = board.host().create_guest_in(0, VcpuIndex(7), &files)?;
         vm.load_at_once(planned.map_err(CreateError::Load)?);
         Ok(board)
     }

@@ -179,7 +179,7 @@ impl<A: X86> Initiator for Caller<'_, A> {
 
 /// Records which vCPUs a call names, a bank at a time.
 #[inline(always)]
-fn trace_asked<A: X86>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
+fn trace_asked<A: X86>(caller: VcpuIndex, call: &FlushCall<'_>, vcpus: usize) {
     if cfg!(feature = "trace") {
         tagged::Named::new(&call.targets, vcpus).for_each_bank(|bank, bits| {
             // A call to all names more vCPUs than there are.

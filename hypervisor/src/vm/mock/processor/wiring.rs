@@ -198,7 +198,7 @@ unsafe impl Arch for MockArch {
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
         offer::begin_turn::<Self>();
         assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
-        let name = context.vcpu.row + 1;
+        let name = context.vcpu.row.0 + 1;
         let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
         assert!(named.map(|cpu| cpu.index).eq([context.cpu.index]), "another CPU takes it for its own");
     }
