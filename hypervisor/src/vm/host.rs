@@ -72,7 +72,7 @@ pub struct Host<A: Arch> {
     /// Physical memory without a user.
     pub free: Mutex<FreeMemory>,
     pub(super) channel: Mutex<Channel<A>>,
-    pub(super) trace: Rings,
+    pub(crate) trace: Rings,
     /// The guests' files.
     pub bundle: Bundle,
     pub(super) guests: Mutex<Vec<Option<Guest<A>>>>,
@@ -164,7 +164,7 @@ impl<A: Arch> Host<A> {
         self.leaving.load(Ordering::Acquire) != 0 // Pairs with `let_leave`.
     }
 
-    pub(super) fn attach_trace(&self, cpu: &PerCpu<A>) {
+    pub(crate) fn attach_trace(&self, cpu: &PerCpu<A>) {
         cpu.trace.attach(&self.trace, cpu.index);
     }
 

@@ -36,6 +36,15 @@ impl Rings {
         beacon.trace_records.store(self.records as u32, Ordering::Relaxed);
     }
 
+    /// What a CPU has recorded.
+    #[cfg(test)]
+    pub(crate) fn records(&self, cpu: CpuIndex) -> impl Iterator<Item = Record> {
+        let (count, places) = self.ring(cpu).expect("it has a ring");
+        let written = places.iter().take(count.load(Ordering::Relaxed) as usize);
+        written
+            .filter_map(|words| Record::from_words(words.each_ref().map(|word| word.load(Ordering::Relaxed))))
+    }
+
     /// The count and the places of a CPU's ring.
     fn ring(&self, cpu: CpuIndex) -> Option<(&'static AtomicU64, &'static [[AtomicU64; WORDS]])> {
         if cpu.0 >= self.rings {
