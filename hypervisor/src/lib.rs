@@ -19,6 +19,7 @@ pub mod devices;
 pub mod free_memory;
 #[cfg(target_os = "none")]
 mod image;
+pub mod index;
 #[cfg(not(loom))]
 pub mod iommu;
 pub mod loader;

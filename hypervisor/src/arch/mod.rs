@@ -18,6 +18,7 @@ use x86_64::{console, cpu};
 use hostlink::exit::ExitCode;
 
 use crate::image::{self, Kind, Local, On, PerCpu};
+use crate::sched::CpuIndex;
 use crate::vm;
 use crate::vm::arch::{Arch, Board, Clock, Cpus};
 
@@ -45,7 +46,7 @@ unsafe impl<V: 'static> Cpus for On<V> {
     }
 
     #[inline(always)]
-    fn cpu(index: u32) -> Option<&'static vm::PerCpu<Self>> {
+    fn cpu(index: CpuIndex) -> Option<&'static vm::PerCpu<Self>> {
         vm::PerCpu::<Self>::get(index)
     }
 

@@ -21,6 +21,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::{Bare, Local, On, PerCpu, heap};
 use crate::free_memory::FreeMemory;
+use crate::sched::CpuIndex;
 use crate::vm;
 use crate::vm::percpu::{self, MAX_CPUS};
 
@@ -60,9 +61,9 @@ impl<V: 'static> vm::PerCpu<On<V>> {
     }
 
     /// The data of CPU `index`, if there is such a CPU.
-    pub(crate) fn get(index: u32) -> Option<&'static Self> {
+    pub(crate) fn get(index: CpuIndex) -> Option<&'static Self> {
         // Pairs with `create`: the blocks are initialised.
-        if index >= COUNT.load(Ordering::Acquire) {
+        if index.0 >= COUNT.load(Ordering::Acquire) {
             return None;
         }
         // Pairs with `create`.
@@ -137,7 +138,7 @@ pub(crate) unsafe fn create(
         let data = data_of(base + index as u64 * BLOCK_SIZE);
         // SAFETY: inside the block, aligned, without any reference yet.
         unsafe {
-            data.write(PerCpu::new(index as u32, id, Default::default()));
+            data.write(PerCpu::new(CpuIndex(index as u32), id, Default::default()));
         }
     }
     // Both pair with `get`: the data is written above.

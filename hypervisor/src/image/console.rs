@@ -73,7 +73,7 @@ fn charged(target: &str) -> Option<Charged> {
     match CHARGES.get() {
         Some(host) => {
             let here = PerCpu::current().current_vcpu.load(Ordering::Relaxed).checked_sub(1);
-            host.charge(target, here)
+            host.charge(target, here.map(VcpuIndex))
         }
         None => target.starts_with(GUEST).then_some(Charged::NOBODY),
     }

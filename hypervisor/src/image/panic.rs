@@ -61,7 +61,7 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
         let exit = cpu.last_exit.load(Ordering::Relaxed);
         let _ = match cpu.current_vcpu.load(Ordering::Relaxed) {
             0 => writeln!(port, "  on CPU {}, no vCPU", cpu.index),
-            vcpu => writeln!(port, "  on CPU {}, vCPU {}, last exit {exit:#x}", cpu.index, vcpu - 1),
+            row => writeln!(port, "  on CPU {}, vCPU of row {}, last exit {exit:#x}", cpu.index, row - 1),
         };
     }
     if let Some(damage) = heap::damage() {

@@ -186,9 +186,9 @@ impl Messages {
         if self.common != Some(place) {
             let way = match message {
                 None => routes::Delivery::Masked,
-                Some(message) => to
-                    .single(message)
-                    .map_or(routes::Delivery::InTurn(0), |vcpu| routes::Delivery::Direct(vcpu, message)),
+                Some(message) => to.single(message).map_or(routes::Delivery::InTurn(VpIndex(0)), |vcpu| {
+                    routes::Delivery::Direct(vcpu, message)
+                }),
             };
             known.is_pending |= machine.routes.set(place, way);
         }
@@ -223,7 +223,7 @@ impl Messages {
         };
         if own.is_none() && self.common.is_none() {
             self.common = Some(place);
-            if machine.routes.set(place, routes::Delivery::InTurn(0)) {
+            if machine.routes.set(place, routes::Delivery::InTurn(VpIndex(0))) {
                 self.note(place);
             }
         }

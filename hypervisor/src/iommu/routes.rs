@@ -23,6 +23,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::cmp::Reverse;
 use core::mem;
 use core::ops::Range;
 use iommu::DeviceId;
@@ -30,6 +31,7 @@ use spin::Mutex;
 
 use super::amd_vi::Forgotten;
 use crate::devices::pc::message::Message;
+use crate::sched::CpuIndex;
 use crate::vm::VpIndex;
 use crate::vm::percpu::MAX_CPUS;
 
@@ -39,7 +41,7 @@ pub const FUNCTIONS: Range<u8> = 0x20..pic::VECTORS.start;
 /// A guest that messages are delivered to.
 pub trait Receiver: Sync {
     /// The APIC id of a CPU, if it runs the guest's vCPUs and interrupts of functions reach it.
-    fn destination(&self, cpu: u32) -> Option<u8>;
+    fn destination(&self, cpu: CpuIndex) -> Option<u8>;
     /// The vCPU that a message is for by its form, wherever local APICs are.
     fn single(&self, message: Message) -> Option<VpIndex>;
     /// Delivers a message to one vCPU.
@@ -57,7 +59,7 @@ pub trait Receiver: Sync {
 struct Nobody;
 
 impl Receiver for Nobody {
-    fn destination(&self, _: u32) -> Option<u8> {
+    fn destination(&self, _: CpuIndex) -> Option<u8> {
         None
     }
 
@@ -96,7 +98,7 @@ struct Route {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CpuVector {
-    cpu: u32,
+    cpu: CpuIndex,
     /// The CPU's APIC id.
     pub(crate) destination: u8,
     pub(crate) vector: u8,
@@ -168,7 +170,7 @@ impl Table {
 
 impl Routes {
     fn at<R>(&self, place: CpuVector, act: impl FnOnce(&mut Route) -> R) -> Option<R> {
-        self.0.get(place.cpu as usize)?.lock().route(place.vector).map(act)
+        self.0.get(place.cpu.place())?.lock().route(place.vector).map(act)
     }
 
     /// Takes a vector for a function of a guest, of that one of the guest's CPUs that has most of
@@ -179,16 +181,16 @@ impl Routes {
         function: DeviceId,
         functions: usize,
     ) -> Option<CpuVector> {
-        let room = |(cpu, table): (u32, &Mutex<Table>)| {
+        let room = |(cpu, table): (CpuIndex, &Mutex<Table>)| {
             let destination = to.destination(cpu)?;
             let table = table.lock();
             table.room(to, function, functions)?;
             Some((table.left(), cpu, destination))
         };
-        let found = (0..).zip(&self.0).filter_map(room);
+        let found = (0..).map(CpuIndex).zip(&self.0).filter_map(room);
         // Of several the first one.
-        let (_, cpu, destination) = found.max_by_key(|&(left, cpu, _)| (left, u32::MAX - cpu))?;
-        let vector = self.0.get(cpu as usize)?.lock().take(to, function, functions)?;
+        let (_, cpu, destination) = found.max_by_key(|&(left, cpu, _)| (left, Reverse(cpu)))?;
+        let vector = self.0.get(cpu.place())?.lock().take(to, function, functions)?;
         Some(CpuVector { cpu, destination, vector })
     }
 
@@ -213,7 +215,7 @@ impl Routes {
     }
 
     pub(crate) fn free(&self, place: CpuVector, proof: &Forgotten) {
-        let Some(table) = self.0.get(place.cpu as usize) else { return };
+        let Some(table) = self.0.get(place.cpu.place()) else { return };
         let index = usize::from(place.vector.wrapping_sub(FUNCTIONS.start));
         if let Some(route) = table.lock().0.get_mut(index)
             && route.as_ref().is_some_and(|route| route.function == proof.device())
@@ -223,7 +225,7 @@ impl Routes {
     }
 
     /// An interrupt has arrived on a CPU. Returns false if the vector has no route.
-    pub fn deliver(&self, cpu: u32, vector: u8) -> bool {
-        self.0.get(cpu as usize).is_some_and(|table| table.lock().deliver(vector))
+    pub fn deliver(&self, cpu: CpuIndex, vector: u8) -> bool {
+        self.0.get(cpu.place()).is_some_and(|table| table.lock().deliver(vector))
     }
 }

@@ -167,7 +167,7 @@ impl<P: Platform> Functions<P> {
         vm: &'static Vm<A>,
         cpu: &PerCpu<A>,
     ) -> Result<Followed, Busy> {
-        self.follow_slots(vm, cpu, 0, |_| Bars::default())
+        self.follow_slots(vm, cpu, VpIndex(0), |_| Bars::default())
     }
 
     /// The same as [`follow`](Self::follow) for DMA and interrupts of one function.

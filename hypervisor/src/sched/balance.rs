@@ -42,7 +42,7 @@ impl Scheduler {
     /// Since when a vCPU waits in a queue whose lock is held.
     pub(super) fn waits_since(&self, vcpu: VcpuIndex) -> u64 {
         // As of the last release of the lock before this one, or later.
-        self.homes[vcpu as usize].ready_since.load(Ordering::Relaxed)
+        self.homes[vcpu.place()].ready_since.load(Ordering::Relaxed)
     }
 
     /// Whether a vCPU that waits may go to a CPU for which fewer wait. One that has waited so long
@@ -98,8 +98,8 @@ impl Scheduler {
 
     /// A guest that waits for `cpu`, whose queue this is, and a CPU that idles.
     fn search_free(&self, own: &RunQueue, cpu: CpuIndex, now: u64) -> Option<(GroupIndex, CpuIndex)> {
-        let free: CpuSet = self.others(cpu).filter(|&other| self.is_free(other)).collect();
-        let to = |group| self.others(cpu).find(|&to| free.contains(to) && self.may_run(group, to));
+        let free: CpuSet = self.others(cpu).filter(|&other| self.is_free(other)).map(|free| free.0).collect();
+        let to = |group| self.others(cpu).find(|&to| free.contains(to.0) && self.may_run(group, to));
         own.waiting_vcpus(now)
             .filter(|&(_, vcpu)| self.may_leave(vcpu, own.load(), now))
             .find_map(|(group, _)| Some((group, to(group)?)))
@@ -235,11 +235,11 @@ impl Scheduler {
             !self.may_run(group, *other)
                 && (self.is_free(*other) || self.ledger.unfair_lead(group, *other, now).is_some())
         };
-        let ahead: CpuSet = self.others(cpu).filter(is_ahead).collect();
+        let ahead: CpuSet = self.others(cpu).filter(is_ahead).map(|ahead| ahead.0).collect();
         let way = self.others(cpu).filter(|&other| self.may_run(group, other)).find(|&other| {
             let running = self.ledger.seat(other).running().filter(|&running| running != group);
             running.is_some_and(|running| {
-                self.others(other).any(|to| ahead.contains(to) && self.may_run(running, to))
+                self.others(other).any(|to| ahead.contains(to.0) && self.may_run(running, to))
             })
         })?;
         self.ledger.note_given(way, now);

@@ -41,15 +41,15 @@ impl Scheduler {
     ///
     /// If the guest may use none of the scheduler's CPUs.
     pub fn add_group(&self, group: GroupIndex, vcpus: Range<VcpuIndex>, share: Share) {
-        let may_use = || self.cpus.iter().copied().filter(|&cpu| share.cpus.contains(cpu));
-        for (vcpu, cpu) in vcpus.clone().zip(may_use().cycle()) {
-            let home = &self.homes[vcpu as usize];
+        let may_use = || self.cpus.iter().copied().filter(|&cpu| share.cpus.contains(cpu.0));
+        for (vcpu, cpu) in VcpuIndex::each(vcpus.clone()).zip(may_use().cycle()) {
+            let home = &self.homes[vcpu.place()];
             // Relaxed: whoever makes the vCPU runnable learns of the guest in some other way.
-            home.cpu.store(cpu, Ordering::Relaxed);
+            home.cpu.store(cpu.0, Ordering::Relaxed);
             home.used.store(0, Ordering::Relaxed);
             home.virtual_time.store(VIRTUAL_EPOCH, Ordering::Relaxed);
             home.timer_line.store(0, Ordering::Relaxed);
-            self.groups[vcpu as usize].store(group, Ordering::Relaxed);
+            self.groups[vcpu.place()].store(group, Ordering::Relaxed);
         }
         assert!(may_use().next().is_some(), "guest {group} may use no CPU that runs vCPUs");
         let usable = may_use().count() as u32;
@@ -103,15 +103,15 @@ impl Scheduler {
 
     /// Ticks of CPU time that the guest's vCPUs have had until `now`.
     pub fn used(&self, group: GroupIndex, now: u64) -> u64 {
-        self.ledger.group(group).vcpus().map(|vcpu| self.used_by(vcpu, now)).sum()
+        VcpuIndex::each(self.ledger.group(group).vcpus()).map(|vcpu| self.used_by(vcpu, now)).sum()
     }
 
     /// Ticks of CPU time that the vCPU has had until `now`, with its present turn. Takes the lock
     /// of its queue.
     pub fn used_by(&self, vcpu: VcpuIndex, now: u64) -> u64 {
-        let home = &self.homes[vcpu as usize];
+        let home = &self.homes[vcpu.place()];
         // If it has gone to another CPU since, the turn there is left out: it has just begun.
-        let queue = self.place(home.cpu.load(Ordering::Relaxed)).queue.lock();
+        let queue = self.place(CpuIndex(home.cpu.load(Ordering::Relaxed))).queue.lock();
         let turn = queue.turn().filter(|turn| turn.vcpu == vcpu);
         // Within the lock, in which the turn is charged when it ends.
         home.used.load(Ordering::Relaxed).wrapping_add(turn.map_or(0, |turn| turn.had(now)))
@@ -120,7 +120,7 @@ impl Scheduler {
     /// What is known of a vCPU and of its guest's account, but for times.
     #[cfg(test)]
     pub(crate) fn known_of(&self, vcpu: VcpuIndex) -> alloc::string::String {
-        let Home { cpu, virtual_time, ready_since: _, timer_line, used } = &self.homes[vcpu as usize];
+        let Home { cpu, virtual_time, ready_since: _, timer_line, used } = &self.homes[vcpu.place()];
         let account = self.ledger.group(self.group_of(vcpu)).known();
         alloc::format!("{:?} {account}", [cpu, timer_line].map(|word| word.load(Ordering::Relaxed)))
             + &alloc::format!("{:?}", [virtual_time, used].map(|word| word.load(Ordering::Relaxed)))
@@ -128,10 +128,10 @@ impl Scheduler {
 
     /// The guest of a vCPU.
     pub fn group_of(&self, vcpu: VcpuIndex) -> GroupIndex {
-        self.groups[vcpu as usize].load(Ordering::Relaxed)
+        self.groups[vcpu.place()].load(Ordering::Relaxed)
     }
 
     pub(super) fn may_run(&self, group: GroupIndex, cpu: CpuIndex) -> bool {
-        self.ledger.group(group).cpus().contains(cpu)
+        self.ledger.group(group).cpus().contains(cpu.0)
     }
 }

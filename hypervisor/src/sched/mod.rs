@@ -54,12 +54,10 @@ use crate::sync::{AtomicU32, Ordering};
 use ledger::Ledger;
 use place::{CpuQueue, Home};
 
+pub use crate::index::CpuIndex;
 pub use groups::{GroupIndex, Share};
 pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};
-
-/// Index of a physical CPU.
-pub type CpuIndex = u32;
 
 /// The action required after a vCPU was put into a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,13 +149,13 @@ impl Scheduler {
     pub fn new(cpus: Vec<CpuIndex>, vcpus: u32, groups: u32, policy: Policy) -> Self {
         let last = *cpus.iter().max().expect("a CPU runs vCPUs");
         let groups = groups.max(1);
-        let ledger = Arc::new(Ledger::new(groups, last + 1, cpus.len(), policy));
+        let ledger = Arc::new(Ledger::new(groups, last.0 + 1, cpus.len(), policy));
         let place = |cpu| {
             let (vcpus, groups) = if cpus.contains(&cpu) { (vcpus, groups) } else { (0, 0) };
             CpuQueue::new(RunQueue::new(cpu, vcpus as usize, groups as usize, ledger.clone()))
         };
         Self {
-            places: (0..=last).map(place).collect(),
+            places: (0..=last.0).map(CpuIndex).map(place).collect(),
             homes: (0..vcpus).map(|_| Home::default()).collect(),
             groups: (0..vcpus).map(|_| AtomicU32::new(0)).collect(),
             policy,
@@ -175,7 +173,7 @@ impl Scheduler {
 
     #[inline]
     fn place(&self, cpu: CpuIndex) -> &CpuQueue {
-        &self.places[cpu as usize]
+        &self.places[cpu.place()]
     }
 
     /// The scheduler's policy.
@@ -212,11 +210,11 @@ impl Scheduler {
         let vcpu = queue.pick(now, |vcpu| (self.may_go)(vcpu), |vcpu| self.waits_since(vcpu))?;
         // Only the owner of the vCPU writes its home; wakers read it after the next release of this
         // lock.
-        let home = &self.homes[vcpu as usize];
+        let home = &self.homes[vcpu.place()];
         home.timer_line.store(0, Ordering::Relaxed);
-        let migrated = home.cpu.load(Ordering::Relaxed) != cpu;
+        let migrated = home.cpu.load(Ordering::Relaxed) != cpu.0;
         if migrated {
-            home.cpu.store(cpu, Ordering::Relaxed);
+            home.cpu.store(cpu.0, Ordering::Relaxed);
         }
         // Another CPU's clock may be a little ahead.
         let waited = now.saturating_sub(home.ready_since.load(Ordering::Relaxed));
@@ -228,7 +226,7 @@ impl Scheduler {
     pub fn switch(&self, cpu: CpuIndex, now: u64, why: PutBack, _: Released) -> (Option<Turn>, Nudge) {
         let (turn, surplus) = self.place(cpu).with(|own| {
             if let Some(running) = own.turn() {
-                let home = &self.homes[running.vcpu as usize];
+                let home = &self.homes[running.vcpu.place()];
                 home.ready_since.store(now, Ordering::Relaxed);
                 home.charge(running.had(now));
                 own.put_back(&running, now, why, &self.policy);
@@ -258,7 +256,7 @@ impl Scheduler {
             if commit().is_none() {
                 return Block::Refused;
             }
-            let home = &self.homes[running.vcpu as usize];
+            let home = &self.homes[running.vcpu.place()];
             home.charge(running.had(now));
             home.virtual_time.store(own.take_off(&running, now), Ordering::Relaxed);
             if deadline != u64::MAX {
@@ -272,11 +270,11 @@ impl Scheduler {
     /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller has the right to
     /// wake it. It waits in `line`, from `now` on.
     pub fn wake(&self, vcpu: VcpuIndex, line: Line, now: u64) -> Nudge {
-        let home = &self.homes[vcpu as usize];
+        let home = &self.homes[vcpu.place()];
         // Relaxed: it is read under the lock of the queue into which the vCPU is put below.
         home.ready_since.store(now, Ordering::Relaxed);
         // Relaxed: the notify word, by which the caller knows that it may wake the vCPU, orders it.
-        let cpu = home.cpu.load(Ordering::Relaxed);
+        let cpu = CpuIndex(home.cpu.load(Ordering::Relaxed));
         let place = self.place(cpu);
         let placed = place.with(|own| {
             if own.remove_timer(vcpu) {
@@ -300,7 +298,7 @@ impl Scheduler {
     #[inline(always)] // Waking is half of a switch between two vCPUs.
     fn enqueue_in(&self, queue: &mut RunQueue, cpu: CpuIndex, vcpu: VcpuIndex, standing: Standing) -> Nudge {
         if standing.is_expired() {
-            self.homes[vcpu as usize].timer_line.store(cpu + 1, Ordering::Relaxed);
+            self.homes[vcpu.place()].timer_line.store(cpu.0 + 1, Ordering::Relaxed);
         }
         let sooner = queue.enqueue(vcpu, standing, &self.policy);
         match queue.running() {
@@ -316,9 +314,9 @@ impl Scheduler {
     /// A vCPU that enters the line at this very moment may stay there: it is then late, not lost.
     #[inline]
     pub fn promote(&self, vcpu: VcpuIndex) -> Nudge {
-        match self.homes[vcpu as usize].timer_line.load(Ordering::Relaxed).checked_sub(1) {
+        match self.homes[vcpu.place()].timer_line.load(Ordering::Relaxed).checked_sub(1) {
             None => Nudge::Nothing,
-            Some(cpu) => self.promote_on(cpu, vcpu),
+            Some(cpu) => self.promote_on(CpuIndex(cpu), vcpu),
         }
     }
 
@@ -328,7 +326,7 @@ impl Scheduler {
             if !queue.promote(vcpu, &self.policy) {
                 return Nudge::Nothing;
             }
-            self.homes[vcpu as usize].timer_line.store(0, Ordering::Relaxed);
+            self.homes[vcpu.place()].timer_line.store(0, Ordering::Relaxed);
             queue.running().map_or(Nudge::Idle(cpu), Nudge::Running)
         })
     }

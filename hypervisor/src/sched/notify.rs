@@ -153,7 +153,7 @@ pub fn notified(here: &impl Reach, vcpu: VcpuIndex, note: Notify, line: Line) {
             due => nudge(here, due),
         },
         Notify::None => {}
-        Notify::Kick(cpu) => here.kick_guest(vcpu, cpu.0),
+        Notify::Kick(cpu) => here.kick_guest(vcpu, CpuIndex(cpu.0)),
         Notify::Wake => nudge(here, here.scheduler().wake(vcpu, line, here.now())),
     }
 }
@@ -193,7 +193,7 @@ fn nudge_other(here: &impl Reach, mut nudge: Nudge) {
         let Some(target) = here.target(vcpu) else { return };
         match target.post_event() {
             Notify::None => return,
-            Notify::Kick(cpu) => return here.kick_guest(vcpu, cpu.0),
+            Notify::Kick(cpu) => return here.kick_guest(vcpu, CpuIndex(cpu.0)),
             Notify::Wake => nudge = here.scheduler().wake(vcpu, Line::Work, here.now()),
         }
     }

@@ -49,7 +49,7 @@ impl<A: Arch> Mistakes for Loaded<'_, A> {
 impl<A: Amd64> tagged::Processor for Loaded<'_, A> {
     #[inline(always)]
     fn id(&self) -> CpuId {
-        CpuId(self.cpu.index)
+        CpuId(self.cpu.index.0)
     }
 
     #[inline(always)]

@@ -8,6 +8,7 @@ use hostlink::phase::Phase;
 use super::arch::Arch;
 use super::host::Host;
 use super::percpu::PerCpu;
+use crate::sched::CpuIndex;
 
 /// The time: a counter that reads the same on all CPUs and never decreases.
 pub trait Clock {
@@ -46,7 +47,7 @@ pub unsafe trait Cpus: Clock + Sized + 'static {
 
     /// The data of CPU `index`, whether or not it came up; `None` if there is no such CPU. Indices
     /// are dense.
-    fn cpu(index: u32) -> Option<&'static PerCpu<Self>>;
+    fn cpu(index: CpuIndex) -> Option<&'static PerCpu<Self>>;
 
     /// Takes the pending interrupts.
     fn take_interrupts();

@@ -27,7 +27,7 @@ pub(super) struct OwnChange<A: Arch> {
     work: Mutex<Work<A>>,
 }
 
-const NOBODY: u32 = u32::MAX;
+const NOBODY: VpIndex = VpIndex(u32::MAX);
 
 struct Work<A: Arch> {
     job: Option<MemoryJob<'static, A>>,
@@ -37,7 +37,7 @@ struct Work<A: Arch> {
 impl<A: Arch> OwnChange<A> {
     pub(super) const fn none() -> Self {
         let work = Work { job: None, scratch: FlushScratch::new() };
-        Self { by: AtomicU32::new(NOBODY), work: Mutex::new(work) }
+        Self { by: AtomicU32::new(NOBODY.0), work: Mutex::new(work) }
     }
 }
 
@@ -48,7 +48,7 @@ impl<A: Arch> Vm<A> {
         cpu.check_queue.set(true);
         let mut work = self.change.work.lock();
         work.job = Some(job);
-        self.change.by.store(by, Ordering::Release); // Pairs with `step_change`.
+        self.change.by.store(by.0, Ordering::Release); // Pairs with `step_change`.
         drop(work);
         // A CPU that sees it finds the change.
         self.stopping.set(CHANGE);
@@ -64,7 +64,7 @@ impl<A: Arch> Vm<A> {
     ///
     /// The caller must have no guest memory pinned, and no translation section of its vCPU open.
     pub fn step_change(&self, vcpu: Option<VpIndex>) -> Progress {
-        let by = self.change.by.load(Ordering::Acquire); // Pairs with `begin_change`.
+        let by = VpIndex(self.change.by.load(Ordering::Acquire)); // Pairs with `begin_change`.
         if by == NOBODY || vcpu.is_some_and(|vcpu| vcpu != by) {
             return Progress::Done;
         }
@@ -79,7 +79,7 @@ impl<A: Arch> Vm<A> {
         if progress == Progress::Done {
             self.count_change(by, &current.report());
             *job = None;
-            self.change.by.store(NOBODY, Ordering::Release); // Pairs with `step_change`.
+            self.change.by.store(NOBODY.0, Ordering::Release); // Pairs with `step_change`.
             self.stopping.clear(CHANGE);
             drop(work);
             self.audit_if_paranoid();
@@ -107,7 +107,7 @@ impl<A: Arch> Vm<A> {
     }
 
     fn count_change(&self, by: VpIndex, report: &Report) {
-        let counters = self.host.counters_of(self.vcpus[by as usize].row);
+        let counters = self.host.counters_of(self.vcpus[by.place()].row);
         for (counter, amount) in [
             (Counter::SlotChanges, 1),
             (Counter::ZapVisited, report.visited),

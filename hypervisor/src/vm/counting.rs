@@ -52,7 +52,8 @@ pub fn increase(counter: &AtomicU64, amount: u64) {
 /// Increments a counter of the vCPU on this CPU, or of the first vCPU if there is none.
 #[cold]
 pub fn count_here<A: Arch>(counter: Counter) {
-    count_rare::<A>(A::this_cpu().current_vcpu.load(Ordering::Relaxed).saturating_sub(1), counter);
+    let row = A::this_cpu().current_vcpu.load(Ordering::Relaxed).saturating_sub(1);
+    count_rare::<A>(VcpuIndex(row), counter);
 }
 
 /// Increments a counter of rare events from any CPU, hence by a locked add.

@@ -33,7 +33,7 @@ use super::load::Load;
 use super::machine::{self, Vm};
 use super::switch::Leave;
 use crate::loader::LoadError;
-use crate::sched::{Share, VcpuIndex};
+use crate::sched::{CpuIndex, Share, VcpuIndex};
 
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
 const HEAP_PER_GUEST: u64 = 1 << 20;
@@ -104,7 +104,7 @@ impl<A: Arch> Host<A> {
         if A::heap_left() < HEAP_PER_GUEST + u64::from(files.config.vcpus) * HEAP_PER_VCPU {
             return Err(CreateError::NoHeap);
         }
-        if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(cpu)) {
+        if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(CpuIndex(cpu))) {
             return Err(CreateError::NoCpuFor(files.config.name));
         }
         let guest = Guest(NonNull::from(Box::leak(machine::create(self, number, first, *files)?)));
@@ -133,7 +133,7 @@ impl<A: Arch> Host<A> {
     /// of its own, whether or not it exists; a bundle for whose guests there are not enough is
     /// refused.
     fn first_row(&self, number: u32) -> VcpuIndex {
-        self.bundle.guests.iter().take(number as usize).map(|files| files.config.vcpus).sum()
+        VcpuIndex(self.bundle.guests.iter().take(number as usize).map(|files| files.config.vcpus).sum())
     }
 
     /// What the host tool sees of a guest.

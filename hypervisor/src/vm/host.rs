@@ -72,7 +72,7 @@ pub struct Host<A: Arch> {
     /// Physical memory without a user.
     pub free: Mutex<FreeMemory>,
     pub(super) channel: Mutex<Channel<A>>,
-    pub(super) trace: Rings,
+    pub(crate) trace: Rings,
     /// The guests' files.
     pub bundle: Bundle,
     pub(super) guests: Mutex<Vec<Option<Guest<A>>>>,
@@ -101,15 +101,15 @@ impl<A: Arch> Host<A> {
         let config = &bundle.config;
         A::check(config)?;
         let first_cpu = match config.boot_cpu {
-            BootCpu::Run => 0,
-            BootCpu::Serve => 1,
+            BootCpu::Run => CpuIndex(0),
+            BootCpu::Serve => CpuIndex(1),
         };
         let online = || percpu::online::<A>().map(|cpu| cpu.index);
         let cpus: Vec<_> = online().filter(|&index| index >= first_cpu).collect();
         if cpus.is_empty() {
             return Err(CreateError::NoCpu);
         }
-        let rings = online().map(|index| index + 1).max().unwrap_or(0);
+        let rings = online().map(|index| index.0 + 1).max().unwrap_or(0);
         let trace = Rings::take(free, rings).ok_or(CreateError::NoTrace)?;
         let policy = Policy::new(A::ticks_of_us(config.slice_us.into()));
         let row = |_| Row { vcpu: AtomicPtr::new(ptr::null_mut()), vm: AtomicPtr::new(ptr::null_mut()) };
@@ -164,7 +164,7 @@ impl<A: Arch> Host<A> {
         self.leaving.load(Ordering::Acquire) != 0 // Pairs with `let_leave`.
     }
 
-    pub(super) fn attach_trace(&self, cpu: &PerCpu<A>) {
+    pub(crate) fn attach_trace(&self, cpu: &PerCpu<A>) {
         cpu.trace.attach(&self.trace, cpu.index);
     }
 
@@ -210,13 +210,13 @@ impl<A: Arch> Host<A> {
 
     /// The flush engine's view of the vCPUs of these rows.
     pub(super) fn targets(&self, first: VcpuIndex, count: u32) -> &[Target] {
-        &self.targets[first as usize..][..count as usize]
+        &self.targets[first.place()..][..count as usize]
     }
 
     pub(super) fn enter_rows(&self, vm: &'static Vm<A>) {
         for vcpu in &vm.vcpus {
-            let row = &self.rows[vcpu.row as usize];
-            self.counters[vcpu.row as usize].iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
+            let row = &self.rows[vcpu.row.place()];
+            self.counters[vcpu.row.place()].iter().for_each(|counter| counter.store(0, Ordering::Relaxed));
             row.vm.store(ptr::from_ref(vm).cast_mut(), Ordering::Relaxed);
             // Release: pairs with `vcpu`.
             row.vcpu.store(ptr::from_ref(vcpu).cast_mut(), Ordering::Release);
@@ -231,7 +231,7 @@ impl<A: Arch> Host<A> {
     /// queue in which it waits. The result is used no longer than that is so.
     #[inline(always)]
     pub(super) unsafe fn vcpu(&self, row: VcpuIndex) -> (&'static Vm<A>, &'static Vcpu<A>) {
-        let row = &self.rows[row as usize];
+        let row = &self.rows[row.place()];
         // Acquire: pairs with `enter_rows`.
         let (vcpu, vm) = (row.vcpu.load(Ordering::Acquire), row.vm.load(Ordering::Relaxed));
         debug_assert!(!vcpu.is_null() && !vm.is_null(), "the row's guest has been freed");
@@ -243,7 +243,7 @@ impl<A: Arch> Host<A> {
     /// Takes the guest's vCPUs out of their rows. None of them is in a queue.
     pub(super) fn leave_rows(&self, vm: &Vm<A>) {
         for vcpu in &vm.vcpus {
-            let row = &self.rows[vcpu.row as usize];
+            let row = &self.rows[vcpu.row.place()];
             row.vcpu.store(ptr::null_mut(), Ordering::Relaxed);
             row.vm.store(ptr::null_mut(), Ordering::Relaxed);
         }
@@ -268,23 +268,25 @@ impl<A: Arch> Host<A> {
 
     /// A row that belongs, or last belonged, to the guest of this number.
     pub(super) fn a_row_of(&self, number: usize) -> Option<VcpuIndex> {
-        (0..self.counters.len() as VcpuIndex).find(|&row| self.sched.group_of(row) as usize == number)
+        (0..self.counters.len() as u32)
+            .map(VcpuIndex)
+            .find(|&row| self.sched.group_of(row) as usize == number)
     }
 
     /// A row's counters.
     #[inline(always)]
     pub fn counters_of(&self, row: VcpuIndex) -> &CounterRow {
-        &self.counters[row as usize]
+        &self.counters[row.place()]
     }
 
     /// Tells the vCPU of a row that something was posted to it.
     pub fn notify(&self, row: VcpuIndex, posted: Published) {
-        notify::notify(self, row, &self.targets[row as usize], Line::Work, posted);
+        notify::notify(self, row, &self.targets[row.place()], Line::Work, posted);
     }
 
     /// Tells a blocked vCPU that its timer has expired.
     pub fn notify_expired(&self, row: VcpuIndex) {
-        notify::notify(self, row, &self.targets[row as usize], Line::Timer, Published::NOTHING);
+        notify::notify(self, row, &self.targets[row.place()], Line::Timer, Published::NOTHING);
     }
 
     /// Carries out the nudge that the scheduler returned.
@@ -324,13 +326,13 @@ impl<A: Arch> Reach for Host<A> {
     }
 
     fn target(&self, row: VcpuIndex) -> Option<&Target> {
-        self.targets.get(row as usize)
+        self.targets.get(row.place())
     }
 
     #[inline]
     fn is_here(&self, row: VcpuIndex) -> bool {
         // Relaxed: only this CPU writes it. No vCPU has a number that wraps.
-        A::this_cpu().current_vcpu.load(Ordering::Relaxed) == row.wrapping_add(1)
+        A::this_cpu().current_vcpu.load(Ordering::Relaxed) == row.0.wrapping_add(1)
     }
 
     #[inline]
@@ -351,7 +353,7 @@ impl<A: Arch> Reach for Host<A> {
 }
 
 /// Makes a CPU leave guest mode or idling soon.
-pub fn kick<A: Cpus>(cpu: u32) {
+pub fn kick<A: Cpus>(cpu: CpuIndex) {
     if let Some(cpu) = A::cpu(cpu) {
         cpu.kicked_at.store(A::now(), Ordering::Relaxed);
         trace::kick::<A>(cpu.index);

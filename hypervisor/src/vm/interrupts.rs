@@ -6,6 +6,7 @@ use hostlink::counters::Counter;
 use super::arch::Arch;
 use super::counting;
 use super::percpu::PerCpu;
+use crate::sched::VcpuIndex;
 use crate::sched::notify::Published;
 
 /// Makes the vCPU that runs here check everything before it goes on.
@@ -14,7 +15,7 @@ fn request_attention<A: Arch>(posted: Published) {
     let vcpu = A::this_cpu().current_vcpu.load(Ordering::Relaxed);
     // This may wake a vCPU that has just blocked. That is harmless: it blocks again.
     if let Some(row) = vcpu.checked_sub(1) {
-        host.notify(row, posted);
+        host.notify(VcpuIndex(row), posted);
     }
 }
 

@@ -27,13 +27,11 @@ use super::shown::ShownMemory;
 use super::slot_memory::SlotMemory;
 use super::space::VmMemory;
 pub use super::vcpu::Vcpu;
+pub use crate::index::VpIndex;
 use crate::loader::LoadError;
 use crate::sched::notify::{self, Published};
 use crate::sched::{CpuIndex, Line, VcpuIndex};
 use crate::stopping::{REQUESTS, Stopping};
-
-/// Index of a vCPU in its guest; also its VP index.
-pub type VpIndex = u32;
 
 /// A virtual machine.
 pub struct Vm<A: Arch> {
@@ -175,7 +173,8 @@ fn assemble<A: Arch>(
     let shared = A::share(config, &host.common, &space, claim)?;
     let targets = host.targets(first, config.vcpus);
     let vcpu = |(index, target)| {
-        Vcpu::new((index, first + index), target, A::new_vcpu(&shared, index, identity + index))
+        let state = A::new_vcpu(&shared, VpIndex(index), identity + index);
+        Vcpu::new((VpIndex(index), VcpuIndex(first.0 + index)), target, state)
     };
     Ok(Box::new(Vm {
         host,
@@ -265,7 +264,7 @@ impl<A: Arch> Vm<A> {
     /// The rows of its vCPUs.
     pub fn rows(&self) -> Range<VcpuIndex> {
         let first = self.vcpus[0].row;
-        first..first + self.vcpu_count()
+        first..VcpuIndex(first.0 + self.vcpu_count())
     }
 
     /// The CPUs that may run its vCPUs.
@@ -275,7 +274,7 @@ impl<A: Arch> Vm<A> {
 
     /// Whether a CPU may run its vCPUs.
     pub fn may_use(&self, cpu: CpuIndex) -> bool {
-        self.files.config.cpus.contains(cpu) && self.host.sched.has_cpu(cpu)
+        self.files.config.cpus.contains(cpu.0) && self.host.sched.has_cpu(cpu)
     }
 
     /// The guest has sent a byte to this serial port. `to_machine` sends it to the machine's own.

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::arch::Cpus;
 use super::trace::CpuTrace;
 use crate::bringup::Presence;
-use crate::sched::Turns;
+use crate::sched::{CpuIndex, Turns, VcpuIndex};
 
 /// Maximum number of physical CPUs in use; any others stay parked.
 pub const MAX_CPUS: usize = 256;
@@ -18,7 +18,7 @@ pub const MAX_CPUS: usize = 256;
 #[repr(C)]
 pub struct PerCpu<A: Cpus> {
     /// Number of this CPU: 0 for the boot CPU, dense.
-    pub index: u32,
+    pub index: CpuIndex,
     /// What the hardware calls it.
     pub id: HardwareId,
     /// Whether it came up, was given up, or is still awaited. Settled for all CPUs before there is
@@ -54,7 +54,7 @@ pub struct PerCpu<A: Cpus> {
 
 impl<A: Cpus> PerCpu<A> {
     /// The data of a CPU that has not started.
-    pub fn new(index: u32, id: HardwareId, arch: A::CpuData) -> Self {
+    pub fn new(index: CpuIndex, id: HardwareId, arch: A::CpuData) -> Self {
         Self {
             index,
             id,
@@ -116,8 +116,8 @@ impl<A: Cpus> PerCpu<A> {
 
     /// Marks the vCPU of this row as the one on this CPU, which is the calling one.
     #[inline(always)]
-    pub(super) fn note_current(&self, row: Option<u32>) {
-        self.current_vcpu.store(row.map_or(0, |row| row + 1), Ordering::Relaxed);
+    pub(super) fn note_current(&self, row: Option<VcpuIndex>) {
+        self.current_vcpu.store(row.map_or(0, |row| row.0 + 1), Ordering::Relaxed);
     }
 
     /// The timer has fired.
@@ -128,7 +128,7 @@ impl<A: Cpus> PerCpu<A> {
 
 /// All CPUs that the firmware lists, including those that did not come up.
 pub fn all<A: Cpus>() -> impl Iterator<Item = &'static PerCpu<A>> {
-    (0..).map_while(A::cpu)
+    (0..).map(CpuIndex).map_while(A::cpu)
 }
 
 /// The CPUs that came up.

@@ -15,8 +15,8 @@ use super::load::Load;
 use super::machine::{Vcpu, Vm, VpIndex};
 use super::switch::Leave;
 use crate::loader::LoadError;
-use crate::sched::PutBack;
 use crate::sched::notify::Taken;
+use crate::sched::{CpuIndex, PutBack};
 use crate::stopping::{PAUSE, REQUESTS, RESET, Role};
 
 impl<A: Arch> Vm<A> {
@@ -159,7 +159,7 @@ impl<A: Arch> Context<'_, A> {
                 if progress == Progress::Done
                     && let Some(load) = load.take()
                 {
-                    self.with_state_of(0, |state| load.finish(vm, state));
+                    self.with_state_of(VpIndex(0), |state| load.finish(vm, state));
                 }
                 progress
             }
@@ -168,7 +168,7 @@ impl<A: Arch> Context<'_, A> {
 
     /// The state after power-on, for all vCPUs. Items posted before the reset are void.
     fn reset_vcpus(&mut self) {
-        for (index, vcpu) in (0..).zip(&self.vm.vcpus) {
+        for (index, vcpu) in (0..).map(VpIndex).zip(&self.vm.vcpus) {
             self.with_state_of(index, |state| state.reset(&vcpu.inbox));
         }
     }
@@ -181,12 +181,12 @@ impl<A: Arch> Context<'_, A> {
             act(self.state);
             return A::reload_state(self);
         }
-        with_stopped(&self.vm.vcpus[index as usize], act);
+        with_stopped(&self.vm.vcpus[index.place()], act);
     }
 
     /// Requests are served during a reset as at any other time.
     fn serve_during_reset(&self) {
-        if self.cpu.index == 0 && self.vm.attention() & REQUESTS != 0 {
+        if self.cpu.index == CpuIndex(0) && self.vm.attention() & REQUESTS != 0 {
             super::control::serve(self.host, self.cpu);
             self.count(Counter::ResetRequests);
         }

@@ -2,7 +2,7 @@
 
 use coherence::{Ledger, Members, SpaceReceipt, Target, Targets, Walkers};
 use hostlink::config::MAX_VCPUS;
-use hostlink::trace::{Event, NO_VCPU};
+use hostlink::trace::Event;
 use memslots::Retired;
 use memslots::space::{FetchJob, GuestSpace, Job, Steps};
 use paging::{Invalidation, Progress, Stamp};
@@ -67,11 +67,11 @@ impl<A: Arch> Vm<A> {
     pub fn flush_space(&self, invalidation: Invalidation<'_>, scratch: &mut FlushScratch) -> Flushed {
         // A CPU or an IOMMU that does not do its part is a broken machine: to continue would free
         // memory that it still uses.
-        trace::here::<A>(Event::SpaceFlushBegins, NO_VCPU.into(), 0, [0; 2]);
+        trace::here::<A>(Event::SpaceFlushBegins, trace::NOBODY, 0, [0; 2]);
         let devices = DmaFlush::new(self, invalidation);
         let flushed = A::flush_space(self, invalidation, &devices, scratch)
             .unwrap_or_else(|stalled| end::end_stalled_run::<A>(&stalled));
-        trace::here::<A>(Event::SpaceFlushEnds, NO_VCPU.into(), 0, [0; 2]);
+        trace::here::<A>(Event::SpaceFlushEnds, trace::NOBODY, 0, [0; 2]);
         flushed
     }
 

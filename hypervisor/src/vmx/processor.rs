@@ -99,7 +99,7 @@ impl<A: Arch> Mistakes for Loaded<'_, A> {
 
 impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
     fn id(&self) -> CpuId {
-        CpuId(self.cpu.index)
+        CpuId(self.cpu.index.0)
     }
 
     /// What is owed is dropped at once: an entry drops nothing (29.4.3.3).

@@ -53,7 +53,7 @@ pub fn take_flush<A: X86>(context: &mut Context<'_, A>) {
         <A as Vendor>::Block::note_flush(&mut context.state.own);
     }
     let pages = if let Taken::Pages { pages, .. } = taken { pages } else { 0 };
-    context.cpu.trace_with(Event::FlushTaken, context.vcpu.index, is_whole.into(), [pages, 0]);
+    context.cpu.trace_with(Event::FlushTaken, context.vcpu.row, is_whole.into(), [pages, 0]);
     match taken {
         Taken::Nothing => {}
         Taken::Everything => context.count(Counter::FlushWhole),

@@ -13,14 +13,15 @@
 //! | `TurnBegins` | on this CPU | 1 if the vCPU migrated from another CPU | | |
 //! | `TurnEnds` | on this CPU until now | | | |
 //! | `IdleBegins`, `IdleEnds` | [`NO_VCPU`] | | | |
-//! | `FlushAsked` | initiator | bank | vCPUs of this bank that are named | elements of the list, 0 for everything |
+//! | `FlushAsked` | initiator | row of a bank's first vCPU | vCPUs of this bank that are named | elements of the list, 0 for everything |
 //! | `Kick` | on this CPU, or `NO_VCPU` | CPU that is kicked | | |
 //! | `FlushDone` | initiator | 1 if it waited | targets, and in the upper half those deferred | kicks, and in the upper half those merged |
 //! | `FlushTaken` | target | 1 for everything, 0 for pages | pages | |
 //! | `SpaceFlushBegins`, `SpaceFlushEnds` | `NO_VCPU` | | | |
 //! | `Posted` | target | vector, or INTID on Arm64 | | |
 //!
-//! A flush that names vCPUs of several banks has a `FlushAsked` for each of these banks.
+//! A vCPU is its row: its number among all vCPUs of all guests. A flush that names vCPUs of several
+//! banks has a `FlushAsked` for each of these banks.
 
 use crate::ring::HEADER_BYTES;
 
@@ -115,7 +116,7 @@ pub struct Record {
     pub time: u64,
     /// The kind of event.
     pub event: Event,
-    /// The vCPU that it belongs to.
+    /// The vCPU that it belongs to, by its row.
     pub vcpu: u16,
     /// See the table above.
     pub detail: u32,

@@ -286,8 +286,8 @@ impl Lane {
         }
         let Some(flush) = &mut self.flush else { return };
         flush.elements = record.b;
-        let first = record.detail.saturating_mul(64);
-        let named = (0..64).filter(|bit| record.a & 1 << bit != 0).map(|bit| first.saturating_add(bit));
+        let named = (0..64).filter(|bit| record.a & 1 << bit != 0);
+        let named = named.map(|bit| record.detail.saturating_add(bit));
         flush.named.extend(named.filter_map(|vcpu| u16::try_from(vcpu).ok()));
     }
 

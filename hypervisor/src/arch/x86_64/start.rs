@@ -16,6 +16,7 @@ use crate::arch::{Local, On, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::{self, Kind, Processor, blocks, heap};
 use crate::pages::Pages;
+use crate::sched::CpuIndex;
 use crate::svm::vendor::OnSvm;
 use crate::vm::arch::{Arch, Clock};
 use crate::vm::percpu::MAX_CPUS;
@@ -65,7 +66,7 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     instruction::build_decoder();
     // SAFETY: no other CPU runs.
     unsafe { tables::build_idt() };
-    let cpu = PerCpu::get(0).expect("the boot CPU has a block");
+    let cpu = PerCpu::get(CpuIndex(0)).expect("the boot CPU has a block");
     // SAFETY: no CPU runs on the stacks of the blocks yet.
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }
@@ -248,8 +249,8 @@ fn start_others() {
         apic::send_init(id);
         // With the defect the third CPU is started after it has been given up, while the next one
         // is being started.
-        let is_later = |cpu: &PerCpu| cpu.index == 2 && files::makes(Defect::LateCpu);
-        if let Some(late) = PerCpu::get(cpu.index - 1).filter(|before| is_later(before)) {
+        let is_later = |cpu: &PerCpu| cpu.index == CpuIndex(2) && files::makes(Defect::LateCpu);
+        if let Some(late) = PerCpu::get(CpuIndex(cpu.index.0 - 1)).filter(|before| is_later(before)) {
             apic::send_startup(late.id, STARTUP_PAGE);
         }
         clock::delay_us(200);

@@ -108,9 +108,9 @@ fn write_clock<A: Arm64>(context: &mut Context<'_, A>, register: PhysicalTimer, 
 
 fn send<A: Arm64>(context: &Context<'_, A>, sgi: Sgi, group: SgiGroup) {
     let mut sent = 0;
-    for index in sgi.targets(context.vcpu.index as u8, context.vm.vcpu_count() as u8) {
+    for index in sgi.targets(context.vcpu.index.0 as u8, context.vm.vcpu_count() as u8) {
         let Some(vcpu) = context.vm.vcpus.get(usize::from(index)) else { continue };
-        trace::here::<A>(Event::Posted, vcpu.index, sgi.intid().into(), [0; 2]);
+        trace::here::<A>(Event::Posted, vcpu.row, sgi.intid().into(), [0; 2]);
         context.vm.notify(vcpu, vcpu.inbox.interrupts.post_sgi(sgi, group));
         sent += 1;
     }

@@ -10,7 +10,7 @@ use crate::devices::virt::{map, pl011};
 use crate::iommu::lines::Receiver;
 use crate::owned::Busy;
 use crate::sched::notify::Published;
-use crate::vm::{Context, Vm};
+use crate::vm::{Context, Vm, VpIndex};
 use memslots::Gpa;
 
 /// Carries out the effect of an access to the distributor, under its lock.
@@ -170,7 +170,7 @@ pub fn read<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8) -> Opti
         return Some(value);
     }
     let place = redistributor(vm, gpa)?;
-    if u32::from(place.vcpu) == context.vcpu.index {
+    if VpIndex(place.vcpu.into()) == context.vcpu.index {
         return Some(context.state.gic.read(place.offset, bytes));
     }
     let is_awake = vm.guest.distributor.lock().is_awake(place.vcpu);
@@ -210,7 +210,7 @@ pub fn write<A: Arm64>(context: &mut Context<'_, A>, gpa: u64, bytes: u8, value:
         return true;
     }
     let Some(place) = redistributor(vm, gpa) else { return false };
-    if u32::from(place.vcpu) == context.vcpu.index {
+    if VpIndex(place.vcpu.into()) == context.vcpu.index {
         let effect = context.state.gic.write(place.offset, bytes, value);
         perform_register(context, effect);
     } else if let Some(intids) = gic::write_foreign(place, bytes, value)
@@ -268,7 +268,7 @@ fn perform_register<A: Arm64>(context: &mut Context<'_, A>, effect: RegisterEffe
     system::deactivate::<A>(intids);
     if let Some(awake) = effect.awake {
         let mut distributor = context.vm.guest.distributor.lock();
-        let effect = distributor.set_awake(context.vcpu.index as u8, awake);
+        let effect = distributor.set_awake(context.vcpu.index.0 as u8, awake);
         perform(context.vm, effect, &distributor);
     }
 }

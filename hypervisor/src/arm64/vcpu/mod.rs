@@ -71,7 +71,7 @@ impl Workspace {
 #[inline(always)]
 pub fn load_state<A: Arm64>(context: &mut Context<'_, A>) {
     let reach = context.vm.guest.local_maintenance();
-    let (space, cpu) = (context.vm.guest.address_space(), CpuId(context.cpu.index));
+    let (space, cpu) = (context.vm.guest.address_space(), CpuId(context.cpu.index.0));
     if context.workspace.place.arrive(&space, &mut context.state.home, cpu, reach, &Defects) {
         context.count(Counter::FlushArrival);
     }
@@ -103,7 +103,7 @@ fn follow_clock<A: Arm64>(workspace: &mut Workspace, base: u64) {
 /// [`tlbi::enter_vm`](coherence::tlbi::enter_vm)).
 #[inline(always)] // On the way of each entry.
 fn enter_address_space<A: Arm64>(context: &mut Context<'_, A>) -> bool {
-    let (cpu, space) = (CpuId(context.cpu.index), context.vm.guest.address_space());
+    let (cpu, space) = (CpuId(context.cpu.index.0), context.vm.guest.address_space());
     let (place, state) = (&mut context.workspace.place, &mut *context.state);
     let entered = broadcast::enter_address_space(&A::TLB, cpu, place, &space, || state.note_walks());
     if entered.has_changed {
@@ -133,7 +133,7 @@ fn churn<A: Arm64>(context: &mut Context<'_, A>) {
     if context.workspace.entries >= context.vm.guest.vmid_churn {
         context.workspace.entries = 0;
         let stranger = VmidSlot::new();
-        let _it_does_not_run = context.vm.guest.common.vmids.assign(CpuId(context.cpu.index), &stranger);
+        let _it_does_not_run = context.vm.guest.common.vmids.assign(CpuId(context.cpu.index.0), &stranger);
     }
 }
 
@@ -230,7 +230,7 @@ struct El1<'a, A: Arm64> {
 impl<A: Arm64> broadcast::Processor for El1<'_, A> {
     #[inline(always)]
     fn id(&self) -> CpuId {
-        CpuId(self.cpu.index)
+        CpuId(self.cpu.index.0)
     }
 
     #[inline(always)]

@@ -80,7 +80,7 @@ impl<P: Processor> VcpuState<P> {
     pub fn new((index, identity): (VpIndex, u32), count: u32, configuration: Configuration) -> Self {
         Self {
             registers: Registers::default(),
-            gic: Private::new(index as u8, count as u8),
+            gic: Private::new(index.0 as u8, count as u8),
             activity: Activity::Off,
             home: Home::new(),
             auditor: Auditor::new(identity, configuration.broadcasts()),
@@ -122,7 +122,7 @@ impl<P: Processor> VcpuState<P> {
 
     /// Loads the state that [`Processor::run_guest`] does not switch.
     pub fn load(&mut self) {
-        P::write(Register::Vmpidr, gic::mpidr(self.place.0 as u8));
+        P::write(Register::Vmpidr, gic::mpidr(self.place.0.0 as u8));
         P::set_configuration(self.configuration);
         self.interface.load::<P>();
         P::load_float(&self.float);
@@ -268,7 +268,7 @@ impl<P: Arm64> VcpuState<P> {
     pub fn audit(&mut self, cpu: &PerCpu<P>, vm: &Vm<P>, maintenance: Maintenance) {
         let Self { configuration, debug, place: (index, _), gic, .. } = self;
         let (configuration, lists) = (*configuration, gic.loaded());
-        let expected = Expected { index: *index as u8, configuration, debug, maintenance, lists };
+        let expected = Expected { index: index.0 as u8, configuration, debug, maintenance, lists };
         self.auditor.check(cpu, vm, &expected);
     }
 }
@@ -351,7 +351,7 @@ impl<P: Arm64> State for VcpuState<P> {
         &mut self.mmio
     }
 
-    fn dump(&self, vcpu: u32, what: &str) {
+    fn dump(&self, vcpu: VpIndex, what: &str) {
         let r = &self.registers;
         log::error!(target: GUEST, "vCPU {vcpu} {what}: at {:#018x}, PSTATE {:#x}", r.pc, r.pstate);
         for (index, four) in r.x.chunks(4).enumerate() {

@@ -61,7 +61,7 @@ pub fn add<A: Arm64>(context: &mut Context<'_, A>, ticks: u64) {
 /// Tells the guest for how long this vCPU has waited.
 #[inline]
 pub fn tell<A: Arm64>(vm: &Vm<A>, vcpu: VpIndex, stolen: u64) {
-    store(vm, vcpu as usize, vm.guest.ns_per_tick.ns(stolen));
+    store(vm, vcpu.place(), vm.guest.ns_per_tick.ns(stolen));
 }
 
 /// The guest is reset.
@@ -108,7 +108,7 @@ mod tests {
     /// The time that the guest reads in the vCPU's structure.
     fn read(vm: &Vm<MockArm64>, vcpu: u64) -> [u64; 8] {
         let mut bytes = [0; 64];
-        let place = Gpa(map::stolen_time(vcpu as u32));
+        let place = Gpa(map::stolen_time(VpIndex(vcpu as u32)));
         vm.space.slots().memory().read(place, &mut bytes).expect("there is memory");
         let mut words = [0; 8];
         for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -154,7 +154,7 @@ mod tests {
             });
         };
         wait(1000);
-        assert!(vm.space.slots().memory().write(Gpa(map::stolen_time(1)), &[1; 16]).is_err());
+        assert!(vm.space.slots().memory().write(Gpa(map::stolen_time(VpIndex(1))), &[1; 16]).is_err());
         assert_eq!(read(vm, 1)[TIME], 1000, "the board's clock ticks once in a nanosecond");
         board.with_turn(Turn { vcpu: vm.vcpus[1].row, migrated: false, waited: 0 }, |context| {
             MockArm64::save_state(context);

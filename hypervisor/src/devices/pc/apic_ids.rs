@@ -7,6 +7,8 @@
 use hostlink::config::ApicIds;
 use transfer::described;
 
+use crate::index::VpIndex;
+
 /// The id of a guest's local APIC. Whoever takes it for a vCPU's index does not compile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ApicId(pub u32);
@@ -14,6 +16,8 @@ pub struct ApicId(pub u32);
 impl ApicId {
     /// No vCPU's: the sender of what no local APIC has sent.
     pub const NONE: Self = Self(u32::MAX);
+    /// The physical destination that means all.
+    pub const BROADCAST: Self = Self(u32::MAX);
 }
 
 impl From<ApicId> for u64 {
@@ -39,14 +43,14 @@ impl Assignment {
 
     /// The APIC id of vCPU `index`.
     #[inline]
-    pub const fn id_of(&self, index: u32) -> ApicId {
-        ApicId(self.translate(index))
+    pub const fn id_of(&self, index: VpIndex) -> ApicId {
+        ApicId(self.translate(index.0))
     }
 
     /// The vCPU with this APIC id. An id that nobody has is no vCPU's index.
     #[inline]
-    pub const fn vcpu_of(&self, id: ApicId) -> u32 {
-        self.translate(id.0)
+    pub const fn vcpu_of(&self, id: ApicId) -> VpIndex {
+        VpIndex(self.translate(id.0))
     }
 
     /// Both orders are their own inverse. Numbers without a vCPU are returned unchanged.
@@ -64,9 +68,9 @@ mod tests {
         for order in [ApicIds::Ascending, ApicIds::Reversed] {
             for vcpus in [1, 2, 3, 8, 255] {
                 let ids = Assignment::new(vcpus, order);
-                assert_eq!(ids.id_of(0), ApicId(0), "the first vCPU starts the guest");
+                assert_eq!(ids.id_of(VpIndex(0)), ApicId(0), "the first vCPU starts the guest");
                 let mut seen = std::collections::BTreeSet::new();
-                for index in 0..vcpus {
+                for index in (0..vcpus).map(VpIndex) {
                     let id = ids.id_of(index);
                     assert!(id.0 < vcpus && seen.insert(id));
                     assert_eq!(ids.vcpu_of(id), index);
@@ -80,9 +84,9 @@ mod tests {
         for order in [ApicIds::Ascending, ApicIds::Reversed] {
             let ids = Assignment::new(8, order);
             for id in [8, 9, 255, 0x1_0000, u32::MAX] {
-                assert!(ids.vcpu_of(ApicId(id)) >= 8, "{id}");
+                assert!(ids.vcpu_of(ApicId(id)).0 >= 8, "{id}");
             }
         }
-        assert_eq!(Assignment::new(8, ApicIds::Reversed).id_of(1), ApicId(7));
+        assert_eq!(Assignment::new(8, ApicIds::Reversed).id_of(VpIndex(1)), ApicId(7));
     }
 }

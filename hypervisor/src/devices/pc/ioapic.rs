@@ -1,7 +1,8 @@
 //! The I/O APIC: 24 pins, version 0x20 (Intel 82093AA data sheet, and the EOI register of its
 //! successors).
 
-use super::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
+use super::apic_ids::ApicId;
+use super::message::{Destination, Message, MessageKind, Trigger};
 use arrayvec::ArrayVec;
 use bitfield_struct::bitfield;
 use transfer::described;
@@ -71,8 +72,8 @@ impl Entry {
         let destination = match (self.logical(), self.destination()) {
             // Eight bits name the members of cluster 0.
             (true, members) => Destination::Logical(u32::from(members)),
-            (false, 0xff) => Destination::Physical(BROADCAST),
-            (false, id) => Destination::Physical(u32::from(id)),
+            (false, 0xff) => Destination::Physical(ApicId::BROADCAST),
+            (false, id) => Destination::Physical(ApicId(u32::from(id))),
         };
         Some(Message { kind, destination, trigger: self.trigger() })
     }
@@ -264,7 +265,7 @@ mod tests {
         assert_eq!(ioapic.set_line(4, false), None);
         let expected = Message {
             kind: MessageKind::Fixed(0x31),
-            destination: Destination::Physical(2),
+            destination: Destination::Physical(ApicId(2)),
             trigger: Trigger::Edge,
         };
         assert_eq!((ioapic.set_line(4, true), ioapic.set_line(4, true)), (Some(expected), None));
@@ -323,11 +324,11 @@ mod tests {
     #[test]
     fn destinations_and_modes() {
         let cases = [
-            (0x31 | 0xff << 56, Some((MessageKind::Fixed(0x31), Destination::Physical(BROADCAST)))),
+            (0x31 | 0xff << 56, Some((MessageKind::Fixed(0x31), Destination::Physical(ApicId::BROADCAST)))),
             (0x31 | 1 << 11 | 0x81 << 56, Some((MessageKind::Fixed(0x31), Destination::Logical(0x81)))),
             (0x31 | 1 << 8 | 1 << 11 | 3 << 56, Some((MessageKind::Lowest(0x31), Destination::Logical(3)))),
-            (4 << 8, Some((MessageKind::Nmi, Destination::Physical(0)))),
-            (5 << 8, Some((MessageKind::Init, Destination::Physical(0)))),
+            (4 << 8, Some((MessageKind::Nmi, Destination::Physical(ApicId(0))))),
+            (5 << 8, Some((MessageKind::Init, Destination::Physical(ApicId(0))))),
             (2 << 8, None),
             (3 << 8 | 0x31, None),
             (7 << 8 | 0x31, None),

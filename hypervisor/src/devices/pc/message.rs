@@ -35,8 +35,8 @@ pub enum Destination {
     All,
     /// All local APICs except the sender.
     AllButSelf,
-    /// The local APIC with this id; [`BROADCAST`] is all.
-    Physical(u32),
+    /// The local APIC with this id; [`ApicId::BROADCAST`] is all.
+    Physical(ApicId),
     /// Each target interprets it: see [`Logical`]. [`BROADCAST`] is all.
     Logical(u32),
 }
@@ -63,8 +63,8 @@ pub struct Address {
     pub logical: Logical,
 }
 
-/// The 32-bit destination that means all, physical and logical.
-pub const BROADCAST: u32 = u32::MAX;
+/// The logical destination that means all: [`ApicId::BROADCAST`] in numbers.
+pub const BROADCAST: u32 = ApicId::BROADCAST.0;
 
 /// An interrupt message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +98,8 @@ impl Message {
         let destination = match (address >> 2 & 1 != 0, (address >> 12) as u8) {
             // Eight bits name the members of cluster 0.
             (true, members) => Destination::Logical(members as u32),
-            (false, 0xff) => Destination::Physical(BROADCAST),
-            (false, id) => Destination::Physical(id as u32),
+            (false, 0xff) => Destination::Physical(ApicId::BROADCAST),
+            (false, id) => Destination::Physical(ApicId(id as u32)),
         };
         Some(Self { kind, destination, trigger: Trigger::Edge })
     }
@@ -165,9 +165,9 @@ impl Destination {
         }
         match self {
             Self::SelfOnly => target.id.0 == sender.0,
-            Self::All | Self::Physical(BROADCAST) | Self::Logical(BROADCAST) => true,
+            Self::All | Self::Physical(ApicId::BROADCAST) | Self::Logical(BROADCAST) => true,
             Self::AllButSelf => target.id.0 != sender.0,
-            Self::Physical(id) => target.id.0 == id,
+            Self::Physical(id) => target.id.0 == id.0,
             Self::Logical(destination) => target.logical.is_in(destination, target.id),
         }
     }
@@ -177,7 +177,7 @@ impl Destination {
     pub const fn single(self, sender: ApicId) -> Option<ApicId> {
         match self {
             Self::SelfOnly => Some(sender),
-            Self::Physical(id) if id != BROADCAST => Some(ApicId(id)),
+            Self::Physical(id) if id.0 != ApicId::BROADCAST.0 => Some(id),
             _ => None,
         }
     }
@@ -239,8 +239,8 @@ mod tests {
         for destination in [
             Destination::All,
             Destination::AllButSelf,
-            Destination::Physical(3),
-            Destination::Physical(BROADCAST),
+            Destination::Physical(ApicId(3)),
+            Destination::Physical(ApicId::BROADCAST),
             Destination::Logical(0xff),
             Destination::Logical(BROADCAST),
         ] {
@@ -260,12 +260,12 @@ mod tests {
 
     #[test]
     fn physical_broadcast_reaches_everyone_and_255_is_an_ordinary_id() {
-        assert!(Destination::Physical(BROADCAST).matches(x2apic(7), ApicId(0)));
+        assert!(Destination::Physical(ApicId::BROADCAST).matches(x2apic(7), ApicId(0)));
         assert!(Destination::Logical(BROADCAST).matches(x2apic(300), ApicId(0)));
-        assert!(!Destination::Physical(255).matches(x2apic(7), ApicId(0)));
-        assert!(Destination::Physical(255).matches(x2apic(255), ApicId(0)));
-        assert_eq!(Destination::Physical(BROADCAST).single(ApicId(0)), None);
-        assert_eq!(Destination::Physical(9).single(ApicId(0)), Some(ApicId(9)));
+        assert!(!Destination::Physical(ApicId(255)).matches(x2apic(7), ApicId(0)));
+        assert!(Destination::Physical(ApicId(255)).matches(x2apic(255), ApicId(0)));
+        assert_eq!(Destination::Physical(ApicId::BROADCAST).single(ApicId(0)), None);
+        assert_eq!(Destination::Physical(ApicId(9)).single(ApicId(0)), Some(ApicId(9)));
     }
 
     #[test]
@@ -305,13 +305,13 @@ mod tests {
         let spread: Vec<_> =
             (0x30..0x33).filter_map(|v| to.arbitrate(v, (0..8).map(x2apic), ApicId(0))).collect();
         assert_eq!(spread, [1, 2, 3].map(ApicId));
-        assert_eq!(Destination::Physical(9).arbitrate(0x30, (0..8).map(x2apic), ApicId(0)), None);
+        assert_eq!(Destination::Physical(ApicId(9)).arbitrate(0x30, (0..8).map(x2apic), ApicId(0)), None);
     }
 
     #[test]
     fn messages_of_devices_are_decoded_as_the_bus_has_them() {
         use MessageKind::{Fixed, Init, Lowest, Nmi};
-        let physical = Destination::Physical;
+        let physical = |id| Destination::Physical(ApicId(id));
         for (address, data, kind, destination) in [
             (0xfee0_0000, 0x41, Fixed(0x41), physical(0)),
             (0xfee0_5000, 0x41, Fixed(0x41), physical(5)),

@@ -13,6 +13,7 @@
 //! | [`RAM`] | | all of the RAM |
 
 use crate::devices::region::Region;
+use crate::index::VpIndex;
 use baremetal::pages::PAGE;
 use core::ops::Range;
 
@@ -106,8 +107,8 @@ pub const fn redistributors(vcpu_count: u8) -> Range<u64> {
 }
 
 /// The address of a vCPU's structure.
-pub const fn stolen_time(vcpu: u32) -> u64 {
-    STOLEN_TIME + vcpu as u64 * STOLEN_TIME_BYTES
+pub const fn stolen_time(vcpu: VpIndex) -> u64 {
+    STOLEN_TIME + vcpu.0 as u64 * STOLEN_TIME_BYTES
 }
 
 /// The device addresses of a guest with this many vCPUs.

@@ -99,14 +99,15 @@ impl Ledger {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{Policy, Share};
+    use super::super::{Policy, Share, VcpuIndex};
     use super::*;
 
     /// Virtual times wrap around, after a minute of a guest of little weight.
     #[test]
     fn a_guest_that_always_wants_more_is_not_owed_anything_after_a_long_time() {
         let ledger = Ledger::new(1, 1, 1, Policy::new(1000));
-        let _is_needed = ledger.open(0, 0..2, &Share { weight: 1, ..Share::default() }, 1);
+        let _is_needed =
+            ledger.open(0, VcpuIndex(0)..VcpuIndex(2), &Share { weight: 1, ..Share::default() }, 1);
         let group = ledger.group(0);
         group.count_in(2);
         for round in 1..64 {

@@ -47,8 +47,8 @@ impl Group {
     ) {
         self.is_bounded.store((!is_everywhere || share.cap.is_some()).into(), Ordering::Relaxed);
         self.usable.store(usable, Ordering::Relaxed);
-        self.first.store(vcpus.start, Ordering::Relaxed);
-        self.end.store(vcpus.end, Ordering::Relaxed);
+        self.first.store(vcpus.start.0, Ordering::Relaxed);
+        self.end.store(vcpus.end.0, Ordering::Relaxed);
         for (word, bits) in self.cpus.iter().zip(share.cpus.words()) {
             word.store(bits, Ordering::Relaxed);
         }
@@ -103,7 +103,7 @@ impl Group {
     }
 
     pub(in crate::sched) fn vcpus(&self) -> Range<VcpuIndex> {
-        self.first.load(Ordering::Relaxed)..self.end.load(Ordering::Relaxed)
+        VcpuIndex(self.first.load(Ordering::Relaxed))..VcpuIndex(self.end.load(Ordering::Relaxed))
     }
 
     pub(in crate::sched) fn cpus(&self) -> CpuSet {

@@ -121,7 +121,7 @@ impl Ledger {
     }
 
     pub(super) fn seat(&self, cpu: CpuIndex) -> &Seat {
-        &self.seats[cpu as usize]
+        &self.seats[cpu.place()]
     }
 
     /// Opens an account; returns whether the ledger is needed from now on. The guest may use so
@@ -291,7 +291,7 @@ impl Ledger {
     pub(super) fn is_used_elsewhere(&self, index: GroupIndex, cpu: CpuIndex, now: u64) -> bool {
         let group = self.group(index);
         group.is_capped() && {
-            let others = (0..).zip(&self.seats).filter(|(other, seat)| *other != cpu && seat.runs(index));
+            let others = (0..).zip(&self.seats).filter(|(other, seat)| *other != cpu.0 && seat.runs(index));
             group.cap.is_used_by(others.count() as u32, now, self.burst(), self.lent(group))
         }
     }

@@ -39,7 +39,7 @@ impl Board {
     /// CPUs stop once `expected` items have been found.
     pub(super) fn new(cpus: u32, guests: &[Guest], expected: u64) -> Self {
         let board = Self::empty(cpus, guests, expected);
-        board.sched.add_group(0, 0..guests.len() as u32, Share::default());
+        board.sched.add_group(0, VcpuIndex(0)..VcpuIndex(guests.len() as u32), Share::default());
         board
     }
 
@@ -47,7 +47,7 @@ impl Board {
     pub(super) fn apart(cpus: u32, guests: &[Guest], expected: u64) -> Self {
         let board = Self::empty(cpus, guests, expected);
         for vcpu in 0..guests.len() as u32 {
-            board.sched.add_group(vcpu, vcpu..vcpu + 1, Share::default());
+            board.sched.add_group(vcpu, VcpuIndex(vcpu)..VcpuIndex(vcpu + 1), Share::default());
         }
         board
     }
@@ -57,7 +57,7 @@ impl Board {
         let vcpu = |&guest: &Guest| Vcpu { target: Target::new(), inbox: AtomicU64::new(0), guest };
         let count = guests.len() as u32;
         Self {
-            sched: Scheduler::new((0..cpus).collect(), count, count, Policy::new(1000)),
+            sched: Scheduler::new((0..cpus).map(CpuIndex).collect(), count, count, Policy::new(1000)),
             vcpus: guests.iter().map(vcpu).collect(),
             lines: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             found: AtomicU64::new(0),
@@ -66,10 +66,11 @@ impl Board {
     }
 
     /// A vCPU has blocked on `cpu`, on which no vCPU runs.
-    pub(super) fn block(&self, cpu: CpuIndex, vcpu: VcpuIndex, deadline: u64) {
+    pub(super) fn block(&self, cpu: u32, vcpu: u32, deadline: u64) {
+        let (cpu, vcpu) = (CpuIndex(cpu), VcpuIndex(vcpu));
         let _ = self.sched.wake(vcpu, Line::Work, 0);
         assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
-        let mut owner = self.vcpus[vcpu as usize].target.owner().expect("free");
+        let mut owner = self.vcpus[vcpu.place()].target.owner().expect("free");
         let block = self
             .sched
             .block(cpu, 0, deadline, || owner.try_halt(Space::UNKNOWN).then(|| Released::by(owner)));
@@ -87,7 +88,7 @@ impl Board {
         /// other execution.
         const EXPLORED_TURNS: u64 = 2;
         for turn in 0_u64.. {
-            if self.lines[cpu as usize].swap(0, Relaxed) != 0 {
+            if self.lines[cpu.place()].swap(0, Relaxed) != 0 {
                 return true;
             }
             if self.is_done() {
@@ -153,7 +154,7 @@ impl Reach for Outside<'_> {
     }
 
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
-        self.0.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
+        self.0.vcpus.get(vcpu.place()).map(|vcpu| &vcpu.target)
     }
 
     fn is_here(&self, _: VcpuIndex) -> bool {
@@ -166,7 +167,7 @@ impl Reach for Outside<'_> {
 
     fn kick_idle(&self, cpu: CpuIndex) {
         // A read-modify-write, because loom may delay a relaxed store forever.
-        self.0.lines[cpu as usize].swap(1, Relaxed);
+        self.0.lines[cpu.place()].swap(1, Relaxed);
     }
 
     fn kick_guest(&self, _: VcpuIndex, cpu: CpuIndex) {
@@ -176,7 +177,7 @@ impl Reach for Outside<'_> {
 
 impl Outside<'_> {
     pub(super) fn post<S: Steps>(&self, vcpu: VcpuIndex) {
-        S::post(self, &self.0.vcpus[vcpu as usize], vcpu);
+        S::post(self, &self.0.vcpus[vcpu.place()], vcpu);
     }
 }
 
@@ -199,7 +200,7 @@ impl Reach for Cpu<'_> {
     }
 
     fn target(&self, vcpu: VcpuIndex) -> Option<&Target> {
-        self.board.vcpus.get(vcpu as usize).map(|vcpu| &vcpu.target)
+        self.board.vcpus.get(vcpu.place()).map(|vcpu| &vcpu.target)
     }
 
     fn is_here(&self, vcpu: VcpuIndex) -> bool {
@@ -251,7 +252,7 @@ impl<'b> Cpu<'b> {
     fn wake_expired<S: Steps>(&self) -> bool {
         let mut any = false;
         while let Some(vcpu) = self.board.sched.pop_expired(self.index, 0) {
-            S::notify(self, vcpu, &self.board.vcpus[vcpu as usize].target, Line::Timer);
+            S::notify(self, vcpu, &self.board.vcpus[vcpu.place()].target, Line::Timer);
             any = true;
         }
         any
@@ -273,7 +274,7 @@ impl<'b> Cpu<'b> {
     /// Runs a vCPU on this CPU; returns the next one, or `None` if the run is over.
     fn take_turn<S: Steps>(&self, index: VcpuIndex) -> Option<Option<Turn>> {
         let sched = &self.board.sched;
-        let vcpu = &self.board.vcpus[index as usize];
+        let vcpu = &self.board.vcpus[index.place()];
         let mut owner = Some(vcpu.target.owner().expect("the vCPU runs on another CPU"));
         self.current.set(Some(index));
         loop {
@@ -307,7 +308,7 @@ impl<'b> Cpu<'b> {
             if self.check_queue.take() && self.board.sched.queue_state_after_wake(self.index, 0).has_waiting {
                 return Some(false);
             }
-            match owner.try_enter(CpuId(self.index)) {
+            match owner.try_enter(CpuId(self.index.0)) {
                 Ok(guest) => {
                     let goes_on = vcpu.guest == Guest::Halts || self.board.wait(self.index);
                     guest.leave();

@@ -7,7 +7,7 @@ use super::board::{Cpu, Steps, Vcpu};
 use super::scenarios::{halting, halting_under_two, idling, nudging, two_cpus};
 use crate::model::explore;
 use crate::sched::notify::{self, Reach, Taken};
-use crate::sched::{Line, Nudge, VcpuIndex};
+use crate::sched::{CpuIndex, Line, Nudge, VcpuIndex};
 
 /// Defines a mutant, and the test that it fails: a scenario, and the failure that is seen there.
 macro_rules! mutant {
@@ -84,7 +84,7 @@ mutant! {
     WakeNever fails halted_and_not_woken: halting_under_two::<WakeNever>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, _: Line) {
             if let Notify::Kick(cpu) = target.post_event() {
-                here.kick_guest(vcpu, cpu.0);
+                here.kick_guest(vcpu, CpuIndex(cpu.0));
             }
         }
     }
@@ -105,7 +105,7 @@ mutant! {
     /// Interrupts are taken between K and L, so L waits for one that was taken already.
     TakeBeforeIdle fails interrupt_taken_before_the_wait: idling::<TakeBeforeIdle>, "maximum number of branches", {
         fn idle(cpu: &Cpu<'_>) -> bool {
-            cpu.board.lines[cpu.index as usize].swap(0, Relaxed);
+            cpu.board.lines[cpu.index.place()].swap(0, Relaxed);
             cpu.board.wait(cpu.index)
         }
     }
@@ -128,7 +128,7 @@ mutant! {
     /// M before I: the running vCPU is told before the other one is in the queue.
     TellFirst fails running_vcpu_told_too_early: nudging::<TellFirst>, "maximum number of branches", {
         fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
-            notify::nudge(here, Nudge::Running(0));
+            notify::nudge(here, Nudge::Running(VcpuIndex(0)));
             if target.post_event() == Notify::Wake {
                 let _told_already = here.scheduler().wake(vcpu, line, 0);
             }

@@ -55,9 +55,10 @@ pub(in crate::sched) struct Lines {
 impl Lines {
     /// Empty lines with room for all of a guest's vCPUs, so that they never allocate later.
     pub(in crate::sched) fn new(group: GroupIndex, vcpus: Range<VcpuIndex>) -> Self {
+        let count = VcpuIndex::each(vcpus.clone()).len();
         Self {
-            waiting: Vec::with_capacity(vcpus.len()),
-            expired: VecDeque::with_capacity(vcpus.len()),
+            waiting: Vec::with_capacity(count),
+            expired: VecDeque::with_capacity(count),
             floor: VIRTUAL_EPOCH,
             group,
             vcpus,

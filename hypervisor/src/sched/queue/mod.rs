@@ -13,11 +13,9 @@ use alloc::vec::Vec;
 
 use super::ledger::Ledger;
 use super::{CpuIndex, QueueState};
+pub use crate::index::VcpuIndex;
 pub(super) use groups::WATCHED;
 pub(super) use lines::{Lines, VIRTUAL_EPOCH};
-
-/// A vCPU's row: its number among all vCPUs of all guests.
-pub type VcpuIndex = u32;
 
 /// Time spans that make up the policy, in ticks of the clock.
 #[derive(Clone, Copy, Debug)]
@@ -381,8 +379,9 @@ impl RunQueue {
 
     /// A queue for one guest with this many vCPUs.
     pub(in crate::sched) fn alone(vcpus: u32) -> Self {
-        let mut queue = Self::new(0, vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));
-        queue.add_lines(Lines::new(0, 0..vcpus));
+        let mut queue =
+            Self::new(CpuIndex(0), vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));
+        queue.add_lines(Lines::new(0, VcpuIndex(0)..VcpuIndex(vcpus)));
         queue
     }
 }

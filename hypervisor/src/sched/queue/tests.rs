@@ -1,4 +1,4 @@
-use super::*;
+use super::{VcpuIndex as Vcpu, *};
 
 const POLICY: Policy = Policy::new(1000);
 const WORK: Standing = Standing { lag: 0, line: Line::Work };
@@ -6,7 +6,7 @@ const EXPIRED: Standing = Standing { lag: 0, line: Line::Timer };
 
 fn queue(vcpus: u32) -> RunQueue {
     let mut queue = RunQueue::alone(vcpus);
-    for vcpu in 0..vcpus {
+    for vcpu in (0..vcpus).map(Vcpu) {
         _ = queue.enqueue(vcpu, WORK, &POLICY);
     }
     queue
@@ -19,7 +19,7 @@ fn run(queue: &mut RunQueue, vcpus: usize, end: u64) -> Vec<u64> {
     while now < end {
         let vcpu = queue.pick_alone(now, |_| true).unwrap();
         let until = queue.queue_state(0, &POLICY).next_event.min(end);
-        had[vcpu as usize] += until - now;
+        had[vcpu.place()] += until - now;
         now = until;
         queue.end_by(now, PutBack::Preempted, &POLICY);
     }
@@ -38,7 +38,7 @@ fn a_slice_ends_only_if_someone_waits() {
     queue.pick_alone(0, |_| true);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, u64::MAX);
     assert!(!queue.queue_state(1_000_000, &POLICY).should_switch);
-    _ = queue.enqueue(7, WORK, &POLICY);
+    _ = queue.enqueue(Vcpu(7), WORK, &POLICY);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 1000);
 }
 
@@ -48,12 +48,12 @@ fn what_ran_alone_waits_for_a_newcomer_no_longer_than_a_few_slices() {
     queue.pick_alone(0, |_| true);
     // A long time without a tick, and then another one comes.
     let mut now = 1_000_000;
-    _ = queue.enqueue(1, WORK, &POLICY);
+    _ = queue.enqueue(Vcpu(1), WORK, &POLICY);
     queue.end_by(now, PutBack::Preempted, &POLICY);
     let mut had = [0, 0];
     while now < 1_020_000 {
         let vcpu = queue.pick_alone(now, |_| true).expect("both want the CPU");
-        had[vcpu as usize] += POLICY.slice;
+        had[vcpu.place()] += POLICY.slice;
         now += POLICY.slice;
         queue.end_by(now, PutBack::Preempted, &POLICY);
     }
@@ -64,7 +64,7 @@ fn what_ran_alone_waits_for_a_newcomer_no_longer_than_a_few_slices() {
 fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
     let mut queue = queue(1);
     queue.pick_alone(0, |_| true);
-    _ = queue.enqueue(1, WORK, &POLICY);
+    _ = queue.enqueue(Vcpu(1), WORK, &POLICY);
     assert!(!queue.queue_state(0, &POLICY).should_switch);
     assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
     assert!(queue.queue_state(POLICY.wakeup_margin + 500, &POLICY).should_switch);
@@ -74,10 +74,10 @@ fn a_sleeper_preempts_a_hog_soon_but_not_at_once() {
 fn a_long_sleep_earns_no_more_than_half_a_slice() {
     let mut queue = queue(2);
     run(&mut queue, 2, 1_000_000);
-    _ = queue.enqueue(2, WORK, &POLICY);
+    _ = queue.enqueue(Vcpu(2), WORK, &POLICY);
     let mut turns = 0;
     let mut now = 1_000_000;
-    while queue.pick_alone(now, |_| true) == Some(2) {
+    while queue.pick_alone(now, |_| true) == Some(Vcpu(2)) {
         turns += 1;
         now += 1000;
         queue.end_by(now, PutBack::Preempted, &POLICY);
@@ -103,18 +103,18 @@ fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
     let mut queue = queue(2);
     queue.pick_alone(0, |_| true);
     queue.end_by(900, PutBack::Preempted, &POLICY);
-    assert_eq!((queue.steal(), queue.load()), (Some((0, Standing { lag: 900, line: Line::Work })), 1));
+    assert_eq!((queue.steal(), queue.load()), (Some((Vcpu(0), Standing { lag: 900, line: Line::Work })), 1));
 }
 
 #[test]
 fn timers_expire_in_order_and_can_be_forgotten() {
     let mut queue = queue(0);
-    queue.add_timer(30, 3);
-    queue.add_timer(10, 1);
-    queue.add_timer(20, 2);
+    queue.add_timer(30, Vcpu(3));
+    queue.add_timer(10, Vcpu(1));
+    queue.add_timer(20, Vcpu(2));
     assert_eq!((queue.next_timer(), queue.pop_expired(9)), (10, None));
-    queue.remove_timer(2);
-    assert_eq!((queue.pop_expired(100), queue.pop_expired(100)), (Some(1), Some(3)));
+    queue.remove_timer(Vcpu(2));
+    assert_eq!((queue.pop_expired(100), queue.pop_expired(100)), (Some(Vcpu(1)), Some(Vcpu(3))));
     assert_eq!(queue.next_timer(), u64::MAX);
 }
 
@@ -124,12 +124,12 @@ fn timers_expire_in_order_and_can_be_forgotten() {
 fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64) -> u64 {
     let mut queue = queue(1);
     let mut virtual_time = vec![0; tickers as usize + 1];
-    (1..=tickers).for_each(|vcpu| queue.add_timer(u64::from(vcpu), vcpu));
+    (1..=tickers).for_each(|vcpu| queue.add_timer(u64::from(vcpu), Vcpu(vcpu)));
     let (mut now, mut worked) = (0, 0);
     while now < end {
         wake_expired(&mut queue, now, line, &virtual_time);
         match queue.pick_alone(now, |_| true).unwrap() {
-            0 => {
+            Vcpu(0) => {
                 let begin = now;
                 while now < end && !queue.queue_state(now, &POLICY).should_switch {
                     now = queue.queue_state(now, &POLICY).next_event.clamp(now + 1, end);
@@ -141,7 +141,7 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
             ticker => {
                 queue.add_timer(now + period, ticker);
                 now += cost;
-                virtual_time[ticker as usize] = queue.block(now);
+                virtual_time[ticker.place()] = queue.block(now);
             }
         }
     }
@@ -150,7 +150,7 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
 
 fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]) {
     while let Some(vcpu) = queue.pop_expired(now) {
-        let standing = queue.standing(vcpu, virtual_time[vcpu as usize], line);
+        let standing = queue.standing(vcpu, virtual_time[vcpu.place()], line);
         let _looked_at_next = queue.enqueue(vcpu, standing, &POLICY);
     }
 }
@@ -176,15 +176,15 @@ fn few_ticks_are_not_held_back() {
 fn a_timer_that_expires_preempts_soon_but_not_at_once() {
     let mut queue = queue(1);
     queue.pick_alone(0, |_| true);
-    assert!(queue.enqueue(1, EXPIRED, &POLICY), "whoever runs has to look at the time again");
+    assert!(queue.enqueue(Vcpu(1), EXPIRED, &POLICY), "whoever runs has to look at the time again");
     assert!(!queue.queue_state(POLICY.wakeup_margin - 1, &POLICY).should_switch);
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "both have had nothing");
     queue.end_by(900, PutBack::Preempted, &POLICY);
-    assert_eq!(queue.pick_alone(900, |_| true), Some(1));
+    assert_eq!(queue.pick_alone(900, |_| true), Some(Vcpu(1)));
     queue.block(950);
-    assert_eq!(queue.pick_alone(950, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(950, |_| true), Some(Vcpu(0)));
     // The line was empty: it is owed the credit, whatever it had run before.
-    assert!(queue.enqueue(1, EXPIRED, &POLICY));
+    assert!(queue.enqueue(Vcpu(1), EXPIRED, &POLICY));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 950 + POLICY.wakeup_margin);
 }
 
@@ -192,21 +192,21 @@ fn a_timer_that_expires_preempts_soon_but_not_at_once() {
 fn timers_do_not_interrupt_only_to_make_their_line_longer() {
     let mut queue = queue(1);
     queue.pick_alone(0, |_| true);
-    queue.add_timer(10, 7);
+    queue.add_timer(10, Vcpu(7));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, 10);
-    let _ = queue.enqueue(1, WORK, &POLICY);
+    let _ = queue.enqueue(Vcpu(1), WORK, &POLICY);
     let found = queue.queue_state(0, &POLICY).next_event;
     assert_eq!(found, POLICY.wakeup_margin, "nobody would be preempted before");
-    let _ = queue.enqueue(2, EXPIRED, &POLICY);
-    assert!(!queue.enqueue(3, EXPIRED, &POLICY));
+    let _ = queue.enqueue(Vcpu(2), EXPIRED, &POLICY);
+    assert!(!queue.enqueue(Vcpu(3), EXPIRED, &POLICY));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.slice / 2, "the end of its turn");
 }
 
 #[test]
 fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
     let mut queue = queue(0);
-    (0..2).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
-    assert_eq!(queue.pick_alone(0, |_| true), Some(0));
+    (0..2).for_each(|vcpu| _ = queue.enqueue(Vcpu(vcpu), EXPIRED, &POLICY));
+    assert_eq!(queue.pick_alone(0, |_| true), Some(Vcpu(0)));
     assert_eq!(queue.queue_state(0, &POLICY).next_event, POLICY.wakeup_margin);
     assert!(queue.queue_state(POLICY.wakeup_margin, &POLICY).should_switch);
     queue.end_by(POLICY.wakeup_margin, PutBack::Preempted, &POLICY);
@@ -216,31 +216,31 @@ fn what_takes_longer_than_a_tick_gets_in_line_with_the_others_that_have_work() {
 #[test]
 fn an_interrupt_takes_a_vcpu_out_of_the_timer_line() {
     let mut queue = queue(1);
-    (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
-    assert!(queue.promote(2, &POLICY));
-    assert!(!queue.promote(2, &POLICY) && !queue.promote(0, &POLICY), "not there");
+    (1..4).for_each(|vcpu| _ = queue.enqueue(Vcpu(vcpu), EXPIRED, &POLICY));
+    assert!(queue.promote(Vcpu(2), &POLICY));
+    assert!(!queue.promote(Vcpu(2), &POLICY) && !queue.promote(Vcpu(0), &POLICY), "not there");
     assert_eq!(queue.load(), 4);
     let order = core::array::from_fn(|_| {
         let next = queue.pick_alone(0, |_| true);
         queue.block(0);
         next
     });
-    assert_eq!(order, [Some(0), Some(2), Some(1), Some(3)]);
+    assert_eq!(order, [0, 2, 1, 3].map(|vcpu| Some(Vcpu(vcpu))));
 }
 
 #[test]
 fn a_spinner_leaves_its_turn_to_the_timer_line() {
     let mut queue = queue(1);
-    (1..4).for_each(|vcpu| _ = queue.enqueue(vcpu, EXPIRED, &POLICY));
+    (1..4).for_each(|vcpu| _ = queue.enqueue(Vcpu(vcpu), EXPIRED, &POLICY));
     let mut now = 0;
-    assert_eq!(queue.pick_alone(now, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(now, |_| true), Some(Vcpu(0)));
     queue.end_by(now, PutBack::Yielded, &POLICY);
     for expected in 1..4 {
-        assert_eq!(queue.pick_alone(now, |_| true), Some(expected));
+        assert_eq!(queue.pick_alone(now, |_| true), Some(Vcpu(expected)));
         now += 100;
         queue.block(now);
     }
-    assert_eq!(queue.pick_alone(now, |_| true), Some(0));
+    assert_eq!(queue.pick_alone(now, |_| true), Some(Vcpu(0)));
 }
 
 #[test]
@@ -250,11 +250,11 @@ fn sleeps_of_no_length_earn_nothing() {
     for turn in 0..1000 {
         let now = turn * 300;
         let vcpu = queue.pick_alone(now, |_| true).unwrap();
-        had[vcpu as usize] += 300;
-        if vcpu == 0 {
+        had[vcpu.place()] += 300;
+        if vcpu == Vcpu(0) {
             let virtual_time = queue.block(now + 300);
-            let standing = queue.standing(0, virtual_time, Line::Work);
-            let _nobody_runs = queue.enqueue(0, standing, &POLICY);
+            let standing = queue.standing(Vcpu(0), virtual_time, Line::Work);
+            let _nobody_runs = queue.enqueue(Vcpu(0), standing, &POLICY);
         } else {
             queue.end_by(now + 300, PutBack::Preempted, &POLICY);
         }
@@ -265,9 +265,9 @@ fn sleeps_of_no_length_earn_nothing() {
 #[test]
 fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
     let (mut victim, mut thief) = (queue(2), queue(1));
-    let _ = victim.enqueue(5, EXPIRED, &POLICY);
+    let _ = victim.enqueue(Vcpu(5), EXPIRED, &POLICY);
     let (stolen, standing) = victim.steal().unwrap();
-    assert_eq!(stolen, 5);
+    assert_eq!(stolen, Vcpu(5));
     assert!(standing.is_expired());
     thief.pick_alone(0, |_| true);
     assert!(thief.enqueue(stolen, standing, &POLICY));
@@ -277,11 +277,11 @@ fn those_of_the_timer_line_are_stolen_first_and_stay_in_line() {
 /// A queue in which this many vCPUs wait, all of them passive, in the order of their numbers.
 fn passive(count: u32) -> RunQueue {
     let mut queue = RunQueue::alone(count);
-    for vcpu in 0..count {
+    for vcpu in (0..count).map(Vcpu) {
         let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &POLICY);
     }
     for turn in 0..u64::from(count) {
-        assert_eq!(queue.pick_alone(turn, |_| true), Some(turn as VcpuIndex));
+        assert_eq!(queue.pick_alone(turn, |_| true), Some(Vcpu(turn as u32)));
         queue.end_by(turn + 1, PutBack::Passive, &POLICY);
     }
     queue
@@ -293,16 +293,16 @@ fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
     let mut asked = 0;
     let next = queue.pick_alone(100, |vcpu| {
         asked += 1;
-        vcpu == 41
+        vcpu == Vcpu(41)
     });
-    assert_eq!((next, asked), (Some(41), 42), "each is asked once, in order");
+    assert_eq!((next, asked), (Some(Vcpu(41)), 42), "each is asked once, in order");
     queue.end_by(200, PutBack::Preempted, &POLICY);
-    assert_eq!(queue.pick_alone(200, |_| false), Some(41), "it is not passive any more");
+    assert_eq!(queue.pick_alone(200, |_| false), Some(Vcpu(41)), "it is not passive any more");
     queue.block(300);
     let found = queue.pick_alone(300, |_| false);
-    assert_eq!(found, Some(0), "all of them are passive: the next runs, for the CPU has nothing else");
+    assert_eq!(found, Some(Vcpu(0)), "all of them are passive: the next runs, for the CPU has nothing else");
     queue.block(301);
-    for vcpu in (1..60).filter(|&vcpu| vcpu != 41) {
+    for vcpu in (1..60).filter(|&vcpu| vcpu != 41).map(Vcpu) {
         assert_eq!(queue.pick_alone(400, |_| true), Some(vcpu));
         queue.block(400);
     }
@@ -312,8 +312,8 @@ fn u30_whoever_waits_for_memory_is_passed_over_until_that_changes() {
 #[test]
 fn u30_whoever_waits_for_memory_preempts_nobody() {
     let mut queue = passive(1);
-    let _nobody_runs = queue.enqueue(7, Standing::default(), &POLICY);
-    assert_eq!(queue.pick_alone(0, |_| false), Some(7));
+    let _nobody_runs = queue.enqueue(Vcpu(7), Standing::default(), &POLICY);
+    assert_eq!(queue.pick_alone(0, |_| false), Some(Vcpu(7)));
     let late = POLICY.slice - 1;
     assert!(!queue.queue_state(late, &POLICY).should_switch, "the one that waits has had less");
     assert!(queue.queue_state(late + 1, &POLICY).should_switch, "its slice is over");

@@ -12,7 +12,7 @@ use super::*;
 pub(super) struct Limit {
     weight: f64,
     most: f64,
-    cpus: Vec<CpuIndex>,
+    cpus: Vec<u32>,
 }
 
 impl Limit {
@@ -65,7 +65,7 @@ pub(super) fn due(guests: &[Limit]) -> Vec<f64> {
 
 #[test]
 fn what_is_due_is_as_by_hand() {
-    let guest = |weight, most, cpus: &[CpuIndex]| Limit { weight, most, cpus: cpus.to_vec() };
+    let guest = |weight, most, cpus: &[u32]| Limit { weight, most, cpus: cpus.to_vec() };
     let check = |guests: &[Limit], expected: &[f64]| {
         let due = due(guests);
         let is_close = due.iter().zip(expected).all(|(due, expected)| (due - expected).abs() < 1e-9);

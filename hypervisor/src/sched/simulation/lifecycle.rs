@@ -7,7 +7,7 @@ use super::*;
 fn accounts_begin_with_the_second_guest_and_end_with_it() {
     let mut machine = Machine::new(2, &[guest(100, vec![Works; 2])]);
     // Room for more.
-    machine.sched = Scheduler::new(vec![0, 1], 8, 4, Policy::new(SLICE));
+    machine.sched = Scheduler::new([0, 1].map(CpuIndex).into(), 8, 4, Policy::new(SLICE));
     machine.cpus.iter_mut().for_each(|cpu| *cpu = Cpu { current: None, counted: 0, due: 0 });
     machine.vcpus.clear();
     machine.sets.clear();
@@ -21,8 +21,8 @@ fn accounts_begin_with_the_second_guest_and_end_with_it() {
         machine.run(100 * MS);
         let rows = vcpus as usize..;
         assert!(machine.vcpus[rows.clone()].iter().all(|vcpu| vcpu.is_asleep), "they have slept by now");
-        for vcpu in vcpus..vcpus + 2 {
-            assert_eq!(machine.sched.used_by(vcpu, machine.now), machine.vcpus[vcpu as usize].had);
+        for vcpu in (vcpus..vcpus + 2).map(VcpuIndex) {
+            assert_eq!(machine.sched.used_by(vcpu, machine.now), machine.vcpus[vcpu.place()].had);
             // A waker takes the timer away, and the vCPU blocks for good.
             machine.stop(vcpu);
         }
@@ -94,10 +94,10 @@ fn time_that_is_left_out_of_a_turn_is_nobodys() {
     for _ in 0..2000 {
         machine.run(MS);
         // The CPU works for somebody else for half of the first guest's time.
-        if machine.cpus[0].current == Some(0) {
+        if machine.cpus[0].current == Some(VcpuIndex(0)) {
             machine.run(MS);
-            if machine.cpus[0].current == Some(0) {
-                machine.sched.leave_out(0, MS, machine.now);
+            if machine.cpus[0].current == Some(VcpuIndex(0)) {
+                machine.sched.leave_out(CpuIndex(0), MS, machine.now);
             }
         }
     }
@@ -109,15 +109,16 @@ impl Machine {
     /// Wakes a vCPU that sleeps, and lets it stop when it runs.
     fn stop(&mut self, vcpu: VcpuIndex) {
         self.wake(vcpu, Line::Work);
-        self.vcpus[vcpu as usize].habit = Habit::Sleeps(1, 0);
-        self.vcpus[vcpu as usize].left = u64::MAX;
+        self.vcpus[vcpu.place()].habit = Habit::Sleeps(1, 0);
+        self.vcpus[vcpu.place()].left = u64::MAX;
         while !self.cpus.iter().any(|cpu| cpu.current == Some(vcpu)) {
             self.run(MS);
         }
-        let cpu = self.cpus.iter().position(|cpu| cpu.current == Some(vcpu)).unwrap() as CpuIndex;
+        let cpu = self.cpus.iter().position(|cpu| cpu.current == Some(vcpu)).unwrap();
+        let cpu = CpuIndex(cpu as u32);
         self.count(cpu);
-        self.cpus[cpu as usize].current = None;
-        self.vcpus[vcpu as usize].is_asleep = true;
+        self.cpus[cpu.place()].current = None;
+        self.vcpus[vcpu.place()].is_asleep = true;
         let Block::Next(turn) = self.sched.block(cpu, self.now, u64::MAX, || Some(Released::made())) else {
             panic!("a vCPU that runs may block")
         };
@@ -128,7 +129,7 @@ impl Machine {
 #[test]
 #[should_panic(expected = "may use no CPU")]
 fn a_guest_needs_a_cpu() {
-    let sched = Scheduler::new(vec![0, 1], 1, 1, Policy::new(SLICE));
+    let sched = Scheduler::new([0, 1].map(CpuIndex).into(), 1, 1, Policy::new(SLICE));
     let share = Share { cpus: [7].into_iter().collect(), ..Share::default() };
-    sched.add_group(0, 0..1, share);
+    sched.add_group(0, VcpuIndex(0)..VcpuIndex(1), share);
 }

@@ -100,7 +100,7 @@ impl Guest {
         self
     }
 
-    fn on(mut self, cpus: impl IntoIterator<Item = CpuIndex>) -> Self {
+    fn on(mut self, cpus: impl IntoIterator<Item = u32>) -> Self {
         self.share.cpus = cpus.into_iter().collect();
         self
     }
@@ -112,7 +112,7 @@ impl Machine {
         let rows = guests.iter().map(|guest| guest.habits.len() as u32).sum();
         let policy = Policy::new(SLICE);
         let mut machine = Self {
-            sched: Scheduler::new((0..cpus).collect(), rows, guests.len() as u32, policy),
+            sched: Scheduler::new((0..cpus).map(CpuIndex).collect(), rows, guests.len() as u32, policy),
             cpus: (0..cpus).map(|_| Cpu { current: None, counted: 0, due: 0 }).collect(),
             vcpus: Vec::new(),
             sets: Vec::new(),
@@ -126,7 +126,7 @@ impl Machine {
 
     fn add(&mut self, guest: &Guest) {
         let (group, first) = (self.sets.len() as u32, self.vcpus.len() as u32);
-        let rows = first..first + guest.habits.len() as u32;
+        let rows = VcpuIndex(first)..VcpuIndex(first + guest.habits.len() as u32);
         self.sched.add_group(group, rows.clone(), guest.share);
         self.sets.push(guest.share.cpus);
         let least = -i64::from(guest.share.cap.unwrap_or(0)) * self.now.cast_signed();
@@ -140,12 +140,12 @@ impl Machine {
             ready_since: None,
             waits: Vec::new(),
         }));
-        rows.for_each(|vcpu| self.wake(vcpu, Line::Work));
+        VcpuIndex::each(rows).for_each(|vcpu| self.wake(vcpu, Line::Work));
     }
 
     fn wake(&mut self, vcpu: VcpuIndex, line: Line) {
         let now = self.now;
-        let state = &mut self.vcpus[vcpu as usize];
+        let state = &mut self.vcpus[vcpu.place()];
         assert!(core::mem::take(&mut state.is_asleep), "vCPU {vcpu} is awake");
         state.ready_since = Some(now);
         state.left = match state.habit {
@@ -160,7 +160,7 @@ impl Machine {
     fn obey(&mut self, nudge: Nudge) {
         let cpu = match nudge {
             Nudge::Nothing => return,
-            Nudge::Idle(cpu) => cpu as usize,
+            Nudge::Idle(cpu) => cpu.place(),
             Nudge::Running(vcpu) => match self.cpus.iter().position(|cpu| cpu.current == Some(vcpu)) {
                 Some(cpu) => cpu,
                 None => return,
@@ -172,7 +172,8 @@ impl Machine {
     fn run(&mut self, ticks: u64) {
         let end = self.now + ticks;
         let mut steps = 0;
-        while let Some((due, cpu)) = (0..).zip(&self.cpus).map(|(index, cpu)| (cpu.due, index)).min()
+        while let Some((due, cpu)) =
+            (0..).map(CpuIndex).zip(&self.cpus).map(|(index, cpu)| (cpu.due, index)).min()
             && due < end
         {
             steps = if self.pass(due) { 0 } else { steps + 1 };
@@ -180,7 +181,7 @@ impl Machine {
             self.step(cpu);
         }
         self.pass(end);
-        (0..self.cpus.len()).for_each(|cpu| self.count(cpu as CpuIndex));
+        (0..self.cpus.len()).for_each(|cpu| self.count(CpuIndex(cpu as u32)));
     }
 
     /// Nothing happens until then. Returns whether it is later than now.
@@ -201,7 +202,7 @@ impl Machine {
             let runs = self
                 .cpus
                 .iter()
-                .filter(|cpu| cpu.current.is_some_and(|vcpu| self.vcpus[vcpu as usize].group == group));
+                .filter(|cpu| cpu.current.is_some_and(|vcpu| self.vcpus[vcpu.place()].group == group));
             let had = windows.had + runs.map(|cpu| self.now - cpu.counted).sum::<u64>();
             let beyond = (100 * had).cast_signed() - i64::from(cap) * self.now.cast_signed();
             windows.least = windows.least.min(beyond);
@@ -211,21 +212,21 @@ impl Machine {
 
     /// Whether a CPU idles while a vCPU waits that may run there and that no cap holds.
     fn wastes(&self) -> bool {
-        let idle = |cpu: &CpuIndex| self.cpus[*cpu as usize].current.is_none();
-        let idle: CpuSet = (0..self.cpus.len() as CpuIndex).filter(idle).collect();
+        let idle = |cpu: &u32| self.cpus[*cpu as usize].current.is_none();
+        let idle: CpuSet = (0..self.cpus.len() as u32).filter(idle).collect();
         self.vcpus.iter().filter(|vcpu| vcpu.ready_since.is_some()).any(|vcpu| {
             let set = self.sets[vcpu.group as usize];
-            let may_run = (0..self.cpus.len() as CpuIndex).any(|cpu| idle.contains(cpu) && set.contains(cpu));
+            let may_run = (0..self.cpus.len() as u32).any(|cpu| idle.contains(cpu) && set.contains(cpu));
             may_run && !self.sched.ledger.is_held(vcpu.group, self.now)
         })
     }
 
     /// Counts the time that the current vCPU has had.
     fn count(&mut self, cpu: CpuIndex) {
-        let state = &mut self.cpus[cpu as usize];
+        let state = &mut self.cpus[cpu.place()];
         let had = self.now - core::mem::replace(&mut state.counted, self.now);
         if let Some(vcpu) = state.current {
-            let vcpu = &mut self.vcpus[vcpu as usize];
+            let vcpu = &mut self.vcpus[vcpu.place()];
             vcpu.had += had;
             self.windows[vcpu.group as usize].had += had;
             vcpu.left = vcpu.left.saturating_sub(had);
@@ -235,8 +236,8 @@ impl Machine {
     fn step(&mut self, cpu: CpuIndex) {
         self.count(cpu);
         let now = self.now;
-        let Some(vcpu) = self.cpus[cpu as usize].current else { return self.idle(cpu) };
-        if self.vcpus[vcpu as usize].left == 0 {
+        let Some(vcpu) = self.cpus[cpu.place()].current else { return self.idle(cpu) };
+        if self.vcpus[vcpu.place()].left == 0 {
             return self.act(cpu, vcpu);
         }
         let mut state = self.sched.queue_state(cpu, now);
@@ -247,13 +248,13 @@ impl Machine {
         if state.should_switch {
             return self.switch(cpu, PutBack::Preempted);
         }
-        let done = now.saturating_add(self.vcpus[vcpu as usize].left);
-        self.cpus[cpu as usize].due = state.next_event.max(now + 1).min(done);
+        let done = now.saturating_add(self.vcpus[vcpu.place()].left);
+        self.cpus[cpu.place()].due = state.next_event.max(now + 1).min(done);
     }
 
     fn wake_expired(&mut self, cpu: CpuIndex) {
         while let Some(vcpu) = self.sched.pop_expired(cpu, self.now) {
-            let line = if matches!(self.vcpus[vcpu as usize].habit, Habit::Sleeps(run, _) if run < MS / 10) {
+            let line = if matches!(self.vcpus[vcpu.place()].habit, Habit::Sleeps(run, _) if run < MS / 10) {
                 Line::Timer
             } else {
                 Line::Work
@@ -266,7 +267,7 @@ impl Machine {
         self.wake_expired(cpu);
         let turn = self.sched.next(cpu, self.now);
         if turn.is_none() {
-            self.cpus[cpu as usize].due = self.sched.next_event(cpu).max(self.now + 1);
+            self.cpus[cpu.place()].due = self.sched.next_event(cpu).max(self.now + 1);
             let nudge = self.sched.ask_for_running(cpu, self.now);
             self.obey(nudge);
         } else {
@@ -280,13 +281,13 @@ impl Machine {
         if let Some(Turn { vcpu, waited, .. }) = turn {
             let elsewhere = self.cpus.iter().position(|other| other.current == Some(vcpu));
             assert_eq!(elsewhere, None, "vCPU {vcpu} begins on CPU {cpu} while it runs");
-            let state = &mut self.vcpus[vcpu as usize];
-            assert!(self.sets[state.group as usize].contains(cpu), "vCPU {vcpu} may not run on CPU {cpu}");
+            let state = &mut self.vcpus[vcpu.place()];
+            assert!(self.sets[state.group as usize].contains(cpu.0), "vCPU {vcpu} may not run on CPU {cpu}");
             let since = state.ready_since.take().unwrap_or_else(|| panic!("vCPU {vcpu} is not runnable"));
             assert_eq!(waited, now - since, "vCPU {vcpu} was runnable for so long");
             state.waits.push(waited);
         }
-        self.cpus[cpu as usize] = Cpu { current: vcpu, counted: now, due: now };
+        self.cpus[cpu.place()] = Cpu { current: vcpu, counted: now, due: now };
         if turn.is_some() {
             let nudge = self.sched.balance(cpu, now);
             self.obey(nudge);
@@ -294,8 +295,8 @@ impl Machine {
     }
 
     fn switch(&mut self, cpu: CpuIndex, why: PutBack) {
-        if let Some(vcpu) = self.cpus[cpu as usize].current.take() {
-            let state = &mut self.vcpus[vcpu as usize];
+        if let Some(vcpu) = self.cpus[cpu.place()].current.take() {
+            let state = &mut self.vcpus[vcpu.place()];
             state.ready_since = Some(self.now);
             if let (0, Habit::Yields(run) | Habit::Waits(run)) = (state.left, state.habit) {
                 state.left = run;
@@ -308,7 +309,7 @@ impl Machine {
 
     /// The vCPU on `cpu` does what it has run for.
     fn act(&mut self, cpu: CpuIndex, vcpu: VcpuIndex) {
-        let (habit, group) = (self.vcpus[vcpu as usize].habit, self.vcpus[vcpu as usize].group);
+        let (habit, group) = (self.vcpus[vcpu.place()].habit, self.vcpus[vcpu.place()].group);
         let sleep = match habit {
             Habit::Works => unreachable!("its work has no end"),
             Habit::Yields(_) => return self.switch(cpu, PutBack::Yielded),
@@ -316,9 +317,9 @@ impl Machine {
             Habit::Sleeps(_, sleep) | Habit::Bursts(_, sleep) => sleep,
             Habit::Lends(_) => 2 * SLICE,
         };
-        let state = &mut self.vcpus[vcpu as usize];
+        let state = &mut self.vcpus[vcpu.place()];
         state.is_asleep = true;
-        self.cpus[cpu as usize].current = None;
+        self.cpus[cpu.place()].current = None;
         match self.sched.block(cpu, self.now, self.now + sleep, || Some(Released::made())) {
             Block::Refused => panic!("a vCPU that runs may block"),
             Block::Next(turn) => self.begin(cpu, turn),
@@ -329,11 +330,12 @@ impl Machine {
             _ => 0,
         };
         if wakes > 0 {
-            let its = |&other: &u32| {
-                let state = &self.vcpus[other as usize];
+            let its = |&other: &VcpuIndex| {
+                let state = &self.vcpus[other.place()];
                 other != vcpu && state.group == group && state.is_asleep
             };
-            let asleep: Vec<_> = (0..self.vcpus.len() as u32).filter(its).take(wakes).collect();
+            let asleep: Vec<_> =
+                (0..self.vcpus.len() as u32).map(VcpuIndex).filter(its).take(wakes).collect();
             asleep.into_iter().for_each(|other| self.wake(other, Line::Work));
         }
     }

@@ -102,8 +102,9 @@ fn check_places(machine: &Machine, seed: u64) {
     let awake = machine.vcpus.iter().filter(|vcpu| !vcpu.is_asleep).count();
     let ready = machine.vcpus.iter().filter(|vcpu| vcpu.ready_since.is_some()).count();
     assert_eq!(running + ready, awake, "seed {seed}");
-    let queued: usize =
-        (0..machine.cpus.len()).map(|cpu| machine.sched.place(cpu as u32).queue.lock().load()).sum();
+    let queued: usize = (0..machine.cpus.len())
+        .map(|cpu| machine.sched.place(CpuIndex(cpu as u32)).queue.lock().load())
+        .sum();
     assert_eq!(queued, awake, "seed {seed}: in queues, of those that are awake");
     for group in 0..machine.sets.len() as u32 {
         if machine.sched.ledger.is_in_use() {
@@ -117,7 +118,7 @@ fn check_places(machine: &Machine, seed: u64) {
 impl Machine {
     /// The scheduler has counted what the vCPUs had, with the turns that still last.
     fn check_used(&self, seed: u64) {
-        for (row, vcpu) in (0..).zip(&self.vcpus) {
+        for (row, vcpu) in (0..).map(VcpuIndex).zip(&self.vcpus) {
             assert_eq!(self.sched.used_by(row, self.now), vcpu.had, "seed {seed}: vCPU {row}");
         }
     }

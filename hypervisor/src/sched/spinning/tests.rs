@@ -1,5 +1,5 @@
 use super::*;
-use crate::sched::queue::{Policy, PutBack, RunQueue, Standing};
+use crate::sched::queue::{Policy, PutBack, RunQueue, Standing, VcpuIndex};
 
 const FIRST: u64 = 10;
 
@@ -88,10 +88,10 @@ fn convoy(vcpus: u32, watched: bool) -> u64 {
     let mut queue = RunQueue::alone(vcpus);
     let mut watches = alloc::vec![SpinWatch::default(); vcpus as usize];
     for vcpu in 0..vcpus {
-        let _nobody_runs = queue.enqueue(vcpu, Standing::default(), &policy);
+        let _nobody_runs = queue.enqueue(VcpuIndex(vcpu), Standing::default(), &policy);
     }
     let (mut holder, mut now, mut loops) = (vcpus, 0, 0);
-    while let Some(vcpu) = queue.pick_alone(now, |_| true) {
+    while let Some(VcpuIndex(vcpu)) = queue.pick_alone(now, |_| true) {
         if vcpu + 1 == holder {
             now += HOLDS;
             let _done = queue.block(now);

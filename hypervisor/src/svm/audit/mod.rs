@@ -22,6 +22,7 @@ pub mod auditor;
 use alloc::boxed::Box;
 use core::fmt;
 
+use crate::sched::CpuIndex;
 use crate::tenants::Tenants;
 
 /// A VMCB, as words.
@@ -150,7 +151,7 @@ pub struct VcpuBooks {
     /// The VMCB after its last exit.
     last: Box<Words>,
     /// The processor of its last exit.
-    cpu: Option<u32>,
+    cpu: Option<CpuIndex>,
     stays: u64,
     owes: bool,
 }
@@ -188,7 +189,7 @@ impl VcpuBooks {
     /// # Errors
     ///
     /// The stale state that the processor would use.
-    pub fn check(&self, books: &CpuBooks, cpu: u32, vmcb: &Words) -> Result<(), Finding> {
+    pub fn check(&self, books: &CpuBooks, cpu: CpuIndex, vmcb: &Words) -> Result<(), Finding> {
         let clean = low_word(vmcb, CLEAN);
         if clean != 0 && self.cpu != Some(cpu) {
             return Err(Finding::Moved);
@@ -238,7 +239,7 @@ impl VcpuBooks {
     }
 
     /// Notes that VMRUN has been executed, and the guest has run and exited.
-    pub fn note(&mut self, books: &mut CpuBooks, cpu: u32, vmcb: &Words) {
+    pub fn note(&mut self, books: &mut CpuBooks, cpu: CpuIndex, vmcb: &Words) {
         if byte(vmcb, TLB_CONTROL) == FLUSH_ALL {
             books.tenants.clear();
             books.has_dropped_all = true;
@@ -276,8 +277,8 @@ mod tests {
         }
 
         fn enter(&mut self, vcpu: usize, cpu: usize, vmcb: &Words) -> Result<(), Finding> {
-            self.vcpus[vcpu].check(&self.cpus[cpu], cpu as u32, vmcb)?;
-            self.vcpus[vcpu].note(&mut self.cpus[cpu], cpu as u32, vmcb);
+            self.vcpus[vcpu].check(&self.cpus[cpu], CpuIndex(cpu as u32), vmcb)?;
+            self.vcpus[vcpu].note(&mut self.cpus[cpu], CpuIndex(cpu as u32), vmcb);
             Ok(())
         }
     }

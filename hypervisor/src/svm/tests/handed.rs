@@ -309,3 +309,24 @@ fn u67_the_operators_wake_is_a_sleep_button_that_the_guest_has_enabled() {
         assert_eq!(guest.0.state.next_deadline(0), u64::MAX);
     });
 }
+
+/// They differ from the vCPUs' indices, as those of all guests but the first one do.
+#[cfg(feature = "trace")]
+#[test]
+fn a_trace_has_the_rows_of_vcpus() {
+    use hostlink::trace::Event::{Exit, FlushAsked, FlushDone, FlushTaken, Posted};
+    super::processor::with_guest(&[], |guest| {
+        let (host, vm, cpu) = (guest.0.host, guest.0.vm, guest.0.cpu);
+        let [own, other] = [0, 1].map(|vcpu: usize| vm.vcpus[vcpu].row.0);
+        assert!(own > 1);
+        host.attach_trace(cpu);
+        flush(guest, &[]);
+        assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
+        vm.post_fixed_to(&vm.vcpus[1], 0x51);
+        let records = host.trace.records(cpu.index).filter(|record| record.event != Exit);
+        let records: Vec<_> = records.collect();
+        let found: Vec<_> = records.iter().map(|record| (record.event, u32::from(record.vcpu))).collect();
+        assert_eq!(found, [(FlushAsked, own), (FlushDone, own), (FlushTaken, own), (Posted, other)]);
+        assert_eq!((records[0].detail, records[0].a), (own, 0b11), "what the flush names");
+    });
+}

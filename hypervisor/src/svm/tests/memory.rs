@@ -7,7 +7,7 @@ use paging::Progress;
 use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
 use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
-use crate::vm::Next;
+use crate::vm::{Next, VpIndex};
 use crate::x86::RFLAGS_VM;
 use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip};
 use crate::x86::vcpu::block::Segment;
@@ -202,11 +202,15 @@ fn p13_a_write_that_moves_a_slot_ends_after_the_change() {
         guest.set(RAX, 0);
         assert_eq!(guest.exit(IOIO, port(CONFIG_DATA, 4, false), CODE + 1), Next::Resume);
         let (vm, by) = (guest.0.vm, guest.0.vcpu.index);
-        assert_eq!(vm.step_change(Some(by + 1)), Progress::Done, "the other vCPU caused no change");
+        assert_eq!(
+            vm.step_change(Some(VpIndex(by.0 + 1))),
+            Progress::Done,
+            "the other vCPU caused no change"
+        );
         let held = vm.hold_change();
         for _ in 0..100 {
             assert_eq!(vm.step_change(Some(by)), Progress::Waiting);
-            assert_eq!(vm.step_change(Some(by + 1)), Progress::Done);
+            assert_eq!(vm.step_change(Some(VpIndex(by.0 + 1))), Progress::Done);
         }
         drop(held);
         while vm.step_change(Some(by)) != Progress::Done {}

@@ -7,7 +7,6 @@ use super::due::Due;
 use super::guest::{Guest as GuestOf, Kind};
 use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, TABLES, UNMAPPED, board, processor};
 use crate::devices::pc::message::Trigger;
-use crate::sched::VcpuIndex;
 use crate::svm::features::Features;
 use crate::svm::table::{Event, Row};
 use crate::svm::vmcb::{EFER_SVME, clean};
@@ -179,8 +178,7 @@ fn check(guest: &mut Guest<'_, '_>, mask: u64) {
 fn play(seed: u64, steps: u32) {
     let mut random = Random::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let board = board();
-    let vcpu: VcpuIndex = 0;
-    board.with_vcpu(vcpu, |context| {
+    board.with_vcpu(0, |context| {
         let guest = &mut Guest(context);
         if random.one_in(2) {
             guest.begin(&[]);

@@ -2,7 +2,7 @@
 
 use super::processor::{Guest, Kind, TABLES, Tested, processor, with_guest};
 use super::rows::{GP, MSR, UD, XSETBV};
-use crate::sched::{Line, PutBack, Released};
+use crate::sched::{CpuIndex, Line, PutBack, Released};
 use crate::vm::arch::Clock;
 use crate::vm::{Next, mock};
 use crate::x86::processor::Vendor;
@@ -181,15 +181,15 @@ fn the_run_time_grows_in_turns_alone_and_begins_again_at_a_reset() {
         assert_eq!(run_time(guest), 0, "the scheduler has not given it a CPU");
         let _ = sched.wake(row, Line::Work, Tested::now());
         pass();
-        assert_eq!(sched.next(0, Tested::now()).map(|turn| turn.vcpu), Some(row));
+        assert_eq!(sched.next(CpuIndex(0), Tested::now()).map(|turn| turn.vcpu), Some(row));
         assert!(is(run_time(guest), 0), "it waited");
         pass();
         assert!(is(run_time(guest), 1));
         let _ = sched.wake(other, Line::Work, Tested::now());
-        let _ = sched.switch(0, Tested::now(), PutBack::Preempted, Released::made());
+        let _ = sched.switch(CpuIndex(0), Tested::now(), PutBack::Preempted, Released::made());
         pass();
         assert!(is(run_time(guest), 1), "another one runs");
-        let _ = sched.block(0, Tested::now(), u64::MAX, || Some(Released::made()));
+        let _ = sched.block(CpuIndex(0), Tested::now(), u64::MAX, || Some(Released::made()));
         pass();
         assert!(is(run_time(guest), 2), "it goes on");
         assert_eq!(guest.write_msr(tlfs::msr::VP_RUNTIME, 0), Next::Resume);

@@ -33,7 +33,7 @@ impl Moved {
         let this = Self(board());
         this.act(|guest| {
             let (vm, vcpu) = (guest.0.vm, guest.0.vcpu);
-            *guest.0.state = vm.guest.new_vcpu::<Tested>(vcpu.index, vcpu.row);
+            *guest.0.state = vm.guest.new_vcpu::<Tested>(vcpu.index, vcpu.row.0);
             vcpu.inbox.set_address(&guest.0.state.lapic);
         });
         this

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use crate::devices::pc::message::Message;
 use crate::iommu::amd_vi::Forgotten;
 use crate::iommu::routes::{CpuVector, Delivery, FUNCTIONS, Receiver, Routes};
+use crate::sched::CpuIndex;
 use crate::vm::VpIndex;
 
 /// A guest that may use some of the CPUs, and notes what happens.
@@ -27,8 +28,8 @@ impl MockReceiver {
 }
 
 impl Receiver for MockReceiver {
-    fn destination(&self, cpu: u32) -> Option<u8> {
-        (cpu < 32 && self.cpus >> cpu & 1 != 0).then(|| cpu as u8 + 100)
+    fn destination(&self, cpu: CpuIndex) -> Option<u8> {
+        (cpu.0 < 32 && self.cpus >> cpu.0 & 1 != 0).then(|| cpu.0 as u8 + 100)
     }
 
     fn single(&self, _: Message) -> Option<VpIndex> {
@@ -85,10 +86,10 @@ fn u41_each_cpu_has_vectors_of_its_own() {
     assert!(places.len() > FUNCTIONS.len() / 2);
     let elsewhere = routes.take(other, DeviceId(2), 2).expect("nobody is there");
     assert!(places.iter().any(|place| place.vector == elsewhere.vector));
-    routes.set(elsewhere, Delivery::Direct(5, message()));
-    let deliver = |cpu| routes.deliver(cpu, elsewhere.vector);
+    routes.set(elsewhere, Delivery::Direct(VpIndex(5), message()));
+    let deliver = |cpu| routes.deliver(CpuIndex(cpu), elsewhere.vector);
     assert_eq!((deliver(0), deliver(1), deliver(2), deliver(256)), (false, true, true, false));
-    assert_eq!(*other.posted.lock().unwrap(), [(5, message())]);
+    assert_eq!(*other.posted.lock().unwrap(), [(VpIndex(5), message())]);
     assert_eq!(routes.take(MockReceiver::on(0), DeviceId(3), 2), None, "no CPU of its own is reached");
 }
 
@@ -125,10 +126,13 @@ fn u42_an_interrupt_for_several_is_noted_and_the_guest_is_told() {
     let routes = Routes::default();
     let guest = MockReceiver::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
-    assert!(routes.deliver(0, place.vector) && guest.told.lock().unwrap().is_empty(), "it is masked");
-    assert!(routes.set(place, Delivery::InTurn(3)), "it has arrived before");
-    assert!(routes.deliver(0, place.vector));
-    assert_eq!((&*guest.told.lock().unwrap(), guest.posted.lock().unwrap().len()), (&vec![3], 0));
+    assert!(
+        routes.deliver(CpuIndex(0), place.vector) && guest.told.lock().unwrap().is_empty(),
+        "it is masked"
+    );
+    assert!(routes.set(place, Delivery::InTurn(VpIndex(3))), "it has arrived before");
+    assert!(routes.deliver(CpuIndex(0), place.vector));
+    assert_eq!((&*guest.told.lock().unwrap(), guest.posted.lock().unwrap().len()), (&vec![VpIndex(3)], 0));
     assert!(routes.take_arrived(place) && !routes.take_arrived(place));
 }
 
@@ -137,15 +141,15 @@ fn a_vector_is_free_when_the_iommu_has_forgotten_its_function() {
     let routes = Routes::default();
     let guest = MockReceiver::on(1);
     let place = routes.take(guest, DeviceId(1), 1).expect("there is one");
-    routes.set(place, Delivery::Direct(0, message()));
+    routes.set(place, Delivery::Direct(VpIndex(0), message()));
     routes.free(place, &Forgotten::made(DeviceId(2)));
-    assert!(routes.deliver(0, place.vector), "that was another one's");
+    assert!(routes.deliver(CpuIndex(0), place.vector), "that was another one's");
     routes.silence(place);
-    assert!(routes.deliver(0, place.vector), "nobody else gets it");
+    assert!(routes.deliver(CpuIndex(0), place.vector), "nobody else gets it");
     assert_eq!((guest.posted.lock().unwrap().len(), guest.told.lock().unwrap().len()), (1, 0));
     routes.free(place, &Forgotten::made(DeviceId(1)));
-    assert!(!routes.deliver(0, place.vector));
+    assert!(!routes.deliver(CpuIndex(0), place.vector));
     for vector in (0..=u8::MAX).filter(|vector| !FUNCTIONS.contains(vector)) {
-        assert!(!routes.deliver(0, vector), "{vector:#x}");
+        assert!(!routes.deliver(CpuIndex(0), vector), "{vector:#x}");
     }
 }

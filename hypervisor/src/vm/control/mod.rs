@@ -31,7 +31,7 @@ use super::arch::Arch;
 use super::host::Host;
 use super::machine::Vm;
 use super::percpu::PerCpu;
-use crate::sched::GroupIndex;
+use crate::sched::{CpuIndex, GroupIndex};
 
 /// While a request is being served, its CPU returns to it after this time, or after the time that
 /// the last step took if that was longer.
@@ -83,7 +83,7 @@ pub struct Answer {
 /// Serves requests for a short while if the calling CPU is the one responsible. `More` if there is
 /// more to do at once, and `Waiting` if it has to look again later.
 pub fn serve<A: Arch>(host: &'static Host<A>, cpu: &PerCpu<A>) -> Progress {
-    if cpu.index != 0 || !host.requests_wait() {
+    if cpu.index != CpuIndex(0) || !host.requests_wait() {
         return Progress::Done;
     }
     let mut channel = host.channel.lock();

@@ -16,6 +16,7 @@ use std::sync::{Condvar, Mutex, OnceLock};
 
 use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
 use crate::free_memory::FreeMemory;
+use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::arch::Arch;
 use crate::vm::files::{Bundle, CreateError, Files};
 use crate::vm::host::Host;
@@ -50,14 +51,14 @@ fn memory(bytes: u64) -> Range<u64> {
 }
 
 /// The board's CPUs have odd ids, with gaps.
-fn hardware_id(index: u32) -> HardwareId {
-    HardwareId(u64::from(2 * index + 1))
+fn hardware_id(index: CpuIndex) -> HardwareId {
+    HardwareId(u64::from(2 * index.0 + 1))
 }
 
 /// The index of the CPU with this id.
-pub(crate) fn index_of(id: HardwareId) -> u32 {
+pub(crate) fn index_of(id: HardwareId) -> CpuIndex {
     assert!(id.0 % 2 == 1, "no CPU has id {id}");
-    id.0 as u32 / 2
+    CpuIndex(id.0 as u32 / 2)
 }
 
 impl<A: Arch> MockBoard<A> {
@@ -117,7 +118,7 @@ impl<A: Arch> MockBoard<A> {
         let bundle = Bundle { config, symbols: None, guests: alloc::vec![files] };
         board.found(bytes, bundle)?;
         // Its rows differ from its vCPUs' indices.
-        let (vm, planned) = board.host().create_guest_in(0, 7, &files)?;
+        let (vm, planned) = board.host().create_guest_in(0, VcpuIndex(7), &files)?;
         vm.load_at_once(planned.map_err(CreateError::Load)?);
         Ok(board)
     }
@@ -132,8 +133,11 @@ impl<A: Arch> MockBoard<A> {
 
     /// A board without guests; the calling thread is CPU 0.
     fn board(cpus: impl IntoIterator<Item = A::CpuData>) -> &'static Self {
-        let cpus: Vec<_> =
-            (0..).zip(cpus).map(|(index, data)| PerCpu::new(index, hardware_id(index), data)).collect();
+        let cpus: Vec<_> = (0..)
+            .map(CpuIndex)
+            .zip(cpus)
+            .map(|(index, data)| PerCpu::new(index, hardware_id(index), data))
+            .collect();
         let lines = Lines { timer: u64::MAX, ..Lines::default() };
         let board: &'static Self = Box::leak(Box::new(Self {
             host: OnceLock::new(),

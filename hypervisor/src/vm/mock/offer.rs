@@ -1,6 +1,7 @@
 //! The board's implementation of the core's traits, for the calling thread.
 
 use super::{End, HZ, here};
+use crate::sched::CpuIndex;
 use crate::vm::arch::{Arch, Board, Clock, Cpus};
 use crate::vm::host::Host;
 use crate::vm::interrupts;
@@ -103,8 +104,8 @@ unsafe impl<A: OnMockBoard + Arch> Cpus for A {
         &board.cpus[cpu as usize]
     }
 
-    fn cpu(index: u32) -> Option<&'static PerCpu<A>> {
-        here::<A>().0.cpus.get(index as usize)
+    fn cpu(index: CpuIndex) -> Option<&'static PerCpu<A>> {
+        here::<A>().0.cpus.get(index.place())
     }
 
     fn take_interrupts() {
@@ -121,7 +122,7 @@ unsafe impl<A: OnMockBoard + Arch> Cpus for A {
     fn kick(cpu: &PerCpu<A>) {
         let board = here::<A>().0;
         board.kicks.fetch_add(1, Ordering::Relaxed);
-        board.lock().lines[cpu.index as usize].kick = true;
+        board.lock().lines[cpu.index.place()].kick = true;
         // The other CPU may take the interrupt at once.
         pass::<A>();
     }

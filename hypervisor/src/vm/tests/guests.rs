@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use super::Op::*;
-use crate::sched::{Policy, Scheduler, Share};
+use crate::sched::{CpuIndex, Policy, Scheduler, Share, VcpuIndex};
 use crate::vm::arch::Clock;
 use crate::vm::mock::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::vm::mock::{End, MockBoard as Board};
@@ -251,7 +251,7 @@ fn u62_scheduler_and_host_tool_get_each_guests_own_facts() {
     let one = "name=one\nvcpus=2\nmemory=4194304\nweight=7\ncap=90\ncpus=0";
     let other = "name=other\nvcpus=1\nmemory=2097152\nweight=300\ncpus=1";
     let host = several(2, &[(one, &[]), (other, &[])]).host();
-    let known = Scheduler::new(vec![0, 1], 320, 16, Policy::new(1000));
+    let known = Scheduler::new([0, 1].map(CpuIndex).into(), 320, 16, Policy::new(1000));
     let shares = [(7, Some(90), 0, 4 << 20), (300, None, 1, 2 << 20)];
     for (number, (weight, cap, cpu, memory)) in (0..).zip(shares) {
         let vm = host.next_guest(number).expect("it is there");
@@ -264,7 +264,7 @@ fn u62_scheduler_and_host_tool_get_each_guests_own_facts() {
         let counters = host.counters_of(vm.rows().start).as_ptr().addr() as u64;
         assert_eq!(entry.counters.load(Ordering::Relaxed), counters);
     }
-    for row in 0..3 {
+    for row in [0, 1, 2].map(VcpuIndex) {
         assert_eq!(host.sched.known_of(row), known.known_of(row), "{row}");
     }
 }
@@ -296,8 +296,8 @@ fn outside(board: &'static Board<MockArch>, number: u32) -> Vec<String> {
     let host = board.host();
     let vm = host.next_guest(number).expect("it is there");
     let entry = host.entry(number);
-    let mut found: Vec<String> = vm.rows().map(|row| host.sched.known_of(row)).collect();
-    found.extend(vm.rows().map(|row| format!("{:?}", host.counters_of(row))));
+    let mut found: Vec<String> = VcpuIndex::each(vm.rows()).map(|row| host.sched.known_of(row)).collect();
+    found.extend(VcpuIndex::each(vm.rows()).map(|row| format!("{:?}", host.counters_of(row))));
     found.extend(vm.vcpus.iter().map(|vcpu| format!("{:?}", (vcpu.target.owner().is_some(), &vcpu.awaited))));
     found.push(format!("{:?}", (&entry.name, &entry.state, &entry.vcpus, &entry.exit, &entry.used_ticks)));
     found.push(format!("{:?}", (&entry.weight, &entry.cap, &entry.memory, vm.attention(), vm.has_stopped())));

@@ -2,7 +2,7 @@
 
 use super::Op::*;
 use super::*;
-use crate::sched::TURNS_MAX;
+use crate::sched::{CpuIndex, TURNS_MAX};
 use crate::vm::interrupts;
 use crate::vm::mock::processor::{MockArch, OFF, board, counted, create_several, notes_of};
 use crate::vm::mock::{self, End};
@@ -44,7 +44,7 @@ fn a_cpu_that_serves_runs_no_vcpu_and_no_wake_up_is_lost() {
     for seed in 0..60 {
         let config = "vcpus=4\nmemory=4194304\nboot_cpu=serve";
         let board = run_to(OFF, 3, config, seed, &refs(&programs));
-        assert!(!board.host().sched.has_cpu(0));
+        assert!(!board.host().sched.has_cpu(CpuIndex(0)));
         assert_eq!(board.host().sched.cpu_count(), 2);
     }
 }

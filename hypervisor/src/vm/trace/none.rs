@@ -3,6 +3,7 @@
 use hostlink::counters::Beacon;
 use hostlink::trace::Event;
 
+use crate::sched::CpuIndex;
 use crate::vm::memory::FreeMemory;
 
 /// The rings of all CPUs: none.
@@ -26,7 +27,7 @@ impl Rings {
 
 impl CpuTrace {
     /// Does nothing.
-    pub const fn attach(&self, _: &Rings, _: u32) {}
+    pub const fn attach(&self, _: &Rings, _: CpuIndex) {}
 
     /// Does nothing.
     #[inline(always)]

@@ -7,6 +7,7 @@ use hostlink::counters::Beacon;
 use hostlink::ring::{HEADER_BYTES, Writer};
 use hostlink::trace::{Event, Record, WORDS, records_in_each, ring_bytes};
 
+use crate::sched::CpuIndex;
 use crate::vm::memory::{FreeMemory, PAGE};
 
 /// The rings of all CPUs, adjacent. They exist forever.
@@ -35,9 +36,18 @@ impl Rings {
         beacon.trace_records.store(self.records as u32, Ordering::Relaxed);
     }
 
+    /// What a CPU has recorded.
+    #[cfg(test)]
+    pub(crate) fn records(&self, cpu: CpuIndex) -> impl Iterator<Item = Record> {
+        let (count, places) = self.ring(cpu).expect("it has a ring");
+        let written = places.iter().take(count.load(Ordering::Relaxed) as usize);
+        written
+            .filter_map(|words| Record::from_words(words.each_ref().map(|word| word.load(Ordering::Relaxed))))
+    }
+
     /// The count and the places of a CPU's ring.
-    fn ring(&self, cpu: u32) -> Option<(&'static AtomicU64, &'static [[AtomicU64; WORDS]])> {
-        if cpu >= self.rings {
+    fn ring(&self, cpu: CpuIndex) -> Option<(&'static AtomicU64, &'static [[AtomicU64; WORDS]])> {
+        if cpu.0 >= self.rings {
             return None;
         }
         let header = self.start + u64::from(cpu) * ring_bytes(self.records);
@@ -57,7 +67,7 @@ pub struct CpuTrace(OnceCell<Writer<'static, [AtomicU64; WORDS]>>);
 
 impl CpuTrace {
     /// Begins to write the ring of this CPU, which is the calling one.
-    pub fn attach(&self, rings: &Rings, cpu: u32) {
+    pub fn attach(&self, rings: &Rings, cpu: CpuIndex) {
         if let Some((count, places)) = rings.ring(cpu) {
             self.0.get_or_init(|| Writer::new(count, places));
         }

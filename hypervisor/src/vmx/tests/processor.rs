@@ -95,7 +95,7 @@ impl Vmx for MockVmx {
     }
 
     fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs) {
-        run::arrive::<mock::Mock>(CpuId(cpu.index), vmcs);
+        run::arrive::<mock::Mock>(CpuId(cpu.index.0), vmcs);
     }
 
     fn leave(vmcs: &mut Vmcs) {
@@ -110,13 +110,13 @@ impl Vmx for MockVmx {
     }
 
     fn tell(cpu: &PerCpu<Self>) {
-        TOLD.with_borrow_mut(|told| told.push(cpu.index));
+        TOLD.with_borrow_mut(|told| told.push(cpu.index.0));
     }
 
     unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
         let refused = wrong_event(vmcs).or_else(|| wrong_field::<Self>(vmcs));
         mock::mock(|mock| mock.refused = refused);
-        mock::run(cpu.index, vmcs, registers)
+        mock::run(cpu.index.0, vmcs, registers)
     }
 
     fn invalidate(named: Invvpid) {
@@ -252,7 +252,7 @@ fn exit_with(context: &mut Context<'_, MockVmx>, said: Said) -> Next {
     let VcpuState { block: vmcs, registers, .. } = &mut *context.state;
     // It has got what an entry before has delivered.
     (vmcs.event, vmcs.offered) = (0, 0);
-    let has_run = mock::run(context.cpu.index, vmcs, registers);
+    let has_run = mock::run(context.cpu.index.0, vmcs, registers);
     mock::mock(|mock| mock.fails = false);
     vmcs.leave(has_run);
     enter::after_exit(context);

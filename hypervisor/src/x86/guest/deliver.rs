@@ -7,6 +7,7 @@ use hostlink::trace::Event;
 use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{Address, Logical, Message, MessageKind, Trigger};
 use crate::iommu::routes::Receiver;
+use crate::sched::CpuIndex;
 use crate::sched::notify::Published;
 use crate::vm::{Vcpu, Vm, VpIndex, trace};
 use crate::x86::processor::{Vendor, X86};
@@ -43,7 +44,7 @@ impl<A: X86> Vm<A> {
 
     #[inline]
     fn vcpu_with_apic_id(&self, apic_id: ApicId) -> Option<&Vcpu<A>> {
-        self.vcpus.get(self.guest.vcpu_of(apic_id) as usize)
+        self.vcpus.get(self.guest.vcpu_of(apic_id).place())
     }
 
     /// Delivers a fixed, edge-triggered interrupt to one vCPU; returns the number of vCPUs that got
@@ -57,7 +58,7 @@ impl<A: X86> Vm<A> {
     /// The same for a known vCPU.
     #[inline]
     pub fn post_fixed_to(&self, vcpu: &Vcpu<A>, vector: u8) {
-        trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+        trace::here::<A>(Event::Posted, vcpu.row, vector.into(), [0; 2]);
         if A::takes_posted() {
             return self.post_to_processor(vcpu, vector);
         }
@@ -71,7 +72,7 @@ impl<A: X86> Vm<A> {
         }
         match vcpu.inbox.post_to_processor(vector, vcpu.target) {
             None => {}
-            Some(Notify::Kick(cpu)) => A::cpu(cpu.0).into_iter().for_each(<A as Vendor>::tell),
+            Some(Notify::Kick(cpu)) => A::cpu(CpuIndex(cpu.0)).into_iter().for_each(<A as Vendor>::tell),
             Some(note) => self.notified(vcpu, note),
         }
     }
@@ -79,7 +80,7 @@ impl<A: X86> Vm<A> {
     /// A disabled local APIC accepts nothing. Plain vectors can be posted without a check, because
     /// it drops them.
     fn post_message(&self, vcpu: VpIndex, message: Message) -> u64 {
-        let Some(vcpu) = self.vcpus.get(vcpu as usize) else { return 0 };
+        let Some(vcpu) = self.vcpus.get(vcpu.place()) else { return 0 };
         if vcpu.inbox.logical() == Logical::Off {
             return 0;
         }
@@ -88,7 +89,7 @@ impl<A: X86> Vm<A> {
                 self.post_fixed_to(vcpu, vector);
                 return 1;
             }
-            trace::here::<A>(Event::Posted, vcpu.index, vector.into(), [0; 2]);
+            trace::here::<A>(Event::Posted, vcpu.row, vector.into(), [0; 2]);
         }
         self.notify(vcpu, vcpu.inbox.post(message.kind, message.trigger));
         1
@@ -112,7 +113,7 @@ impl<A: X86> Vm<A> {
 }
 
 impl<A: X86> Receiver for Vm<A> {
-    fn destination(&self, cpu: u32) -> Option<u8> {
+    fn destination(&self, cpu: CpuIndex) -> Option<u8> {
         let cpu = A::cpu(cpu).filter(|cpu| cpu.presence.is_online() && self.may_use(cpu.index))?;
         vectors::destination(cpu.id)
     }
@@ -129,7 +130,7 @@ impl<A: X86> Receiver for Vm<A> {
         // Pairs with `spread_messages`. The vCPU that is told looks, if no other one has.
         self.guest.has_messages.store(true, Ordering::Release);
         let noted = Published::here();
-        if let Some(vcpu) = self.vcpus.get(vcpu as usize).or(self.vcpus.first()) {
+        if let Some(vcpu) = self.vcpus.get(vcpu.place()).or(self.vcpus.first()) {
             self.notify(vcpu, noted);
         }
     }

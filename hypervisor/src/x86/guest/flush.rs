@@ -11,7 +11,7 @@ use stay::tagged::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
-use crate::sched::VcpuIndex;
+use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::counting::{self, CounterRow};
 use crate::vm::files::Defects;
 use crate::vm::space::FlushScratch;
@@ -60,7 +60,7 @@ impl<A> Ipi<A> {
 
 impl<A: X86> Hardware for Ipi<A> {
     fn kick(&self, cpu: CpuId) {
-        host::kick::<A>(cpu.0);
+        host::kick::<A>(CpuIndex(cpu.0));
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
@@ -177,15 +177,17 @@ impl<A: X86> Initiator for Caller<'_, A> {
     }
 }
 
-/// Records which vCPUs a call names, a bank at a time.
+/// Records which vCPUs a call names, a bank at a time, by their rows.
 #[inline(always)]
-fn trace_asked<A: X86>(caller: u32, call: &FlushCall<'_>, vcpus: usize) {
+fn trace_asked<A: X86>(caller: VcpuIndex, call: &FlushCall<'_>, vm: &Vm<A>) {
     if cfg!(feature = "trace") {
+        let (first, vcpus) = (vm.rows().start, vm.vcpus.len());
         tagged::Named::new(&call.targets, vcpus).for_each_bank(|bank, bits| {
             // A call to all names more vCPUs than there are.
             let count = vcpus.saturating_sub(bank * 64);
             let bits = if count < 64 { bits & ((1 << count) - 1) } else { bits };
-            trace::here::<A>(Event::FlushAsked, caller, bank as u32, [bits, call.rep_count.into()]);
+            let words = [bits, call.rep_count.into()];
+            trace::here::<A>(Event::FlushAsked, caller, first.0 + bank as u32 * 64, words);
         });
     }
 }
@@ -195,7 +197,7 @@ impl<A: X86> Services for CallServices<'_, A> {
     #[inline(always)] // It has one caller.
     fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
         let (vm, limit) = (self.vm, self.vm.guest.flush_cost.page_limit());
-        trace_asked::<A>(self.caller.1, call, vm.vcpus.len());
+        trace_asked(self.caller.1, call, vm);
         let served = tagged::serve(vm, vm.vcpus.len(), call, limit, self.caller, self.scratch);
         // A target that does not leave guest mode is a broken machine: to continue would free
         // memory that it still uses.

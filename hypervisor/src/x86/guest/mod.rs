@@ -212,7 +212,7 @@ pub type Claim = owned::Claim<AmdVi>;
 /// Why the guest does not get them.
 pub fn claim<A: X86>(config: &Config<'static>, common: &Common) -> Result<Claim, CreateError> {
     let is_reached =
-        |cpu: &PerCpu<A>| config.cpus.contains(cpu.index) && vectors::destination(cpu.id).is_some();
+        |cpu: &PerCpu<A>| config.cpus.contains(cpu.index.0) && vectors::destination(cpu.id).is_some();
     if !config.devices.is_empty() && !percpu::online::<A>().any(is_reached) {
         return Err(CreateError::Devices(Refused::NoCpu));
     }
@@ -278,7 +278,7 @@ impl<A: X86> Vm<A> {
     /// Ticks for which a vCPU has had CPUs since the guest's last reset.
     pub fn ticks_used(&self, vcpu: &Vcpu<A>, now: u64) -> u64 {
         let used = self.host.sched.used_by(vcpu.row, now);
-        let before = self.guest.used_before.get(vcpu.index as usize);
+        let before = self.guest.used_before.get(vcpu.index.place());
         // Modulo 2^64: a guest that has come from elsewhere may have had more before.
         let ticks = used.wrapping_sub(before.map_or(0, |before| before.load(Ordering::Relaxed)));
         ticks.cast_signed().max(0).cast_unsigned()
@@ -287,7 +287,7 @@ impl<A: X86> Vm<A> {
     /// After a reset neither the ROM nor a function is decoded: returns whether that holds already.
     /// No vCPU runs.
     pub fn reset_pci(&'static self, cpu: &PerCpu<A>) -> bool {
-        let rom = self.guest.rom.lock().follow(self, cpu, 0, None);
+        let rom = self.guest.rom.lock().follow(self, cpu, VpIndex(0), None);
         if !matches!(rom, Ok(Followed::WasThere)) {
             return false;
         }
@@ -298,7 +298,7 @@ impl<A: X86> Vm<A> {
     /// runs.
     pub fn follow_pci(&'static self, cpu: &PerCpu<A>) -> bool {
         let base = self.guest.platform.lock().rom_base().map(Gpa);
-        let followed = self.guest.rom.lock().follow(self, cpu, 0, base);
+        let followed = self.guest.rom.lock().follow(self, cpu, VpIndex(0), base);
         matches!(followed, Ok(Followed::WasThere))
     }
 

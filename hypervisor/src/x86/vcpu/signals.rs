@@ -28,7 +28,7 @@ pub struct Workspace {
 impl Workspace {
     /// For the calling CPU.
     pub fn new<A: X86>(cpu: &PerCpu<A>) -> Self {
-        Self { asids: A::tags(CpuId(cpu.index)), scratch: FlushScratch::new(), page: InputPage::new() }
+        Self { asids: A::tags(CpuId(cpu.index.0)), scratch: FlushScratch::new(), page: InputPage::new() }
     }
 }
 

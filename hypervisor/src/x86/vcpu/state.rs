@@ -20,9 +20,9 @@ use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::loader::{self, EntryState};
 use crate::sched::spinning::Look;
-use crate::vm::GUEST;
 use crate::vm::arch::State;
 use crate::vm::files::makes;
+use crate::vm::{GUEST, VpIndex};
 use crate::x86::cpuid::kept::Hidden;
 use crate::x86::hyperv::Vp;
 use crate::x86::processor::X86;
@@ -101,7 +101,7 @@ impl<B: ControlBlock> VcpuState<B> {
     /// A vCPU after power-on, waiting for start-up: its VP index, and its identity among the vCPUs
     /// of all guests.
     pub fn new<A: X86<Block = B>>(
-        (vp_index, identity): (u32, u32),
+        (vp_index, identity): (VpIndex, u32),
         view: cpuid::View,
         clock: TimerClock,
         permissions: &Permissions,
@@ -363,7 +363,7 @@ impl<B: ControlBlock> State for VcpuState<B> {
         &mut self.mmio
     }
 
-    fn dump(&self, vcpu: u32, what: &str) {
+    fn dump(&self, vcpu: VpIndex, what: &str) {
         let (v, r) = (|field| self.block.read(field), &self.registers.0);
         let segment = |name| self.block.segment(name);
         log::error!(target: GUEST, "vCPU {vcpu} {what}: at {:#06x}:{:#018x}", segment(SegmentName::Cs).selector, v(Rip));

@@ -15,6 +15,7 @@ use crate::arch::aarch64::memory::translation;
 use crate::arch::{Local, PerCpu};
 use crate::free_memory::FreeMemory;
 use crate::image::{self, blocks, heap};
+use crate::sched::CpuIndex;
 use crate::vm::arch::Clock;
 use crate::vm::percpu::MAX_CPUS;
 use crate::vm::run;
@@ -95,7 +96,7 @@ pub(crate) extern "C" fn bsp_main(tree: u64) -> ! {
     clock::init().unwrap_or_else(|why| unsupported(&why));
     gic::init_distributor(gic.distributor.start).unwrap_or_else(|why| unsupported(&why));
     prepare(&firmware, gic, ports).unwrap_or_else(|why| unsupported(&why));
-    let cpu = PerCpu::get(0).expect("the boot CPU has a block");
+    let cpu = PerCpu::get(CpuIndex(0)).expect("the boot CPU has a block");
     // SAFETY: no CPU runs on the stacks of the blocks yet.
     unsafe { blocks::enter_block(cpu, bsp_on_block) }
 }

@@ -169,7 +169,7 @@ impl Vmx for On<OnVmx<Processor>> {
 
     #[inline(always)]
     fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs) {
-        run::arrive::<Processor>(CpuId(cpu.index), vmcs);
+        run::arrive::<Processor>(CpuId(cpu.index.0), vmcs);
     }
 
     #[inline(always)]
@@ -200,7 +200,7 @@ impl Vmx for On<OnVmx<Processor>> {
     #[inline(always)]
     unsafe fn run(cpu: &PerCpu<Self>, vmcs: &mut Vmcs, registers: &mut Registers) -> bool {
         // SAFETY: the caller vouches for VMCS and registers; interrupts are off.
-        unsafe { run::run::<Processor>((CpuId(cpu.index), &cpu.arch.held), vmcs, registers) }
+        unsafe { run::run::<Processor>((CpuId(cpu.index.0), &cpu.arch.held), vmcs, registers) }
     }
 
     fn invalidate(named: Invvpid) {

@@ -18,6 +18,7 @@ use crate::arm64::mock::{MockArm64, Recorded, hardware, machine, machine_on, tol
 use crate::arm64::processor::{Features, Processor, Registers};
 use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
+use crate::sched::CpuIndex;
 use crate::sched::notify::Published;
 use crate::vm::arch::Cpus;
 use crate::vm::mock::act_as;
@@ -25,7 +26,7 @@ use crate::vm::mock::act_as;
 type MadeVm = &'static Vm<MockArm64>;
 
 fn workspace(cpu: u32) -> Workspace {
-    Workspace::new(MockArm64::cpu(cpu).expect("a CPU"))
+    Workspace::new(MockArm64::cpu(CpuIndex(cpu)).expect("a CPU"))
 }
 
 fn turn<R>(
@@ -39,7 +40,7 @@ fn turn<R>(
     act_as(cpu);
     let mut context = Context {
         vm,
-        cpu: MockArm64::cpu(cpu).expect("a CPU"),
+        cpu: MockArm64::cpu(CpuIndex(cpu)).expect("a CPU"),
         vcpu,
         counters: vm.host.counters_of(vcpu.row),
         host: vm.host,
@@ -168,7 +169,7 @@ fn only_interrupts_have_interrupts_looked_for() {
         let mut place = workspace(0);
         turn(vm, 0, 0, &mut place, |context| {
             next_stay(move |_| {
-                MockArm64::cpu(0).expect("a CPU").arch.timers_fired.set(1 << 30);
+                MockArm64::cpu(CpuIndex(0)).expect("a CPU").arch.timers_fired.set(1 << 30);
                 vector
             });
             assert!(enter(context));
@@ -206,7 +207,7 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
             MockArm64::write(value, 77);
         });
         assert_eq!(MockArm64::read(register), 0, "it is off while the vCPU is");
-        MockArm64::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
+        MockArm64::cpu(CpuIndex(0)).expect("a CPU").arch.timers_fired.set(1 << intid);
         turn(vm, 0, 0, &mut place, |context| {
             assert_eq!((MockArm64::read(register), MockArm64::read(value)), (5, 77));
             assert_eq!(count(context, Counter::IrqTimer), 1, "its interrupt would end guest mode at once");
@@ -226,7 +227,7 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
             assert_eq!(hardware(|hardware| hardware.lists), [0; 16]);
         });
         // A timer that is not due is not forwarded.
-        MockArm64::cpu(0).expect("a CPU").arch.timers_fired.set(1 << intid);
+        MockArm64::cpu(CpuIndex(0)).expect("a CPU").arch.timers_fired.set(1 << intid);
         turn(vm, 0, 0, &mut place, |context| {
             assert_eq!(count(context, Counter::IrqTimer), 1);
             context.cpu.arch.timers_fired.set(0);

@@ -11,7 +11,7 @@ use crate::arm64::vcpu::described::describe;
 use crate::devices::described::{listed, read, written};
 use crate::devices::virt::map;
 use crate::vm::arch::{Arch, Clock, State};
-use crate::vm::mock;
+use crate::vm::{VpIndex, mock};
 use baremetal::random::Random;
 use memslots::Gpa;
 use transfer::{Archive, Described, Flaw};
@@ -25,7 +25,7 @@ pub(super) struct Moved {
 
 impl Moved {
     pub(super) fn new(vm: MadeVm) -> Self {
-        Self { vm, state: vm.guest.new_vcpu(1, 0), inbox: Inbox::default() }
+        Self { vm, state: vm.guest.new_vcpu(VpIndex(1), 0), inbox: Inbox::default() }
     }
 
     /// Puts it into its machine, on a CPU, and takes it out again.
@@ -192,7 +192,7 @@ fn m4_m5_a_guest_goes_on_where_it_was() {
         read(&mut Guest(here), &bytes).expect("is read");
         assert!(written(&mut Guest(here)) == bytes);
         let mut stolen = [0; 8];
-        let place = Gpa(map::stolen_time(0) + 8);
+        let place = Gpa(map::stolen_time(VpIndex(0)) + 8);
         here.space.slots().memory().read(place, &mut stolen).expect("is memory");
         assert_eq!(u64::from_le_bytes(stolen), here.guest.ns_per_tick.ns(5000));
         let mut place = workspace(0);
@@ -325,7 +325,7 @@ fn m7_a_guest_sees_what_it_has_seen_where_there_is_more() {
 fn m9_instructions_of_before_are_dropped_when_memory_is_there() {
     let vm = machine("vcpus=2").machine();
     let _before = told();
-    assert!(MockArm64::follow_state(vm, MockArm64::cpu(0).expect("a CPU")));
+    assert!(MockArm64::follow_state(vm, MockArm64::cpu(CpuIndex(0)).expect("a CPU")));
     let expected = ["instruction_cache", "complete", "context_sync"].map(Recorded::Tlb);
     assert_eq!(told(), expected);
 }

@@ -3,6 +3,7 @@
 //! bits.
 
 use crate::devices::GeneralProtection;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use bitfield_struct::bitfield;
 use transfer::described;
@@ -68,13 +69,13 @@ impl Icr {
     /// Vector and destination, if this is a fixed, edge-triggered interrupt to one local APIC by
     /// its id.
     #[inline]
-    pub(super) const fn plain(self) -> Option<(u8, u32)> {
+    pub(super) const fn plain(self) -> Option<(u8, ApicId)> {
         // The level has no effect for such an interrupt; kernels may set it or not.
         const FREE: u64 =
             Icr::new().with_vector(0xff).with_assert(true).with_destination(u32::MAX).into_bits();
         let is_plain = self.into_bits() & !FREE == 0 && self.vector() >= 16;
         if is_plain && self.destination() != BROADCAST {
-            Some((self.vector(), self.destination()))
+            Some((self.vector(), ApicId(self.destination())))
         } else {
             None
         }
@@ -93,7 +94,7 @@ impl Icr {
         };
         let destination = match self.shorthand() {
             0 if self.logical() => Destination::Logical(self.destination()),
-            0 => Destination::Physical(self.destination()),
+            0 => Destination::Physical(ApicId(self.destination())),
             1 => Destination::SelfOnly,
             2 => Destination::All,
             _ => Destination::AllButSelf,
@@ -139,8 +140,11 @@ mod tests {
             assert_eq!(Icr::checked(vector).unwrap().command(), Command::IllegalVector);
             assert_eq!(Icr::checked(0x100 | vector).unwrap().command(), Command::IllegalVector);
         }
-        assert_eq!(sent(7 << 32 | 0x600 | 5), Some((MessageKind::Startup(5), Destination::Physical(7))));
-        assert_eq!(sent(7 << 32 | 0x400), Some((MessageKind::Nmi, Destination::Physical(7))));
+        assert_eq!(
+            sent(7 << 32 | 0x600 | 5),
+            Some((MessageKind::Startup(5), Destination::Physical(ApicId(7))))
+        );
+        assert_eq!(sent(7 << 32 | 0x400), Some((MessageKind::Nmi, Destination::Physical(ApicId(7)))));
     }
 
     #[test]
@@ -164,13 +168,13 @@ mod tests {
 
     #[test]
     fn forms_that_linux_sends() {
-        assert_eq!(sent(3 << 32 | 0xfd), Some((MessageKind::Fixed(0xfd), Destination::Physical(3))));
+        assert_eq!(sent(3 << 32 | 0xfd), Some((MessageKind::Fixed(0xfd), Destination::Physical(ApicId(3)))));
         let found = sent(0x1_0004 << 32 | 0x8fd);
         assert_eq!(found, Some((MessageKind::Fixed(0xfd), Destination::Logical(0x1_0004))));
         assert_eq!(sent(0xc_00fb), Some((MessageKind::Fixed(0xfb), Destination::AllButSelf)));
         assert_eq!(sent(0x8_00fb), Some((MessageKind::Fixed(0xfb), Destination::All)));
         assert_eq!(sent(0x4_00f6), Some((MessageKind::Fixed(0xf6), Destination::SelfOnly)));
-        assert_eq!(sent(2 << 32 | 0xc500), Some((MessageKind::Init, Destination::Physical(2))));
+        assert_eq!(sent(2 << 32 | 0xc500), Some((MessageKind::Init, Destination::Physical(ApicId(2)))));
         assert_eq!(sent(2 << 32 | 0x8500), None, "INIT de-assert is ignored");
     }
 

@@ -95,7 +95,7 @@ impl Lapic {
     pub fn write_plain_icr(&mut self, value: u64) -> Option<(u8, ApicId)> {
         let (vector, id) = Icr::from_bits(value).plain()?;
         self.icr = Icr::from_bits(value);
-        Some((vector, ApicId(id)))
+        Some((vector, id))
     }
 
     /// WRMSR of the same registers.

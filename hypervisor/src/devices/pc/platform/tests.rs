@@ -1,4 +1,5 @@
 use super::*;
+use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{Destination, MessageKind, Trigger};
 
 /// A platform whose I/O APIC sends the ports' interrupts: COM1 as 0x34 and COM2 as 0x33,
@@ -19,7 +20,7 @@ fn out(platform: &mut PcBoard, port: u16, value: u8) -> PlatformEffect {
 
 fn vector(vector: u8) -> Option<Message> {
     let kind = MessageKind::Fixed(vector);
-    Some(Message { kind, destination: Destination::Physical(0), trigger: Trigger::Edge })
+    Some(Message { kind, destination: Destination::Physical(ApicId(0)), trigger: Trigger::Edge })
 }
 
 #[test]

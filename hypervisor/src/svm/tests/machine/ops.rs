@@ -8,6 +8,7 @@ use pci::mock::at;
 use super::Machine;
 use super::bus::BRIDGED;
 use super::walk::Refusal;
+use crate::sched::CpuIndex;
 use crate::vm::mock::creation::index_of;
 
 /// How an interrupt ended.
@@ -59,7 +60,7 @@ impl Machine {
     fn send(&self, function: &str, address: u64, data: u32, deliver: impl FnOnce(u8, u8)) -> Arrived {
         match self.iommu.remap(device_id(function), address, data) {
             Ok((id, vector)) => {
-                let cpu = index_of(HardwareId(id.into())) as u8;
+                let cpu = index_of(HardwareId(id.into())).0 as u8;
                 deliver(cpu, vector);
                 Arrived::At(cpu, vector)
             }
@@ -69,7 +70,7 @@ impl Machine {
 
     /// A CPU takes an interrupt.
     pub(in crate::svm::tests) fn arrive(&self, cpu: u8, vector: u8) {
-        assert!(self.devices.routes.deliver(cpu.into(), vector), "it is somebody's");
+        assert!(self.devices.routes.deliver(CpuIndex(cpu.into()), vector), "it is somebody's");
     }
 
     /// A function has an event for a vector of MSI-X. One that is masked waits.

@@ -4,6 +4,7 @@ use baremetal::moment::each_moment;
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, Machine, with_owned};
 use crate::iommu::routes::FUNCTIONS;
+use crate::sched::CpuIndex;
 use crate::svm::tests::machine::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use crate::svm::tests::processor::Guest;
 
@@ -255,7 +256,7 @@ fn a_reset_masks_everything_and_frees_the_vectors() {
         assert!(machine.bus.entry(NVME, 0).2 && machine.bus.entry(NVME, 1).2, "masked");
         assert_eq!(machine.forge(NVME, 0), Arrived::Refused(Refusal::NotMapped));
         for vector in vectors.iter().copied().chain([0x1f, 0xdf, 0xe0, 0xff]) {
-            assert!(!machine.devices.routes.deliver(0, vector), "{vector:#x} has no route");
+            assert!(!machine.devices.routes.deliver(CpuIndex(0), vector), "{vector:#x} has no route");
         }
         assert_eq!((guest.arrived(0), guest.arrived(1)), (vec![], vec![]));
         // All 65 messages have vectors, in turn and again.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::interrupts::{ONE, TABLE, enable};
 use super::{board_of, with_owned};
 use crate::iommu::routes::{FUNCTIONS, Receiver};
-use crate::sched::Turn;
+use crate::sched::{CpuIndex, Turn, VcpuIndex};
 use crate::svm::tests::machine::{Arrived, Machine, NVME};
 use crate::svm::tests::processor::Guest;
 use crate::svm::tests::routes::MockReceiver as Other;
@@ -105,7 +105,7 @@ fn u42_interrupts_go_to_cpus_of_the_guests_set() {
         "name=b\nvcpus=1\nmemory=8388608\ncpus=2-9\ndevices=00:05.0",
     ];
     let board = board_of(machine, 4, &configs);
-    board.with_turn(Turn { vcpu: 0, migrated: false, waited: 0 }, |context| {
+    board.with_turn(Turn { vcpu: VcpuIndex(0), migrated: false, waited: 0 }, |context| {
         let mut guest = Guest(context);
         guest.begin(&[]);
         let messages: Vec<_> = (0..5).map(|number| (number, 0x41)).collect();
@@ -115,8 +115,8 @@ fn u42_interrupts_go_to_cpus_of_the_guests_set() {
         }
     });
     for (vcpu, cpus) in [(0, vec![1]), (1, vec![2, 3])] {
-        board.with_turn(Turn { vcpu, migrated: false, waited: 0 }, |context| {
-            let may = (0..9).filter(|&cpu| context.vm.destination(cpu).is_some());
+        board.with_turn(Turn { vcpu: VcpuIndex(vcpu), migrated: false, waited: 0 }, |context| {
+            let may = (0..9).filter(|&cpu| context.vm.destination(CpuIndex(cpu)).is_some());
             assert_eq!(may.collect::<Vec<_>>(), cpus);
         });
     }
@@ -131,13 +131,13 @@ fn vectors_are_not_free_before_the_iommu_has_forgotten_them() {
         let seen = Arc::clone(&was_known);
         machine.iommu.watch(move |command| {
             if command[0] >> 60 == 5 {
-                seen.lock().unwrap().push(machine.devices.routes.deliver(cpu.into(), vector));
+                seen.lock().unwrap().push(machine.devices.routes.deliver(CpuIndex(cpu.into()), vector));
             }
         });
         guest.arrived(1);
         guest.reset();
         assert_eq!(*was_known.lock().unwrap(), [true], "somebody else could have had it");
-        assert!(!machine.devices.routes.deliver(cpu.into(), vector));
+        assert!(!machine.devices.routes.deliver(CpuIndex(cpu.into()), vector));
         enable(guest, &[(0, 0x41)]);
         guest.arrived(1);
         // It does not answer any more.

@@ -1,12 +1,12 @@
 //! A vCPU: its program, its TLB, its interrupts and its timer.
 
 use super::{Entry, Inbox, MockArch, Op, PAGE};
-use crate::sched::VcpuIndex;
+use crate::sched::CpuIndex;
 use crate::sched::spinning::Look;
-use crate::vm::Vm;
 use crate::vm::arch::{Clock, State};
 use crate::vm::awaited::Word;
 use crate::vm::mock::offer;
+use crate::vm::{Vm, VpIndex};
 use alloc::vec::Vec;
 use coherence::Space;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -41,7 +41,7 @@ pub(in crate::vm) enum Exit {
 }
 
 pub(in crate::vm) struct Vcpu {
-    pub(in crate::vm) index: u32,
+    pub(in crate::vm) index: VpIndex,
     pub(in crate::vm) program: Vec<Op>,
     pub(in crate::vm) at: usize,
     pub(in crate::vm) rounds: BTreeMap<usize, u32>,
@@ -56,7 +56,7 @@ pub(in crate::vm) struct Vcpu {
     pub(in crate::vm) since: Option<u64>,
     pub(in crate::vm) exit: Exit,
     /// The CPU that its state is loaded on.
-    pub(in crate::vm) loaded: Option<u32>,
+    pub(in crate::vm) loaded: Option<CpuIndex>,
     pub(in crate::vm) exits_on_pause: bool,
     pub(in crate::vm) word: Option<Word>,
     pub(in crate::vm) mmio: MmioCache<MMIO_PAGES>,
@@ -129,7 +129,7 @@ impl State for Vcpu {
         &mut self.mmio
     }
 
-    fn dump(&self, _: VcpuIndex, _: &str) {}
+    fn dump(&self, _: VpIndex, _: &str) {}
 }
 
 /// What follows an operation.
@@ -148,7 +148,7 @@ enum Next {
 pub(in crate::vm) const TIMER: u64 = 1 << 63;
 
 impl Vcpu {
-    pub(in crate::vm) fn new(index: u32, program: Vec<Op>) -> Self {
+    pub(in crate::vm) fn new(index: VpIndex, program: Vec<Op>) -> Self {
         Self {
             index,
             program,
@@ -206,7 +206,7 @@ impl Vcpu {
                 return self.access_by(op, gpa, vm, inbox).unwrap_or_else(Next::AgainAfter);
             }
             Op::Back(to, times) => return self.back(to, times),
-            Op::Note => vm.guest.notes.lock().unwrap().push((self.index, MockArch::now())),
+            Op::Note => vm.guest.notes.lock().unwrap().push((self.index.0, MockArch::now())),
             Op::Etch(gpa, value) => etch(vm, gpa, value),
             Op::Move(gpa) => return Next::AgainAfter(Exit::Move(gpa)),
             Op::Walk(ticks) => return Next::DoneBy(Exit::Walk(ticks)),

@@ -4,8 +4,8 @@ use super::vcpu::{Activity, Exit, TIMER, Vcpu};
 use super::{DEVICE, Inbox, MockArch, Op, PAGE, PROGRAMS, Programs, Shared};
 use crate::devices::region::Region;
 use crate::loader::LoadError;
-use crate::sched::Turn;
 use crate::sched::notify::Published;
+use crate::sched::{CpuIndex, Turn};
 use crate::stopping;
 use crate::vm::arch::{Arch, Clock, Cpus};
 use crate::vm::awaited::Word;
@@ -34,7 +34,7 @@ struct Kicks<'a>(&'a Vm<MockArch>);
 
 impl Hardware for Kicks<'_> {
     fn kick(&self, cpu: CpuId) {
-        MockArch::kick(MockArch::cpu(cpu.0).expect("a CPU that a vCPU is on"));
+        MockArch::kick(MockArch::cpu(CpuIndex(cpu.0)).expect("a CPU that a vCPU is on"));
     }
 
     fn relax(&self, _: u64) -> ControlFlow<()> {
@@ -108,7 +108,7 @@ unsafe impl Arch for MockArch {
     }
 
     fn new_vcpu(shared: &Shared, index: VpIndex, _: u32) -> Vcpu {
-        Vcpu::new(index, shared.programs.get(index as usize).cloned().unwrap_or_else(|| vec![Op::Done]))
+        Vcpu::new(index, shared.programs.get(index.place()).cloned().unwrap_or_else(|| vec![Op::Done]))
     }
 
     fn new_workspace(_: &PerCpu<Self>) {}
@@ -198,7 +198,7 @@ unsafe impl Arch for MockArch {
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
         offer::begin_turn::<Self>();
         assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
-        let name = context.vcpu.row + 1;
+        let name = context.vcpu.row.0 + 1;
         let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
         assert!(named.map(|cpu| cpu.index).eq([context.cpu.index]), "another CPU takes it for its own");
     }
@@ -253,7 +253,7 @@ unsafe impl Arch for MockArch {
 
     fn enter(context: &mut Context<'_, Self>) -> bool {
         let Context { owner, state, vm, cpu, vcpu, .. } = context;
-        let Ok(guest) = owner.try_enter(CpuId(cpu.index)) else {
+        let Ok(guest) = owner.try_enter(CpuId(cpu.index.0)) else {
             Self::take_flush(context);
             return false;
         };
@@ -294,7 +294,7 @@ unsafe impl Arch for MockArch {
             }
             Exit::Send(to) => {
                 let to = &vm.vcpus[to as usize];
-                to.inbox.interrupts.fetch_or(1 << context.vcpu.index, Ordering::Release);
+                to.inbox.interrupts.fetch_or(1 << context.vcpu.index.0, Ordering::Release);
                 vm.notify(to, Published::here());
                 Next::Resume
             }

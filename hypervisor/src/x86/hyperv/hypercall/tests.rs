@@ -1,4 +1,5 @@
 use super::*;
+use crate::index::VpIndex;
 use crate::x86::hyperv::cpuid::PartitionTraits;
 use crate::x86::hyperv::vp::Vp;
 use tlfs::{FlushScope, InputError, Status, Targets, XMM_WORDS, msr};
@@ -12,7 +13,7 @@ fn partition() -> Partition {
 
 fn enabled() -> Partition {
     let partition = partition();
-    let mut vp = Vp::new(0);
+    let mut vp = Vp::new(VpIndex(0));
     for (number, value) in [(msr::GUEST_OS_ID, 1), (msr::HYPERCALL, 0x7001)] {
         assert!(vp.write_msr(&partition, number, value, 0).is_ok());
     }
@@ -131,7 +132,7 @@ fn h14_only_ring_0_in_protected_mode_may_call() {
 #[test]
 fn h17_calls_before_the_page_is_enabled_are_undefined() {
     let partition = partition();
-    let mut vp = Vp::new(0);
+    let mut vp = Vp::new(VpIndex(0));
     let flush = long(2, 0x1000);
     let mut outcome_after = |number, value| {
         assert!(vp.write_msr(&partition, number, value, 0).is_ok());

@@ -8,6 +8,7 @@ use super::eoi_assist::{ApicView, EoiAssist, Settled};
 use super::msrs::{GpFault, MsrEffect, MsrRead, PageMove, icr_to_x2apic};
 use super::partition::{Partition, describe_page};
 use super::stimer::Stimer;
+use crate::index::VpIndex;
 
 /// Synthetic timers of a virtual processor.
 pub const STIMERS: usize = 4;
@@ -15,7 +16,7 @@ pub const STIMERS: usize = 4;
 /// The synthetic state of one virtual processor.
 #[derive(Debug)]
 pub struct Vp {
-    index: u32,
+    index: VpIndex,
     assist_page: PageMsr,
     eoi_assist: EoiAssist,
     timers: [Stimer; STIMERS],
@@ -31,7 +32,7 @@ described!(Vp: assist_page (describe_page), eoi_assist, timers; same index; stay
 impl Vp {
     /// A virtual processor with an index that is unique in its partition, constant, and below
     /// [`tlfs::MAX_VPS`]. It need not be the APIC's id.
-    pub fn new(index: u32) -> Self {
+    pub fn new(index: VpIndex) -> Self {
         Self {
             index,
             assist_page: PageMsr::new(),
@@ -43,7 +44,7 @@ impl Vp {
     }
 
     /// The index that identifies this virtual processor in hypercalls.
-    pub fn index(&self) -> u32 {
+    pub fn index(&self) -> VpIndex {
         self.index
     }
 
@@ -65,7 +66,7 @@ impl Vp {
     /// [`GpFault`] if there is no such register or it cannot be read.
     pub fn read_msr(&self, partition: &Partition, number: u32, now: u64) -> Result<MsrRead, GpFault> {
         let value = match number {
-            msr::VP_INDEX => u64::from(self.index),
+            msr::VP_INDEX => u64::from(self.index.0),
             msr::VP_RUNTIME => return Ok(MsrRead::RunTime),
             msr::ICR => return Ok(MsrRead::ApicIcr),
             msr::TPR => return Ok(MsrRead::ApicTpr),

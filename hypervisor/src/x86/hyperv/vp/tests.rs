@@ -8,7 +8,7 @@ const PLATFORM: PartitionTraits = PartitionTraits::ALL;
 
 fn partition(platform: PartitionTraits) -> Partition {
     let partition = Partition::new(platform, 0).unwrap();
-    let mut vp = Vp::new(0);
+    let mut vp = Vp::new(VpIndex(0));
     assert_eq!(vp.write_msr(&partition, msr::GUEST_OS_ID, 1, 0), Ok(MsrEffect::None));
     assert!(vp.write_msr(&partition, msr::HYPERCALL, 0x7001, 0).is_ok());
     partition
@@ -62,7 +62,7 @@ fn h21_every_privilege_has_its_registers_and_no_other_does() {
         for (bit, registers) in GRANTS {
             for (number, readable, writable) in *registers {
                 let offered = offered & bit != 0;
-                let (partition, mut vp) = (partition(platform), Vp::new(0));
+                let (partition, mut vp) = (partition(platform), Vp::new(VpIndex(0)));
                 let read = vp.read_msr(&partition, *number, 0);
                 assert_eq!(read.is_ok(), offered && *readable, "read {number:#x}");
                 let write = vp.write_msr(&partition, *number, 0, 0);
@@ -78,7 +78,7 @@ fn unassigned_registers_fault() {
         let crash = msr::CRASH_P0..=msr::CRASH_CTL;
         GRANTS.iter().any(|(_, list)| list.iter().any(|(n, ..)| *n == number)) || crash.contains(&number)
     };
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(0)));
     for number in (0x3fff_ff00..0x4000_0400).chain([0, 0x10, u32::MAX]).filter(|number| !assigned(*number)) {
         assert_eq!(vp.read_msr(&partition, number, 0), Err(GpFault), "{number:#x}");
         assert_eq!(vp.write_msr(&partition, number, 0, 0), Err(GpFault), "{number:#x}");
@@ -92,7 +92,7 @@ fn h21_every_feature_works() {
     let by_call = feature::XMM_INPUT | feature::EXTENDED_GVA_RANGES;
     assert_eq!(offered, probed | by_call, "each feature is probed below, and no other is offered");
 
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(0)));
     assert_eq!(vp.read_msr(&partition, msr::TSC_FREQUENCY, 0), Ok(MsrRead::Value(2_000_000_000)));
     assert!(matches!(vp.write_msr(&partition, msr::CRASH_CTL, 1 << 63, 0), Ok(MsrEffect::Crash(_))));
     assert!(vp.write_msr(&partition, msr::HYPERCALL, 0x7003, 0).is_ok());
@@ -165,7 +165,7 @@ fn h21_every_hint_can_be_followed() {
     let probed = hint::APIC_REGISTERS | hint::RELAXED_TIMING | hint::NO_AUTO_EOI | hint::EX_PROCESSOR_MASKS;
     assert_eq!(ipi.eax, probed | hint::CLUSTER_IPI, "each hint is probed below, and no other is given");
 
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(0)));
     // Remote flush, and its form with VP sets.
     for (control, words) in [
         (0x02, &[0, 0, 1][..]),
@@ -208,14 +208,17 @@ fn leaves_name_the_interface_and_end() {
 fn h13_the_index_is_the_one_assigned() {
     let partition = partition(PLATFORM);
     for index in [7, 3, 65, 2, 4095] {
-        assert_eq!(Vp::new(index).read_msr(&partition, msr::VP_INDEX, 0), Ok(MsrRead::Value(index.into())));
-        assert_eq!(Vp::new(index).write_msr(&partition, msr::VP_INDEX, 0, 0), Err(GpFault));
+        assert_eq!(
+            Vp::new(VpIndex(index)).read_msr(&partition, msr::VP_INDEX, 0),
+            Ok(MsrRead::Value(index.into()))
+        );
+        assert_eq!(Vp::new(VpIndex(index)).write_msr(&partition, msr::VP_INDEX, 0, 0), Err(GpFault));
     }
 }
 
 #[test]
 fn the_run_time_is_the_schedulers_and_cannot_be_written() {
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(1));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(1)));
     assert_eq!(vp.read_msr(&partition, msr::VP_RUNTIME, 5), Ok(MsrRead::RunTime));
     for value in [0, 1, u64::MAX] {
         assert_eq!(vp.write_msr(&partition, msr::VP_RUNTIME, value, 5), Err(GpFault));
@@ -225,7 +228,7 @@ fn the_run_time_is_the_schedulers_and_cannot_be_written() {
 
 #[test]
 fn apic_registers_are_forwarded_or_fault() {
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(0)));
     let mut write = |number, value| vp.write_msr(&partition, number, value, 0);
     assert_eq!(write(msr::EOI, 1 << 32), Err(GpFault), "reserved");
     assert_eq!(write(msr::EOI, 0xffff_ffff), Ok(MsrEffect::ApicEoi));
@@ -239,7 +242,7 @@ fn apic_registers_are_forwarded_or_fault() {
 
 #[test]
 fn lazy_eoi_through_the_assist_page() {
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(0)));
     let quiet = ApicView { in_service: Some(0x40), level: false, pending: false };
     assert_eq!((vp.arm_eoi(&quiet), vp.armed_eoi()), (None, None), "there is no page");
     let on = vp.write_msr(&partition, msr::VP_ASSIST_PAGE, 0x3001, 0);
@@ -254,7 +257,7 @@ fn lazy_eoi_through_the_assist_page() {
 
 #[test]
 fn timers_are_four_and_the_nearest_counts() {
-    let (partition, mut vp) = (partition(PLATFORM), Vp::new(0));
+    let (partition, mut vp) = (partition(PLATFORM), Vp::new(VpIndex(0)));
     assert_eq!(vp.next_deadline_tsc(), None);
     for (index, (vector, count)) in
         [(0x41, 900), (0x42, 300), (0x43, 600), (0x44, 300)].into_iter().enumerate()

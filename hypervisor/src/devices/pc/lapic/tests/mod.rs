@@ -268,7 +268,7 @@ fn ipis_leave_as_messages() {
         Effect::Ipi(Message { kind: MessageKind::Fixed(vector), destination, trigger: Trigger::Edge })
     };
     assert_eq!(write(&mut lapic, msr::SELF_IPI, 0x40), fixed(0x40, Destination::SelfOnly));
-    assert_eq!(write(&mut lapic, msr::ICR, 5 << 32 | 0xfd), fixed(0xfd, Destination::Physical(5)));
+    assert_eq!(write(&mut lapic, msr::ICR, 5 << 32 | 0xfd), fixed(0xfd, Destination::Physical(ApicId(5))));
     assert_eq!(read(&lapic, msr::ICR), 5 << 32 | 0xfd);
     assert_eq!(lapic.write_msr(msr::ICR, 1 << 20, 0), Err(GeneralProtection));
     assert_eq!(read(&lapic, msr::ICR), 5 << 32 | 0xfd);

@@ -117,14 +117,14 @@ fn u26_a_register_that_is_none_is_an_error_that_is_told() {
 fn u26_commands_of_two_registers() {
     let mut lapic = xapic(3);
     let fixed = MessageKind::Fixed(0xfd);
-    assert_eq!(sent(&mut lapic, 0x0500_0000, 0x40fd), ipi(fixed, Destination::Physical(5)));
+    assert_eq!(sent(&mut lapic, 0x0500_0000, 0x40fd), ipi(fixed, Destination::Physical(ApicId(5))));
     assert_eq!((lapic.read_page(PAGE + 0x300, 0), lapic.read_page(PAGE + 0x310, 0)), (0x40fd, 0x0500_0000));
     assert_eq!(sent(&mut lapic, 0x0500_0000, 0x08fd), ipi(fixed, Destination::Logical(5)));
     for logical in [0, 0x800] {
         let Effect::Ipi(message) = sent(&mut lapic, 0xff00_0000, 0x0500 | 0x4000 | logical) else { panic!() };
         assert!(matches!(
             message.destination,
-            Destination::Physical(BROADCAST) | Destination::Logical(BROADCAST)
+            Destination::Physical(ApicId::BROADCAST) | Destination::Logical(BROADCAST)
         ));
         assert_eq!(message.kind, MessageKind::Init);
     }
@@ -136,9 +136,9 @@ fn u26_commands_of_two_registers() {
     put(&mut lapic, 0x280, 0);
     assert_eq!(lapic.read_page(PAGE + 0x280, 0), ESR_SEND_ILLEGAL_VECTOR);
     // Hyper-V's register also sends in this mode.
-    assert_eq!(lapic.write_icr(7 << 32 | 0xfd), Ok(ipi(fixed, Destination::Physical(7))));
+    assert_eq!(lapic.write_icr(7 << 32 | 0xfd), Ok(ipi(fixed, Destination::Physical(ApicId(7)))));
     assert_eq!(lapic.icr(), 7 << 32 | 0xfd);
-    let all = ipi(fixed, Destination::Physical(BROADCAST));
+    let all = ipi(fixed, Destination::Physical(ApicId::BROADCAST));
     assert_eq!(lapic.write_icr(0xffff_ffff_0000_00fd), Ok(all));
     assert_eq!(lapic.icr(), 0xffff_ffff_0000_00fd);
 }
