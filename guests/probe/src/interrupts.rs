@@ -1,7 +1,7 @@
 //! The handlers of all vectors.
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tlfs::Control;
 
@@ -109,8 +109,6 @@ static SLOW: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
-/// Additional work of the NMI handler: the address of a `fn()`, or 0.
-static NMI_WORK: AtomicUsize = AtomicUsize::new(0);
 /// Whether the next NMI's handler should execute an IRET that faults.
 static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 
@@ -150,10 +148,6 @@ pub(crate) fn fault_in_nmi() {
     NMI_FAULT.store(true, Ordering::Release);
 }
 
-pub(crate) fn work_in_nmi(work: Option<fn()>) {
-    NMI_WORK.store(work.map_or(0, |work| work as usize), Ordering::Release);
-}
-
 /// Installs the handlers. To be called before any other processor starts.
 pub(crate) fn prepare() {
     // SAFETY: the four are interrupt handlers, and no other processor runs.
@@ -179,11 +173,6 @@ fn note_interrupted_call(frame: &Frame) {
 fn on_nmi(_: &Frame) {
     let depth = NMI_DEPTH.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     NMI_DEPTH_MAX.fetch_max(depth, Ordering::AcqRel);
-    let work = NMI_WORK.load(Ordering::Acquire);
-    if work != 0 {
-        // SAFETY: only `work_in_nmi` stores it.
-        unsafe { core::mem::transmute::<usize, fn()>(work)() };
-    }
     let resend = |left: u32| left.checked_sub(1);
     if NMI_RESEND.try_update(Ordering::AcqRel, Ordering::Acquire, resend).is_ok() {
         apic::send_nmi(apic::id());

@@ -75,7 +75,7 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
         11 => control(random),
         12 => instruction(random),
         13 => {
-            let target = processors::apic_id(random.below(machine::count() as u64) as usize);
+            let target = processors::id(random.below(machine::count() as u64) as usize);
             match random.below(4) {
                 0 => apic::send_nmi(target),
                 _ => apic::send_fixed(target, VECTOR as u8 | random.word() as u8),
