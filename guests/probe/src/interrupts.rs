@@ -51,7 +51,7 @@ global_asm!(
 .endm
 
 begin_handler interrupt_tick
-    inc dword ptr [{ticks}]
+    inc dword ptr [{counts}]
     end_interrupt
     end_handler
 
@@ -63,7 +63,7 @@ begin_handler interrupt_echo
     end_handler
 
 begin_handler interrupt_slow
-    inc dword ptr [{slow}]
+    inc dword ptr [{counts} + 4 * ({slow} - {tick})]
     mov ecx, {turns}
 2:  dec ecx
     jnz 2b
@@ -71,7 +71,7 @@ begin_handler interrupt_slow
     end_handler
 
 begin_handler interrupt_page
-    inc dword ptr [{pages}]
+    inc dword ptr [{counts} + 4 * ({page} - {tick})]
     mov ecx, 0x1b               // APIC_BASE
     rdmsr
     test eax, 0x400             // x2APIC mode
@@ -82,10 +82,10 @@ begin_handler interrupt_page
 2:  end_interrupt
 3:  end_handler
 "#,
-    pages = sym PAGES,
-    ticks = sym TICKS,
+    counts = sym COUNTS,
     tick = const VECTOR_TICK,
-    slow = sym SLOW,
+    page = const VECTOR_PAGE,
+    slow = const VECTOR_SLOW,
     turns = const SLOW_INSTRUCTIONS / 2,
 );
 
@@ -96,13 +96,9 @@ unsafe extern "C" {
     static interrupt_slow: u8;
 }
 
-/// Number of interrupts of [`VECTOR_TICK`]. Handler and waiter run on one processor, or the waiter
-/// sees the count eventually.
-static TICKS: AtomicU32 = AtomicU32::new(0);
-/// The same of [`VECTOR_PAGE`].
-static PAGES: AtomicU32 = AtomicU32::new(0);
-/// The same of [`VECTOR_SLOW`].
-static SLOW: AtomicU32 = AtomicU32::new(0);
+/// Numbers of interrupts of [`VECTOR_TICK`] and the vectors after it, except [`VECTOR_ECHO`].
+/// Handler and waiter run on one processor, or the waiter sees the count eventually.
+static COUNTS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
 
 /// The nesting depth of NMI handlers, its maximum, and how many NMIs the handler should send
 /// itself.
@@ -122,9 +118,7 @@ pub(crate) fn interrupted_calls() -> u32 {
 
 pub(crate) fn count(vector: u8) -> u32 {
     match vector {
-        VECTOR_TICK => TICKS.load(Ordering::Acquire),
-        VECTOR_PAGE => PAGES.load(Ordering::Acquire),
-        VECTOR_SLOW => SLOW.load(Ordering::Acquire),
+        VECTOR_TICK..=VECTOR_SLOW => COUNTS[usize::from(vector - VECTOR_TICK)].load(Ordering::Acquire),
         _ => interrupts::count(vector),
     }
 }

@@ -4,7 +4,7 @@ use core::arch::asm;
 
 use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::x86_64::info::BootInfo;
-use baremetal::x86_64::{apic, boot, clock, firmware, guarded, interrupts, processors};
+use baremetal::x86_64::{apic, boot, firmware, guarded, interrupts, processors};
 use x86_64::instructions::port::Port;
 
 use super::Absent;
@@ -26,10 +26,6 @@ pub(crate) fn prepare(info: &BootInfo) {
 /// Waits a little.
 pub(crate) fn idle() {
     core::hint::spin_loop();
-}
-
-pub(crate) fn nanoseconds(ticks: u64) -> u64 {
-    (u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())) as u64
 }
 
 pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
