@@ -29,11 +29,25 @@ static ALL: [Processor; MAX_PROCESSORS] =
 /// How long a processor may take to start: a virtual one that shares its CPU may wait for long.
 pub(crate) const PATIENCE_MS: u64 = 5000;
 
-pub(crate) fn set_id(number: usize, id: HardwareId) {
+/// Sets the id of processor `number`, an APIC id or an affinity; that of the first is needed as
+/// well.
+pub fn set_id(number: usize, id: HardwareId) {
     ALL[number].id.store(id.0, Ordering::Relaxed);
 }
 
-pub(crate) fn id(number: usize) -> HardwareId {
+/// Numbers the processors: the calling one, whose id is `own`, has number 0, and the others with
+/// these ids follow. Returns how many there are.
+pub fn number_all(own: HardwareId, ids: impl IntoIterator<Item = HardwareId>) -> usize {
+    set_id(0, own);
+    let others = ids.into_iter().filter(|id| *id != own).take(MAX_PROCESSORS - 1);
+    others.fold(1, |number, id| {
+        set_id(number, id);
+        number + 1
+    })
+}
+
+/// The id of processor `number`.
+pub fn id(number: usize) -> HardwareId {
     HardwareId(ALL[number].id.load(Ordering::Relaxed))
 }
 

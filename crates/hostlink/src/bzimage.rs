@@ -4,7 +4,6 @@
 //! Sources: the kernel's Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header";
 //! zero-page.rst for the parameters.
 
-use core::fmt;
 use core::ops::Range;
 
 use zerocopy::little_endian::{U16, U32, U64};
@@ -130,48 +129,35 @@ impl SetupHeader {
 }
 
 /// Why a file is not a kernel that a loader here can start. The text says how to mend that.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// Neither a Linux bzImage nor an ELF.
+    #[error(
+        "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
+         give a kernel such as /boot/vmlinuz-*, or an ELF with a PVH note"
+    )]
     NotAKernel,
     /// A Linux kernel without the required header fields.
+    #[error(
+        "kernel: boot protocol {}.{:02}, but at least 2.12 is needed; give Linux 3.8 or newer",
+        .version >> 8,
+        .version & 0xff
+    )]
     TooOld {
         /// Its boot protocol version, major in the high byte.
         version: u16,
     },
     /// A Linux kernel that loads below 1 MiB (zImage).
+    #[error("kernel: a zImage, which loads below 1 MiB; build it as bzImage")]
     NotLoadedHigh,
     /// The file ends before the kernel does.
+    #[error("kernel: the file has {found} bytes of {expected}; it is cut off, fetch or build it again")]
     Truncated {
         /// The size in its header, in bytes.
         expected: u64,
         /// The actual size in bytes.
         found: u64,
     },
-}
-
-impl fmt::Display for Unusable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::NotAKernel => f.write_str(
-                "kernel: neither a Linux bzImage ('HdrS' at offset 0x202) nor an ELF; \
-                 give a kernel such as /boot/vmlinuz-*, or an ELF with a PVH note",
-            ),
-            Self::TooOld { version } => write!(
-                f,
-                "kernel: boot protocol {}.{:02}, but at least 2.12 is needed; give Linux 3.8 or newer",
-                version >> 8,
-                version & 0xff
-            ),
-            Self::NotLoadedHigh => {
-                f.write_str("kernel: a zImage, which loads below 1 MiB; build it as bzImage")
-            }
-            Self::Truncated { expected, found } => write!(
-                f,
-                "kernel: the file has {found} bytes of {expected}; it is cut off, fetch or build it again"
-            ),
-        }
-    }
 }
 
 /// Bytes of `boot_params`, a page.

@@ -9,42 +9,54 @@
 /// I/O port of the `isa-debug-exit` device (`iobase=0xf4,iosize=0x04`).
 pub const PORT: u16 = 0xf4;
 
-/// The reason why the hypervisor stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ExitCode {
+/// The codes: value, exit status of `./quell run`, and what happened.
+macro_rules! codes {
+    ($($(#[$about:meta])* $variant:ident = $code:literal, $status:literal, $reason:literal;)+) => {
+        /// The reason why the hypervisor stopped.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum ExitCode {
+            $($(#[$about])* $variant = $code,)+
+        }
+
+        impl ExitCode {
+            /// Every code, for tables and lookup.
+            pub const ALL: [Self; [$($code),+].len()] = [$(Self::$variant),+];
+
+            /// What happened, as a clause about the guest.
+            pub const fn reason(self) -> &'static str {
+                match self { $(Self::$variant => $reason,)+ }
+            }
+
+            /// Exit status of `./quell run` for this code.
+            pub const fn tool_status(self) -> i32 {
+                match self { $(Self::$variant => $status,)+ }
+            }
+        }
+    };
+}
+
+codes! {
     /// The guest switched itself off.
-    GuestPowerOff = 0x20,
+    GuestPowerOff = 0x20, 0, "it switched itself off";
     /// The guest came into a state that the processor refuses; its registers are in the log.
-    GuestInvalid = 0x21,
+    GuestInvalid = 0x21, 65, "the processor refuses its state";
     /// The hypervisor panicked; the report is in the log.
-    Panic = 0x22,
+    Panic = 0x22, 70, "the hypervisor panicked";
     /// The bundle or its configuration is not usable; the reason is in the log.
-    BadConfig = 0x23,
+    BadConfig = 0x23, 66, "it cannot be started";
     /// The machine lacks what the hypervisor needs (SVM, memory, …); the reason is in the log.
-    Unsupported = 0x24,
+    Unsupported = 0x24, 69, "the machine lacks what the hypervisor needs";
     /// The guest requested a reset and the configuration says `reset=exit`.
-    GuestReset = 0x25,
+    GuestReset = 0x25, 71, "it asked for a reset, and resets end it";
     /// A processor did not leave guest mode when it was told to, and the guest's memory may still
     /// be in use; details are in the log.
-    GuestStalled = 0x26,
+    GuestStalled = 0x26, 72, "a processor did not leave it, so it was ended";
     /// No page was left for a nested page table that the guest's access needed.
-    GuestOutOfTables = 0x27,
+    GuestOutOfTables = 0x27, 73, "there was no page left for a nested page table";
 }
 
 impl ExitCode {
-    /// Every code, for tables and lookup.
-    pub const ALL: [Self; 8] = [
-        Self::GuestPowerOff,
-        Self::GuestInvalid,
-        Self::Panic,
-        Self::BadConfig,
-        Self::Unsupported,
-        Self::GuestReset,
-        Self::GuestStalled,
-        Self::GuestOutOfTables,
-    ];
-
     /// QEMU's exit status for this code.
     pub const fn qemu_status(self) -> i32 {
         ((self as i32) << 1) | 1
@@ -59,34 +71,6 @@ impl ExitCode {
     /// none.
     pub fn from_code(value: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|code| *code as i32 == value)
-    }
-
-    /// What happened, as a clause about the guest.
-    pub const fn reason(self) -> &'static str {
-        match self {
-            Self::GuestPowerOff => "it switched itself off",
-            Self::GuestInvalid => "the processor refuses its state",
-            Self::Panic => "the hypervisor panicked",
-            Self::BadConfig => "it cannot be started",
-            Self::Unsupported => "the machine lacks what the hypervisor needs",
-            Self::GuestReset => "it asked for a reset, and resets end it",
-            Self::GuestStalled => "a processor did not leave it, so it was ended",
-            Self::GuestOutOfTables => "there was no page left for a nested page table",
-        }
-    }
-
-    /// Exit status of `./quell run` for this code.
-    pub const fn tool_status(self) -> i32 {
-        match self {
-            Self::GuestPowerOff => 0,
-            Self::GuestInvalid => 65,
-            Self::BadConfig => 66,
-            Self::Unsupported => 69,
-            Self::Panic => 70,
-            Self::GuestReset => 71,
-            Self::GuestStalled => 72,
-            Self::GuestOutOfTables => 73,
-        }
     }
 }
 

@@ -10,7 +10,7 @@ macro_rules! words {
         $name:ident { $(#[$first_about:meta])* $First:ident = $first:literal, $($(#[$rest_about:meta])* $Rest:ident = $rest:literal,)+ }
     )+) => {$(
         $(#[$about])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         pub enum $name {
             $(#[$first_about])*
             #[default]
@@ -19,6 +19,9 @@ macro_rules! words {
         }
 
         impl $name {
+            /// All values.
+            pub const ALL: [Self; 1 + [$($rest),+].len()] = [Self::$First, $(Self::$Rest),+];
+
             /// The expected value.
             pub const EXPECTED: &str = concat!($first, $(" or ", $rest),+);
 
@@ -42,7 +45,7 @@ macro_rules! words {
 
         impl core::fmt::Display for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str(self.name())
+                f.pad(self.name())
             }
         }
     )+};

@@ -10,13 +10,12 @@ use core::panic::PanicInfo;
 
 use baremetal::pages::{PAGE, Page};
 use baremetal::x86_64::info::BootInfo;
-use baremetal::x86_64::power::{self, Switch};
 use baremetal::x86_64::serial::{CONSOLE, REPORTS};
-use baremetal::x86_64::{clock, firmware};
+use baremetal::x86_64::{firmware, power};
 use boot::disk::Shared;
 use boot::find::find;
 use boot::volume::Volumes;
-use spin::{Mutex, Once};
+use spin::Mutex;
 use talc::TalcLock;
 use talc::source::Manual;
 
@@ -30,8 +29,6 @@ static HEAP: TalcLock<Mutex<()>, Manual> = TalcLock::new(Manual);
 /// 16 MiB: block groups of a disk of many TiB, and a journal's list.
 static ROOM: [Page; 4096] = [const { Page::new() }; 4096];
 
-static SWITCH: Once<Option<Switch>> = Once::new();
-
 /// What the tool is told when no kernel was found: the guest cannot be started.
 const STATUS: i32 = hostlink::exit::ExitCode::BadConfig.tool_status();
 
@@ -43,23 +40,12 @@ fn main(info: BootInfo) -> ! {
     CONSOLE.set_up();
     // SAFETY: nothing else uses this memory, and it is claimed once.
     unsafe { HEAP.lock().claim(ROOM[0].address() as *mut u8, ROOM.len() * PAGE as usize) };
-    prepare(&info);
+    // SAFETY: the address is the loader's. Without tables the kernel is started all the same.
+    let _ = unsafe { firmware::prepare(info.rsdp, None) };
     let why = start(&info);
     say(format_args!("no kernel was started from a disk:"));
     why.iter().for_each(|line| say(format_args!("  {line}")));
     fail()
-}
-
-/// Finds the power switch and measures the clock.
-fn prepare(info: &BootInfo) {
-    // SAFETY: the address is the loader's.
-    let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
-    // SAFETY: as above.
-    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
-    let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
-    if let Some(hz) = clock::hz_by_cpuid().or_else(by_timer) {
-        clock::set_hz(hz);
-    }
 }
 
 /// Returns only with what was looked for in vain.
@@ -99,7 +85,7 @@ fn start(info: &BootInfo) -> Vec<String> {
 fn fail() -> ! {
     REPORTS.set_up();
     let _ = write!({ REPORTS }, "\n{{\"event\":\"exit\",\"status\":{STATUS}}}\n");
-    power::off(SWITCH.get().copied().flatten())
+    power::off()
 }
 
 #[panic_handler]

@@ -80,7 +80,7 @@ fn execute(word: &str, command: Command) {
             machine::off()
         }
     };
-    let ns = machine::nanoseconds(clock::now() - begin);
+    let ns = clock::nanoseconds(clock::now() - begin);
     match done {
         Ok(count) => say(format_args!("done: {word} count={count} ns={ns}")),
         Err(why) => say(format_args!("error: '{word}': {why}")),
@@ -194,8 +194,8 @@ fn dirty(walk: Walk, rate: u64, seconds: u64) -> Result<u64, Failure> {
         let (now, byte) = (clock::now(), CONSOLE.receive());
         let is_over = byte == Some(QUIT) || (seconds != 0 && now - begin >= seconds.saturating_mul(hz));
         if byte.is_some() || is_over || now - told >= hz {
-            let longest = machine::nanoseconds(pace.take_longest());
-            let ms = machine::nanoseconds(now - begin) / 1_000_000;
+            let longest = clock::nanoseconds(pace.take_longest());
+            let ms = clock::nanoseconds(now - begin) / 1_000_000;
             say(format_args!("dirty: ms={ms} stores={stores} longest_ns={longest}"));
             told = now;
             // The time for the line is not a stop of the machine.

@@ -30,8 +30,8 @@ macro_rules! attempt {
 }
 pub(crate) use attempt;
 
-/// Executes one instruction in ring 3, with an MSR's number in ECX and a hypercall's control word
-/// of zero. The instruction after it, UD2, shows that there was no fault.
+/// Executes one instruction in ring 3, with an MSR's number in ECX. The instruction after it, UD2,
+/// shows that there was no fault.
 macro_rules! attempt_in_ring3 {
     ($instruction:expr) => {{
         let (fault, error): (u64, u64);

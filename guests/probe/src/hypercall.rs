@@ -3,16 +3,14 @@
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 
-pub(crate) use baremetal::x86_64::hypercall::{is_intels, prepare};
+use baremetal::x86_64::hypercall::OS_ID;
+pub(crate) use baremetal::x86_64::hypercall::{is_intels, load_xmm, prepare};
 use tlfs::msr::{self, HypercallMsr};
 use tlfs::{CallCode, Control, HvResult, Profile, Status, cpuid};
 
 use crate::guarded::{self, Fault, guarded};
 use crate::paging::{PAGE, Page};
 use crate::report::{Failure, Verdict, ensure, failure};
-
-/// An open-source operating system of no vendor (TLFS, "Reporting the Guest OS Identity").
-const OS_ID: u64 = 1 << 63 | 0x7f << 56;
 
 static CODE: Page = Page::new();
 
@@ -39,14 +37,6 @@ pub(crate) fn announced() -> Profile {
     Profile::announced(features, hints)
 }
 
-/// Withdraws the guest's identity, and with it the right to make calls.
-pub(crate) fn disable() -> Verdict {
-    // SAFETY: the page's former contents are restored, and it is not called.
-    let written = unsafe { guarded::wrmsr(msr::GUEST_OS_ID, 0) };
-    ensure!(written.is_ok(), "GUEST_OS_ID cannot be cleared: {written:?}");
-    Ok(())
-}
-
 pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
     let (result, fault, error): (u64, u64, u64);
     // SAFETY: the calls that the probe makes write no memory; a fault is guarded.
@@ -59,29 +49,6 @@ pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
         );
     }
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
-}
-
-/// Words of input in XMM0 to XMM5.
-pub(crate) const XMM_WORDS: usize = 12;
-
-/// Loads XMM0 to XMM5, which are not otherwise used here.
-pub(crate) fn load_xmm(words: &[u64; XMM_WORDS]) {
-    // SAFETY: start-up code has enabled SSE; the array has the size of the six registers.
-    unsafe {
-        asm!(
-            "movups xmm0, [{0}]", "movups xmm1, [{0} + 16]", "movups xmm2, [{0} + 32]",
-            "movups xmm3, [{0} + 48]", "movups xmm4, [{0} + 64]", "movups xmm5, [{0} + 80]",
-            in(reg) words, options(nostack, preserves_flags, readonly),
-        );
-    }
-}
-
-/// A hypercall with input `words` in registers: two general ones, then XMM0 to XMM5.
-pub(crate) fn call_fast(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
-    let mut input = words.iter().copied().chain(core::iter::repeat(0));
-    let [first, second] = core::array::from_fn(|_| input.next().unwrap_or(0));
-    load_xmm(&core::array::from_fn(|_| input.next().unwrap_or(0)));
-    call(control, first, second)
 }
 
 /// The general registers except RSP: RAX, RBX, RCX, RDX, RSI, RDI, RBP, R8 to R15.
@@ -167,10 +134,17 @@ pub(crate) fn input_page() -> &'static Page {
     &INPUT
 }
 
-/// A hypercall whose input is `words`, at the beginning of the input page.
+/// A hypercall whose input is `words`: at the beginning of the input page, or if it is a fast one
+/// in two general registers, then XMM0 to XMM5.
 pub(crate) fn call_with(control: Control, words: &[u64]) -> Result<HvResult, Fault> {
-    INPUT.write(words);
-    call(control, INPUT.address(), 0)
+    if !control.fast() {
+        INPUT.write(words);
+        return call(control, INPUT.address(), 0);
+    }
+    let mut input = words.iter().copied().chain(core::iter::repeat(0));
+    let [first, second] = core::array::from_fn(|_| input.next().unwrap_or(0));
+    load_xmm(&core::array::from_fn(|_| input.next().unwrap_or(0)));
+    call(control, first, second)
 }
 
 pub(crate) fn input_address() -> u64 {

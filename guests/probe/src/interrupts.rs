@@ -1,7 +1,7 @@
 //! The handlers of all vectors.
 
 use core::arch::{asm, global_asm};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tlfs::Control;
 
@@ -51,7 +51,7 @@ global_asm!(
 .endm
 
 begin_handler interrupt_tick
-    inc dword ptr [{ticks}]
+    inc dword ptr [{counts}]
     end_interrupt
     end_handler
 
@@ -63,7 +63,7 @@ begin_handler interrupt_echo
     end_handler
 
 begin_handler interrupt_slow
-    inc dword ptr [{slow}]
+    inc dword ptr [{counts} + 4 * ({slow} - {tick})]
     mov ecx, {turns}
 2:  dec ecx
     jnz 2b
@@ -71,7 +71,7 @@ begin_handler interrupt_slow
     end_handler
 
 begin_handler interrupt_page
-    inc dword ptr [{pages}]
+    inc dword ptr [{counts} + 4 * ({page} - {tick})]
     mov ecx, 0x1b               // APIC_BASE
     rdmsr
     test eax, 0x400             // x2APIC mode
@@ -82,10 +82,10 @@ begin_handler interrupt_page
 2:  end_interrupt
 3:  end_handler
 "#,
-    pages = sym PAGES,
-    ticks = sym TICKS,
+    counts = sym COUNTS,
     tick = const VECTOR_TICK,
-    slow = sym SLOW,
+    page = const VECTOR_PAGE,
+    slow = const VECTOR_SLOW,
     turns = const SLOW_INSTRUCTIONS / 2,
 );
 
@@ -96,21 +96,15 @@ unsafe extern "C" {
     static interrupt_slow: u8;
 }
 
-/// Number of interrupts of [`VECTOR_TICK`]. Handler and waiter run on one processor, or the waiter
-/// sees the count eventually.
-static TICKS: AtomicU32 = AtomicU32::new(0);
-/// The same of [`VECTOR_PAGE`].
-static PAGES: AtomicU32 = AtomicU32::new(0);
-/// The same of [`VECTOR_SLOW`].
-static SLOW: AtomicU32 = AtomicU32::new(0);
+/// Numbers of interrupts of [`VECTOR_TICK`] and the vectors after it, except [`VECTOR_ECHO`].
+/// Handler and waiter run on one processor, or the waiter sees the count eventually.
+static COUNTS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
 
 /// The nesting depth of NMI handlers, its maximum, and how many NMIs the handler should send
 /// itself.
 static NMI_DEPTH: AtomicU32 = AtomicU32::new(0);
 static NMI_DEPTH_MAX: AtomicU32 = AtomicU32::new(0);
 static NMI_RESEND: AtomicU32 = AtomicU32::new(0);
-/// Additional work of the NMI handler: the address of a `fn()`, or 0.
-static NMI_WORK: AtomicUsize = AtomicUsize::new(0);
 /// Whether the next NMI's handler should execute an IRET that faults.
 static NMI_FAULT: AtomicBool = AtomicBool::new(false);
 
@@ -124,9 +118,7 @@ pub(crate) fn interrupted_calls() -> u32 {
 
 pub(crate) fn count(vector: u8) -> u32 {
     match vector {
-        VECTOR_TICK => TICKS.load(Ordering::Acquire),
-        VECTOR_PAGE => PAGES.load(Ordering::Acquire),
-        VECTOR_SLOW => SLOW.load(Ordering::Acquire),
+        VECTOR_TICK..=VECTOR_SLOW => COUNTS[usize::from(vector - VECTOR_TICK)].load(Ordering::Acquire),
         _ => interrupts::count(vector),
     }
 }
@@ -148,10 +140,6 @@ pub(crate) fn resend_nmis(count: u32) {
 /// Makes the next NMI's handler send another one to itself, then execute an IRET that faults.
 pub(crate) fn fault_in_nmi() {
     NMI_FAULT.store(true, Ordering::Release);
-}
-
-pub(crate) fn work_in_nmi(work: Option<fn()>) {
-    NMI_WORK.store(work.map_or(0, |work| work as usize), Ordering::Release);
 }
 
 /// Installs the handlers. To be called before any other processor starts.
@@ -179,11 +167,6 @@ fn note_interrupted_call(frame: &Frame) {
 fn on_nmi(_: &Frame) {
     let depth = NMI_DEPTH.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
     NMI_DEPTH_MAX.fetch_max(depth, Ordering::AcqRel);
-    let work = NMI_WORK.load(Ordering::Acquire);
-    if work != 0 {
-        // SAFETY: only `work_in_nmi` stores it.
-        unsafe { core::mem::transmute::<usize, fn()>(work)() };
-    }
     let resend = |left: u32| left.checked_sub(1);
     if NMI_RESEND.try_update(Ordering::AcqRel, Ordering::Acquire, resend).is_ok() {
         apic::send_nmi(apic::id());

@@ -1,5 +1,4 @@
-//! A window of virtual addresses whose pages can be exchanged: small pages, followed by one of 2
-//! MiB.
+//! A window of virtual addresses whose pages can be exchanged.
 
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -12,17 +11,12 @@ use x86_64::registers::control::{Cr3, Cr4, Cr4Flags};
 /// Start of the window: the first address of the second PML4 entry.
 pub(crate) const WINDOW: u64 = 1 << 39;
 
-/// Address of the window's large page, after the 512 small ones.
-pub(crate) const LARGE_WINDOW: u64 = WINDOW + LARGE_PAGE;
-pub(crate) const LARGE_PAGE: u64 = 512 * PAGE;
-
 /// Bits of an entry (APM volume 2, section 5.4): present, writable, user.
 pub(crate) const RIGHTS: u64 = 7;
 pub(crate) const WRITABLE: u64 = 1 << 1;
 const USER: u64 = 1 << 2;
 pub(crate) const ACCESSED: u64 = 1 << 5;
 pub(crate) const DIRTY: u64 = 1 << 6;
-const LARGE: u64 = 1 << 7;
 pub(crate) const GLOBAL: u64 = 1 << 8;
 pub(crate) const NO_EXECUTE: u64 = 1 << 63;
 
@@ -96,32 +90,8 @@ pub(crate) fn entry(index: usize) -> &'static AtomicU64 {
     &TABLE.0[index]
 }
 
-/// Maps a page at page `index` of the window, or none, without a TLB flush.
-pub(crate) fn exchange(index: usize, page: Option<&'static Page>) {
-    entry(index).store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);
-}
-
-const LARGE_PAGES: usize = 2;
-
-/// Memory to align them in at run time: by the linker, the image's file would be as large as a
-/// page.
-static LARGE_MEMORY: [Page; (LARGE_PAGES + 1) * 512] = [const { Page::new() }; (LARGE_PAGES + 1) * 512];
-
-/// Large page 0 or 1, as the small pages that it consists of.
-pub(crate) fn large_page(index: usize) -> &'static [Page] {
-    let start = LARGE_MEMORY[0].address();
-    let first = ((start.next_multiple_of(LARGE_PAGE) - start) / PAGE) as usize + index % LARGE_PAGES * 512;
-    &LARGE_MEMORY[first..first + 512]
-}
-
-/// Maps a large page at [`LARGE_WINDOW`], without a TLB flush.
-pub(crate) fn exchange_large(index: usize) {
-    let entry = large_page(index)[0].address() | RIGHTS | LARGE;
-    DIRECTORY.0[1].store(entry, Ordering::SeqCst);
-}
-
 /// Maps a page at page `index` of the window, or none, and flushes the local TLB.
 pub(crate) fn map(index: usize, page: Option<&'static Page>) {
-    exchange(index, page);
+    entry(index).store(page.map_or(0, |page| page.address() | RIGHTS), Ordering::SeqCst);
     tlb::flush(VirtAddr::new(WINDOW + index as u64 * PAGE));
 }

@@ -103,7 +103,12 @@ impl Rom {
     }
 }
 
-pub(crate) fn word(address: u64) -> u64 {
+/// The word at a physical address below 4 GiB, which need not be memory.
+pub(crate) fn place(address: u64) -> &'static AtomicU64 {
     // SAFETY: everything below 4 GiB is mapped one to one, and the program uses nothing there.
-    unsafe { &*(address as *const AtomicU64) }.load(Ordering::Relaxed)
+    unsafe { &*(address as *const AtomicU64) }
+}
+
+pub(crate) fn word(address: u64) -> u64 {
+    place(address).load(Ordering::Relaxed)
 }

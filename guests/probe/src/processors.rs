@@ -1,9 +1,9 @@
 //! The other processors by their APIC ids: start them, give them jobs.
 
 use core::arch::x86_64::__cpuid;
-use core::sync::atomic::{AtomicUsize, Ordering};
 
 use baremetal::HardwareId;
+use baremetal::x86_64::processors::Job;
 use baremetal::x86_64::{apic, processors};
 
 use crate::clock;
@@ -14,9 +14,6 @@ pub(crate) const PROCESSORS: usize = 8;
 /// The second one's APIC id.
 pub(crate) const SECOND: u32 = 1;
 
-/// The jobs by APIC id, each the address of a `fn()`. Stored before [`work`] is given.
-static JOBS: [AtomicUsize; PROCESSORS] = [const { AtomicUsize::new(0) }; PROCESSORS];
-
 /// Time limit for any action of another processor: much longer than needed on the busiest machine.
 pub(crate) const PATIENCE_MS: u64 = 60_000;
 
@@ -24,7 +21,7 @@ pub(crate) const PATIENCE_MS: u64 = 60_000;
 pub(crate) fn prepare() {
     apic::enable();
     clock::prepare();
-    (0..PROCESSORS).for_each(|id| processors::set_apic_id(id, HardwareId(id as u64)));
+    (0..PROCESSORS).for_each(|id| processors::set_id(id, HardwareId(id as u64)));
 }
 
 /// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it is not running already.
@@ -49,16 +46,9 @@ pub(crate) fn reset(id: u32) {
     processors::reset(id as usize);
 }
 
-fn work(id: usize) {
-    // SAFETY: only `give` stores it.
-    let job = unsafe { core::mem::transmute::<usize, fn()>(JOBS[id].load(Ordering::Acquire)) };
-    job();
-}
-
 /// Gives `job` to processor `id`, which must be running, and returns at once.
-pub(crate) fn give(id: u32, job: fn()) {
-    JOBS[id as usize].store(job as usize, Ordering::Release);
-    processors::give(id as usize, work);
+pub(crate) fn give(id: u32, job: Job) {
+    processors::give(id as usize, job);
 }
 
 /// Waits until processor `id` has done its job.
@@ -68,7 +58,7 @@ pub(crate) fn join(id: u32) -> Verdict {
 }
 
 /// Runs `job` on processor `id` to its end; starts the processor first if necessary.
-pub(crate) fn run(id: u32, job: fn()) -> Result<(), Failure> {
+pub(crate) fn run(id: u32, job: Job) -> Result<(), Failure> {
     start(id)?;
     give(id, job);
     join(id)

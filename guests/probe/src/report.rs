@@ -13,7 +13,8 @@ pub(crate) const PROGRAM: Program = Program { name: "", around: ["", "\n"], off:
 
 /// By the higher byte of ACPI's PM1a control register: SLP_TYP 5, SLP_EN.
 fn power_off() -> ! {
-    power::off(Some(Switch::sleep_control(0x605, 5)))
+    power::set_switch(Some(Switch::sleep_control(0x605, 5)));
+    power::off()
 }
 
 /// Reports instructions: of one operation, or of all calls of a case that says so. The lines have

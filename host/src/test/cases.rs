@@ -316,7 +316,7 @@ const TRUSTED: &str = "! dmesg | grep -E 'timekeeping watchdog|as unstable becau
 const HYPERCALL_LINE: &str = "dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
 const NO_HYPERCALL_LINE: &str = "! dmesg | grep -q 'Hyper-V: Using hypercall for remote TLB flush'";
 
-pub(super) const CASES: [Case; 47] = [
+pub(super) const CASES: [Case; 46] = [
     tool("missing_kernel", "run --kernel /nonexistent/vmlinuz")
         .ends(1, "no kernel at /nonexistent/vmlinuz")
         .about("a missing kernel is an error before anything starts"),
@@ -347,8 +347,6 @@ pub(super) const CASES: [Case; 47] = [
         .about("which ends the run if asked to, with the guest's registers in the log"),
     probe("unknown_msr_faults_in_the_guest", "unknown_msr", ProbeEnd::Passed)
         .about("reading or writing an unknown MSR is #GP for the guest"),
-    probe("ring3_hypercall_faults_in_the_guest", "ring3_hypercall", ProbeEnd::Passed)
-        .about("a hypercall from ring 3 is #UD for the guest"),
     probe("probe_all", "all", ProbeEnd::AllPassed)
         .about("all other guest errors have the results that the manuals specify")
         .or_long("all count=1000000"),

@@ -143,7 +143,7 @@ const ALLOCATES: &[Group] = &[
 const UNSAFE: &[Group] = &[
     ("crates", &[("baremetal", 29), ("coherence", 3), ("machine", 9), ("memslots", 10), ("paging", 6)]),
     ("crates", &[("pic", 1), ("stay", 1), ("transfer", 1)]),
-    ("guests", &[("boot", 3), ("hostile", 23), ("load", 8), ("probe", 31)]),
+    ("guests", &[("boot", 3), ("hostile", 23), ("load", 8), ("probe", 25)]),
     ("hypervisor/src", &[("arch", 38), ("arm64", 3), ("bringup.rs", 1), ("image", 5), ("iommu", 1)]),
     (
         "hypervisor/src",

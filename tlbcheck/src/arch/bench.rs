@@ -15,8 +15,8 @@ use tlbcheck::report::{Measurement, Stop, Totals, Unit, Verdict};
 use tlbcheck::statistics::{Summary, processor_counts};
 
 use super::console;
+use super::testbed::{self, PATIENCE_MS};
 use super::this::bench as own;
-use super::this::machine::{self, PATIENCE_MS};
 
 /// The maximum number of samples that can be requested.
 const SAMPLES_MAX: usize = 1000;
@@ -155,7 +155,7 @@ pub(super) fn run<M: Method>(columns: &mut [Column<M>], options: &Options<'_>) -
     let samples = options.rounds.map_or(M::SAMPLES, |rounds| (rounds as usize).min(SAMPLES_MAX));
     SLEEPS.store(options.targets_halt, Ordering::Release);
     let mut totals = Totals::default();
-    for processors in processor_counts(machine::get().processors) {
+    for processors in processor_counts(testbed::get().processors) {
         let others: ArrayVec<usize, MAX_PROCESSORS> = (1..processors).collect();
         let work = || {
             for ranges in M::RANGES {
@@ -177,7 +177,7 @@ fn with_others(others: &[usize], work: impl FnOnce()) -> Verdict {
     ENDS.store(false, Ordering::Release);
     for number in others {
         OTHERS[*number].looks.store(0, Ordering::Relaxed);
-        machine::give(*number, lose_time)?;
+        testbed::give(*number, lose_time)?;
     }
     let ready = |number: &usize| OTHERS[*number].looks.load(Ordering::Acquire) != 0;
     let all_ready = clock::wait_until(PATIENCE_MS, || others.iter().all(ready));
@@ -187,7 +187,7 @@ fn with_others(others: &[usize], work: impl FnOnce()) -> Verdict {
     ENDS.store(true, Ordering::Release);
     for number in others {
         own::wake(*number);
-        machine::join(*number)?;
+        testbed::join(*number)?;
     }
     tlbcheck::ensure!(all_ready, "not all of {} processors begin", others.len());
     Ok(())

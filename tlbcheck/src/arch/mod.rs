@@ -4,6 +4,7 @@
 mod bench;
 mod console;
 mod rows;
+mod testbed;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

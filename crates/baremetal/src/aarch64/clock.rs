@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use arm_sysregs::el0::accessors::{read_cntfrq_el0, write_cntv_ctl_el0, write_cntv_cval_el0};
 use arm_sysregs::el0::registers::{CntvCtlEl0, CntvCvalEl0};
 
-pub use crate::clock::{delay, ticks, wait_until};
+pub use crate::clock::{delay, nanoseconds, ticks, wait_until};
 
 /// Written before there are interrupts.
 static VIRTUAL_TIMER: AtomicU32 = AtomicU32::new(crate::devicetree::VIRTUAL_TIMER);
@@ -33,11 +33,6 @@ pub fn now() -> u64 {
 /// Ticks per second.
 pub fn hz() -> u64 {
     (read_cntfrq_el0().bits() & 0xffff_ffff).max(1_000_000)
-}
-
-/// Nanoseconds in `ticks` ticks.
-pub fn nanoseconds(ticks: u64) -> u64 {
-    (u128::from(ticks) * 1_000_000_000 / u128::from(hz())) as u64
 }
 
 /// Hints that the processor waits for another one: an emulator that runs one at a time switches to

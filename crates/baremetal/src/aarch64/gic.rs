@@ -7,13 +7,13 @@
 
 use core::arch::asm;
 use core::ops::Range;
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arm_sysregs::el1::accessors::read_mpidr_el1;
+use spin::Once;
 
 use super::clock;
 use crate::HardwareId;
-use crate::devicetree::{Gic, REGIONS};
+use crate::devicetree::Gic;
 use crate::encodings::gic::{
     CLEAR_ACTIVE, CLEAR_ENABLE, GROUP, PRIORITY, SET_ENABLE, bit, edge, packed, router, sgi,
 };
@@ -53,20 +53,11 @@ const TRIES: u32 = 1 << 24;
 /// The most redistributors in a region: more than there are processors.
 const REDISTRIBUTORS: u64 = 1024;
 
-static DISTRIBUTOR: AtomicU64 = AtomicU64::new(0);
-static REGION_COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Start and end of each.
-static STARTS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
-static ENDS: [AtomicU64; REGIONS] = [const { AtomicU64::new(0) }; REGIONS];
+static GIC: Once<Gic> = Once::new();
 
 /// Sets the controller's address; before other processors run.
 pub(super) fn set_place(gic: &Gic) {
-    DISTRIBUTOR.store(gic.distributor.start, Ordering::Relaxed);
-    for ((region, start), end) in gic.redistributors.iter().zip(&STARTS).zip(&ENDS) {
-        start.store(region.start, Ordering::Relaxed);
-        end.store(region.end, Ordering::Relaxed);
-    }
-    REGION_COUNT.store(gic.redistributors.len(), Ordering::Relaxed);
+    GIC.call_once(|| gic.clone());
 }
 
 fn read(address: u64) -> u32 {
@@ -186,10 +177,8 @@ pub fn open_interface(two_steps: bool) {
 ///
 /// There is none, or it does not answer.
 pub fn enable_distributor() -> Result<(), &'static str> {
-    match DISTRIBUTOR.load(Ordering::Relaxed) {
-        0 => Err("the device tree has no GICv3"),
-        distributor => set_control(distributor, ROUTING | GROUP_1 | GROUP_0),
-    }
+    let gic = GIC.get().ok_or("the device tree has no GICv3")?;
+    set_control(gic.distributor.start, ROUTING | GROUP_1 | GROUP_0)
 }
 
 /// Lets the calling processor take SGIs and its virtual timer's interrupt.
@@ -202,9 +191,8 @@ pub fn enable() -> Result<(), &'static str> {
     unsafe {
         asm!("mrs {x}, s3_0_c12_c12_5", "orr {x}, {x}, #1", "msr s3_0_c12_c12_5, {x}", "isb", x = out(reg) _, options(nostack, preserves_flags));
     }
-    let regions = STARTS.iter().zip(&ENDS).take(REGION_COUNT.load(Ordering::Relaxed));
-    let mut regions = regions.map(|(start, end)| start.load(Ordering::Relaxed)..end.load(Ordering::Relaxed));
-    let frame = regions.find_map(|region| find_redistributor(region, affinity()));
+    let mut regions = GIC.get().into_iter().flat_map(|gic| &gic.redistributors);
+    let frame = regions.find_map(|region| find_redistributor(Range::from(*region), affinity()));
     set_private(frame.ok_or("a processor has no redistributor")?, 0xffff | 1 << clock::virtual_timer())?;
     open_interface(false);
     Ok(())

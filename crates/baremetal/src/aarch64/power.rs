@@ -3,31 +3,24 @@
 //! DEN 0022F, section 5; Semihosting for AArch32 and AArch64, SYS_EXIT.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicU8, Ordering};
 
 use smccc::psci::error::Error;
 use smccc::{Call, Hvc, Smc, psci};
+use spin::Once;
 
 use super::guarded::{FAULTED, Fault};
 use crate::HardwareId;
 use crate::devicetree::Conduit;
 use crate::guarded;
 
-const NONE: u8 = 0;
-const BY_HVC: u8 = 1;
-const BY_SMC: u8 = 2;
-
-/// How PSCI is called; written before other processors run.
-static CONDUIT: AtomicU8 = AtomicU8::new(NONE);
+/// How PSCI is called.
+static CONDUIT: Once<Conduit> = Once::new();
 
 /// Sets how PSCI is called, before other processors run.
 pub fn set_conduit(conduit: Option<Conduit>) {
-    let number = match conduit {
-        None => NONE,
-        Some(Conduit::Hvc) => BY_HVC,
-        Some(Conduit::Smc) => BY_SMC,
-    };
-    CONDUIT.store(number, Ordering::Relaxed);
+    if let Some(conduit) = conduit {
+        CONDUIT.call_once(|| conduit);
+    }
 }
 
 /// Starts the processor with this affinity at `entry` with `context` in X0.
@@ -36,10 +29,10 @@ pub fn set_conduit(conduit: Option<Conduit>) {
 ///
 /// PSCI's error, or that there is no PSCI.
 pub fn cpu_on(HardwareId(affinity): HardwareId, entry: u64, context: u64) -> Result<(), Error> {
-    match CONDUIT.load(Ordering::Relaxed) {
-        BY_HVC => psci::cpu_on::<Hvc>(affinity, entry, context),
-        BY_SMC => psci::cpu_on::<Smc>(affinity, entry, context),
-        _ => Err(Error::NotSupported),
+    match CONDUIT.get() {
+        Some(Conduit::Hvc) => psci::cpu_on::<Hvc>(affinity, entry, context),
+        Some(Conduit::Smc) => psci::cpu_on::<Smc>(affinity, entry, context),
+        None => Err(Error::NotSupported),
     }
 }
 
@@ -48,20 +41,20 @@ pub fn cpu_on(HardwareId(affinity): HardwareId, entry: u64, context: u64) -> Res
 pub fn call(function: u32, arguments: [u32; 3]) -> [u32; 4] {
     let [a, b, c] = arguments;
     let arguments = [a, b, c, 0, 0, 0, 0];
-    let results = match CONDUIT.load(Ordering::Relaxed) {
-        BY_HVC => Hvc::call32(function, arguments),
-        BY_SMC => Smc::call32(function, arguments),
-        _ => [u32::MAX; 8],
+    let results = match CONDUIT.get() {
+        Some(Conduit::Hvc) => Hvc::call32(function, arguments),
+        Some(Conduit::Smc) => Smc::call32(function, arguments),
+        None => [u32::MAX; 8],
     };
     [results[0], results[1], results[2], results[3]]
 }
 
 /// Switches the machine off, if there is PSCI; otherwise returns.
 pub fn system_off() {
-    let _ = match CONDUIT.load(Ordering::Relaxed) {
-        BY_HVC => psci::system_off::<Hvc>(),
-        BY_SMC => psci::system_off::<Smc>(),
-        _ => Err(Error::NotSupported),
+    let _ = match CONDUIT.get() {
+        Some(Conduit::Hvc) => psci::system_off::<Hvc>(),
+        Some(Conduit::Smc) => psci::system_off::<Smc>(),
+        None => Err(Error::NotSupported),
     };
 }
 

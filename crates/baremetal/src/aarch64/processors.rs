@@ -6,7 +6,7 @@ use super::interrupts::{self, WAKE};
 use super::{boot, clock, gic, power};
 use crate::HardwareId;
 use crate::processors::{self as all, PATIENCE_MS};
-pub use crate::processors::{Job, MAX_PROCESSORS, give, is_busy, join, runs};
+pub use crate::processors::{Job, MAX_PROCESSORS, give, id, is_busy, join, number_all, runs, set_id};
 
 /// Bytes of each stack; `boot.rs` multiplies by it.
 #[doc(hidden)]
@@ -22,16 +22,6 @@ pub struct Stack(MaybeUninit<[u8; STACK_SIZE]>);
 #[doc(hidden)]
 pub static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack(MaybeUninit::uninit()) }; MAX_PROCESSORS];
 
-/// Sets the affinity of processor `number`; that of the first is needed as well.
-pub fn set_affinity(number: usize, affinity: HardwareId) {
-    all::set_id(number, affinity);
-}
-
-/// The affinity of processor `number`.
-pub fn affinity(number: usize) -> HardwareId {
-    all::id(number)
-}
-
 /// Lets the calling processor, the first one, take interrupts, and numbers the others in device
 /// tree order; starts none. Returns how many there are.
 ///
@@ -42,13 +32,7 @@ pub fn find(affinities: &[HardwareId]) -> usize {
     if let Err(why) = gic::enable_distributor().and_then(|()| gic::enable()) {
         panic!("{why}");
     }
-    let own = gic::affinity();
-    set_affinity(0, own);
-    let others = affinities.iter().filter(|affinity| **affinity != own).take(MAX_PROCESSORS - 1);
-    others.fold(1, |number, affinity| {
-        set_affinity(number, *affinity);
-        number + 1
-    })
+    number_all(gic::affinity(), affinities.iter().copied())
 }
 
 /// Starts processor `number`, from 1 on, if it does not run already; returns whether it runs.
@@ -58,13 +42,13 @@ pub fn start(number: usize) -> bool {
     }
     // It begins with the MMU off, bypassing the caches: until the MMU is on, it needs only
     // registers and code.
-    let started = power::cpu_on(affinity(number), boot::other_entry_address(), number as u64);
+    let started = power::cpu_on(id(number), boot::other_entry_address(), number as u64);
     started.is_ok() && clock::wait_until(PATIENCE_MS, || runs(number))
 }
 
 /// Wakes processor `number`, if it waits for an interrupt.
 pub fn wake(number: usize) {
-    gic::send(affinity(number), WAKE);
+    gic::send(id(number), WAKE);
 }
 
 /// Entry of a processor other than the first one.

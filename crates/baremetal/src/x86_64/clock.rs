@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
-pub use crate::clock::{delay, ticks, wait_until};
+pub use crate::clock::{delay, nanoseconds, ticks, wait_until};
 
 /// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every
 /// such timer has.

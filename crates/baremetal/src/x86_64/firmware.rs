@@ -12,7 +12,8 @@ use acpi::sdt::{SdtHeader, Signature};
 use acpi::{AcpiHandler, AcpiTable, AcpiTables, PhysicalMapping, address::AddressSpace};
 use arrayvec::ArrayVec;
 
-use super::power::Switch;
+use super::clock;
+use super::power::{self, Switch};
 use crate::processors::MAX_PROCESSORS;
 use crate::sleep::sleep_type_s5;
 
@@ -166,6 +167,27 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
     Ok(machine)
 }
 
+/// The same for a program, which then can be switched off, and whose clock has its rate: `hz` if
+/// that is known, or by CPUID, or by the power management timer.
+///
+/// # Errors
+///
+/// As [`read`].
+///
+/// # Safety
+///
+/// As [`read`].
+pub unsafe fn prepare(rsdp: u64, hz: Option<u64>) -> Result<FirmwareTables, &'static str> {
+    // SAFETY: the caller's promise.
+    let (tables, switch) = unsafe { (read(rsdp)?, switch(rsdp)) };
+    power::set_switch(switch);
+    let by_timer = || tables.pm_timer.and_then(clock::hz_by_pm_timer);
+    if let Some(hz) = hz.or_else(clock::hz_by_cpuid).or_else(by_timer) {
+        clock::set_hz(hz);
+    }
+    Ok(tables)
+}
+
 fn port(register: acpi::address::GenericAddress) -> Option<u16> {
     u16::try_from(register.address).ok().filter(|port| *port != 0)
 }
@@ -176,7 +198,7 @@ fn port(register: acpi::address::GenericAddress) -> Option<u16> {
 /// # Safety
 ///
 /// As [`read`].
-pub unsafe fn switch(rsdp: u64) -> Option<Switch> {
+unsafe fn switch(rsdp: u64) -> Option<Switch> {
     // SAFETY: the caller's promise.
     let tables = unsafe { tables(rsdp) }.ok()?;
     let fadt = tables.find_table::<Fadt>().ok()?;

@@ -1,5 +1,6 @@
-//! The instruction of a hypercall, which is AMD64's where guarded code is assembled.
+//! The instruction of a hypercall, which is AMD64's where guarded code is assembled, and its input.
 
+use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, Ordering};
 
@@ -31,4 +32,20 @@ pub fn prepare() {
 /// Whether a hypercall is VMCALL, and not VMMCALL.
 pub fn is_intels() -> bool {
     IS_INTEL.load(Ordering::Relaxed)
+}
+
+/// What a guest calls itself: an open-source operating system of no vendor (TLFS, "Reporting the
+/// Guest OS Identity").
+pub const OS_ID: u64 = 1 << 63 | 0x7f << 56;
+
+/// Loads XMM0 to XMM5, which programs do not use otherwise.
+pub fn load_xmm(words: &[u64; 12]) {
+    // SAFETY: start-up code has enabled SSE; the array has the size of the six registers.
+    unsafe {
+        asm!(
+            "movups xmm0, [{0}]", "movups xmm1, [{0} + 16]", "movups xmm2, [{0} + 32]",
+            "movups xmm3, [{0} + 48]", "movups xmm4, [{0} + 64]", "movups xmm5, [{0} + 80]",
+            in(reg) words, options(nostack, preserves_flags, readonly),
+        );
+    }
 }

@@ -1,5 +1,6 @@
 //! Ways to end the machine: ACPI's soft-off, and QEMU's debug exit device.
 
+use spin::Once;
 use x86_64::instructions::port::Port;
 
 use super::serial::{CONSOLE, REPORTS, Serial};
@@ -25,16 +26,25 @@ impl Switch {
     }
 }
 
+static SWITCH: Once<Switch> = Once::new();
+
+/// Remembers what switches the machine off, if it is known.
+pub fn set_switch(switch: Option<Switch>) {
+    if let Some(switch) = switch {
+        SWITCH.call_once(|| switch);
+    }
+}
+
 /// What a program has written is on its way when the machine ends.
 fn drain() {
     [CONSOLE, REPORTS].into_iter().for_each(Serial::drain);
 }
 
-/// Switches the machine off, if the register is known; otherwise halts. What the serial ports have
-/// is sent before.
-pub fn off(switch: Option<Switch>) -> ! {
+/// Switches the machine off, if it is known how; otherwise halts. What the serial ports have is
+/// sent before.
+pub fn off() -> ! {
     drain();
-    if let Some(Switch { port, value, is_byte }) = switch {
+    if let Some(&Switch { port, value, is_byte }) = SWITCH.get() {
         // SAFETY: ACPI says that this switches the machine off.
         unsafe {
             match is_byte {
@@ -43,6 +53,12 @@ pub fn off(switch: Option<Switch>) -> ! {
             }
         }
     }
+    halt()
+}
+
+/// Halts the calling processor for good. What the serial ports have is sent before.
+pub fn halt() -> ! {
+    drain();
     loop {
         x86_64::instructions::interrupts::disable();
         x86_64::instructions::hlt();

@@ -5,9 +5,8 @@ use x86_64::instructions::interrupts;
 use super::boot::{STARTUP_PAGE, StartupPage};
 use super::interrupts::VECTOR_WAKE;
 use super::{apic, clock, tables};
-use crate::HardwareId;
 use crate::processors::{self as all, PATIENCE_MS};
-pub use crate::processors::{Job, MAX_PROCESSORS, give, is_busy, join, runs};
+pub use crate::processors::{Job, MAX_PROCESSORS, give, id, is_busy, join, number_all, runs, set_id};
 
 const STACK_SIZE: usize = 16 << 10;
 
@@ -21,22 +20,12 @@ static mut STACKS: [Stack; MAX_PROCESSORS] = [const { Stack([0; STACK_SIZE]) }; 
 const AFTER_INIT_US: u64 = 10_000;
 const AFTER_STARTUP_US: u64 = 200;
 
-/// Sets the APIC id of processor `number`; that of the first is needed as well.
-pub fn set_apic_id(number: usize, id: HardwareId) {
-    all::set_id(number, id);
-}
-
-/// The APIC id of processor `number`.
-pub fn apic_id(number: usize) -> HardwareId {
-    all::id(number)
-}
-
 /// Starts processor `number`, from 1 on, if it does not run already; returns whether it runs.
 pub fn start(number: usize) -> bool {
     if runs(number) {
         return true;
     }
-    let id = apic_id(number);
+    let id = id(number);
     // SAFETY: every loader reports the page as RAM, and the image has nothing else there.
     let page = unsafe { StartupPage::install() };
     page.offer(id, stack_bottom() + ((number + 1) * STACK_SIZE) as u64);
@@ -65,13 +54,13 @@ fn stack_bottom() -> u64 {
 
 /// Resets processor `number`, whatever it is doing. It stays idle until it is started again.
 pub fn reset(number: usize) {
-    apic::send_init(apic_id(number));
+    apic::send_init(id(number));
     all::forget(number);
 }
 
 /// Wakes processor `number`, if it waits for an interrupt.
 pub fn wake(number: usize) {
-    apic::send_fixed(apic_id(number), VECTOR_WAKE);
+    apic::send_fixed(id(number), VECTOR_WAKE);
 }
 
 /// Entry of a processor other than the first one, on the stack that [`start`] has offered.

@@ -41,13 +41,16 @@ impl fmt::Display for Member<'_> {
 }
 
 /// What is wrong with a bundle.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BundleError<'b> {
     /// This member is missing.
+    #[error("the bundle has no member '{0}'")]
     Missing(Member<'b>),
     /// This member is not text.
+    #[error("the bundle's member '{0}' is not UTF-8")]
     NotText(Member<'b>),
     /// A configuration is wrong.
+    #[error("{}{error}", beginning(*.member))]
     Config {
         /// The member.
         member: Member<'b>,
@@ -55,33 +58,26 @@ pub enum BundleError<'b> {
         error: ConfigError<'b>,
     },
     /// There are several guests, and the machine's console is to be that of the only one.
+    #[error("console=machine is for one guest, and there are several")]
     OneConsole,
     /// Two guests have this name.
+    #[error("two guests are called '{0}'")]
     SameName(Name),
     /// There are more than [`MAX_GUESTS`] guests.
+    #[error("there are more than {MAX_GUESTS} guests")]
     TooManyGuests,
     /// The guests have this many vCPUs together, more than [`MAX_TOTAL_VCPUS`].
+    #[error("the guests have {0} vCPUs together, at most {MAX_TOTAL_VCPUS} are possible")]
     TooManyVcpus(u32),
 }
 
-impl fmt::Display for BundleError<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing(member) => write!(f, "the bundle has no member '{member}'"),
-            Self::NotText(member) => write!(f, "the bundle's member '{member}' is not UTF-8"),
-            Self::Config { member: Member::Named(CONFIG), error } => write!(f, "{error}"),
-            Self::Config { member, error } => write!(f, "{member}: {error}"),
-            Self::OneConsole => f.write_str("console=machine is for one guest, and there are several"),
-            Self::SameName(name) => write!(f, "two guests are called '{name}'"),
-            Self::TooManyGuests => write!(f, "there are more than {MAX_GUESTS} guests"),
-            Self::TooManyVcpus(vcpus) => {
-                write!(f, "the guests have {vcpus} vCPUs together, at most {MAX_TOTAL_VCPUS} are possible")
-            }
-        }
-    }
+/// What a mistake in a member begins with: nothing if that is the machine's configuration.
+fn beginning(member: Member<'_>) -> impl fmt::Display {
+    fmt::from_fn(move |f| match member {
+        Member::Named(CONFIG) => Ok(()),
+        _ => write!(f, "{member}: "),
+    })
 }
-
-impl core::error::Error for BundleError<'_> {}
 
 /// What a bundle has for one guest.
 #[derive(Clone, Copy, Debug)]

@@ -1,16 +1,18 @@
 //! Errors in a configuration.
 
-use core::fmt;
+use thiserror::Error;
 
 /// An error in a configuration. Lines count from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError<'a> {
     /// The line has no `=`.
+    #[error("config line {line}: expected key=value")]
     NoValue {
         /// Its number.
         line: usize,
     },
     /// No such key.
+    #[error("config line {line}: unknown key '{key}'")]
     UnknownKey {
         /// The line.
         line: usize,
@@ -18,6 +20,7 @@ pub enum ConfigError<'a> {
         key: &'a str,
     },
     /// The value does not parse or is out of range.
+    #[error("config line {line}: {key}={value}: expected {expected}")]
     BadValue {
         /// The line.
         line: usize,
@@ -29,6 +32,7 @@ pub enum ConfigError<'a> {
         expected: &'static str,
     },
     /// A guest's configuration has a key of the whole machine.
+    #[error("config line {line}: {key} is for the whole machine, not for one guest")]
     OfMachine {
         /// The line.
         line: usize,
@@ -36,6 +40,7 @@ pub enum ConfigError<'a> {
         key: &'a str,
     },
     /// The configuration of a machine with several guests has a key of one guest.
+    #[error("config line {line}: {key} is for one guest, not for the whole machine")]
     OfGuest {
         /// The line.
         line: usize,
@@ -43,23 +48,3 @@ pub enum ConfigError<'a> {
         key: &'a str,
     },
 }
-
-impl fmt::Display for ConfigError<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoValue { line } => write!(f, "config line {line}: expected key=value"),
-            Self::UnknownKey { line, key } => write!(f, "config line {line}: unknown key '{key}'"),
-            Self::BadValue { line, key, value, expected } => {
-                write!(f, "config line {line}: {key}={value}: expected {expected}")
-            }
-            Self::OfMachine { line, key } => {
-                write!(f, "config line {line}: {key} is for the whole machine, not for one guest")
-            }
-            Self::OfGuest { line, key } => {
-                write!(f, "config line {line}: {key} is for one guest, not for the whole machine")
-            }
-        }
-    }
-}
-
-impl core::error::Error for ConfigError<'_> {}

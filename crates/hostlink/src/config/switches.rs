@@ -57,21 +57,14 @@ words! {
 }
 
 /// A switch that has no meaning on the machine's architecture.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the switch {key} means something on {only} alone: leave it out here")]
 pub struct ForeignSwitch {
     /// Its key.
     pub key: &'static str,
     /// The architectures that it is for.
     pub only: Architectures,
 }
-
-impl fmt::Display for ForeignSwitch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the switch {} means something on {} alone: leave it out here", self.key, self.only)
-    }
-}
-
-impl core::error::Error for ForeignSwitch {}
 
 /// Generates [`Switches`] from their table.
 macro_rules! switches {

@@ -133,13 +133,7 @@ macro_rules! read_by_name {
         }
     )+};
 }
-read_by_name!(LogWay, SendWay, Access, Log);
-
-impl Word for GuestState {
-    fn read(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.name() == text)
-    }
-}
+read_by_name!(LogWay, SendWay, Access, Log, GuestState);
 
 impl Word for Name {
     fn read(text: &str) -> Option<Self> {

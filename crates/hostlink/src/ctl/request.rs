@@ -6,33 +6,24 @@ use core::fmt;
 use core::str::SplitAsciiWhitespace;
 
 /// Why a line is not a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// It does not begin with a number.
+    #[error("a request begins with a number")]
     NoNumber,
     /// There is no such command.
+    #[error("no such request")]
     UnknownCommand,
     /// The command needs this argument.
+    #[error("{0} is missing")]
     Missing(&'static str),
     /// This argument is not as expected.
+    #[error("expected {0}")]
     Bad(&'static str),
     /// There are more arguments than the command has.
+    #[error("too many arguments")]
     TooMany,
 }
-
-impl fmt::Display for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoNumber => f.write_str("a request begins with a number"),
-            Self::UnknownCommand => f.write_str("no such request"),
-            Self::Missing(what) => write!(f, "{what} is missing"),
-            Self::Bad(what) => write!(f, "expected {what}"),
-            Self::TooMany => f.write_str("too many arguments"),
-        }
-    }
-}
-
-impl core::error::Error for RequestError {}
 
 /// The expected value for a slot.
 const SLOT: &str = "the number of a slot";

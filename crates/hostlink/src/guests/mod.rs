@@ -14,6 +14,7 @@
 pub mod stamp;
 
 use crate::name::{NAME_BYTES, Name};
+use crate::words::words;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Consoles of a guest: its serial ports, in their order.
@@ -23,64 +24,38 @@ pub const CONSOLES: usize = 2;
 /// file, and was the last one that lived.
 pub const GONE: u32 = 0xff;
 
-macro_rules! states {
-    ($($(#[$about:meta])* $variant:ident = $code:literal $name:literal,)+) => {
-        /// What a guest does. An entry has the number.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-        #[repr(u32)]
-        pub enum GuestState {
-            $($(#[$about])* $variant = $code,)+
-        }
-
-        impl GuestState {
-            /// All of them.
-            pub const ALL: [Self; [$($code),+].len()] = [$(Self::$variant),+];
-
-            /// The one with this number.
-            pub const fn from_code(code: u32) -> Option<Self> {
-                match code {
-                    $($code => Some(Self::$variant),)+
-                    _ => None,
-                }
-            }
-
-            /// The word for it.
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$variant => $name,)+
-                }
-            }
-        }
-    };
+words! {
+    /// What a guest does. An entry has its number, the place in this list from 0 on.
+    GuestState {
+        /// The entry is free.
+        Empty = "empty",
+        /// It has its memory, and its kernel is in it; no vCPU has run since.
+        Loaded = "loaded",
+        /// Its vCPUs run, as the scheduler lets them.
+        Running = "running",
+        /// Its vCPUs stay out of guest mode until a request resumes them.
+        Paused = "paused",
+        /// It switched itself off, or asked for a reset that ends it. [`GuestEntry::exit`] has
+        /// more.
+        Off = "off",
+        /// It was ended for a failure. [`GuestEntry::exit`] has more.
+        Failed = "failed",
+        /// It was destroyed, and its memory is being cleaned.
+        Leaving = "leaving",
+        /// It comes from another machine, or from a file.
+        Arriving = "arriving",
+        /// It was given to another machine, and stands still here until it is known what came of
+        /// it.
+        Given = "given",
+        /// All of it was sent, and it stands still until whoever gets it says that all is there.
+        Offered = "offered",
+    }
 }
 
-states! {
-    /// The entry is free.
-    #[default]
-    Empty = 0 "empty",
-    /// It has its memory, and its kernel is in it; no vCPU has run since.
-    Loaded = 1 "loaded",
-    /// Its vCPUs run, as the scheduler lets them.
-    Running = 2 "running",
-    /// Its vCPUs stay out of guest mode until a request resumes them.
-    Paused = 3 "paused",
-    /// It switched itself off, or asked for a reset that ends it. [`GuestEntry::exit`] has more.
-    Off = 4 "off",
-    /// It was ended for a failure. [`GuestEntry::exit`] has more.
-    Failed = 5 "failed",
-    /// It was destroyed, and its memory is being cleaned.
-    Leaving = 6 "leaving",
-    /// It comes from another machine, or from a file.
-    Arriving = 7 "arriving",
-    /// It was given to another machine, and stands still here until it is known what came of it.
-    Given = 8 "given",
-    /// All of it was sent, and it stands still until whoever gets it says that all is there.
-    Offered = 9 "offered",
-}
-
-impl core::fmt::Display for GuestState {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.pad(self.name())
+impl GuestState {
+    /// The one with this number.
+    pub fn from_code(code: u32) -> Option<Self> {
+        Self::ALL.get(code as usize).copied()
     }
 }
 

@@ -32,8 +32,3 @@ pub(crate) fn undefined() -> bool {
     }
     Fault::check(fault, address).is_err_and(|fault| fault.cause() == Cause::Class(CLASS_UNKNOWN))
 }
-
-/// Sends an interrupt to every processor but the first.
-pub(crate) fn wake_all() {
-    (1..super::count()).for_each(processors::wake);
-}

@@ -15,9 +15,9 @@ use baremetal::report;
 use spin::Once;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use aarch64::{number, off, undefined, wake_all};
+pub(crate) use aarch64::{number, off, undefined};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use x86_64::{number, off, undefined, wake_all};
+pub(crate) use x86_64::{number, off, undefined};
 
 #[cfg(target_arch = "aarch64")]
 use aarch64 as own;
@@ -60,6 +60,11 @@ pub(crate) fn on_all(job: processors::Job) {
     (1..count()).for_each(|number| processors::give(number, job));
     job(0);
     (1..count()).for_each(await_end);
+}
+
+/// Sends an interrupt to every processor but the first.
+pub(crate) fn wake_all() {
+    (1..count()).for_each(processors::wake);
 }
 
 /// Waits until processor `number` has done its job, or reports whether it has missed the interrupt.

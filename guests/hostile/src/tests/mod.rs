@@ -5,6 +5,7 @@ mod aarch64;
 mod alive;
 mod attack;
 mod bystander;
+mod findings;
 mod prelude;
 mod storm;
 mod window;

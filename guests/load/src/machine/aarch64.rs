@@ -10,7 +10,6 @@ use load::command::Misuse;
 use super::Absent;
 use crate::guest::Failure;
 
-pub(crate) use clock::nanoseconds;
 pub(crate) use power::{halt, off};
 
 /// The first hint that has a function, and the distance in bytes between functions.

@@ -4,41 +4,28 @@ use core::arch::asm;
 
 use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
 use baremetal::x86_64::info::BootInfo;
-use baremetal::x86_64::power::{self, Switch};
-use baremetal::x86_64::{apic, boot, clock, firmware, guarded, interrupts, processors};
-use spin::Once;
+use baremetal::x86_64::{apic, boot, firmware, guarded, interrupts, processors};
 use x86_64::instructions::port::Port;
 
 use super::Absent;
 use crate::guest::write;
 pub(crate) use crate::misuse::misuse;
+pub(crate) use baremetal::x86_64::power::{halt, off};
 
 /// Hyper-V's register with the rate of the TSC in Hz (TLFS, "Partition Reference Counter").
 const TSC_FREQUENCY: u32 = 0x4000_0022;
 
-static SWITCH: Once<Option<Switch>> = Once::new();
-
 /// Finds the power switch and measures the clock.
 pub(crate) fn prepare(info: &BootInfo) {
-    // SAFETY: the address is the loader's.
-    let Ok(firmware) = (unsafe { firmware::read(info.rsdp) }) else { return };
-    // SAFETY: as above.
-    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
     // Quell's guests have no timer to measure by. QEMU's processors have zeros in such registers.
     let by_hypervisor = guarded::rdmsr(TSC_FREQUENCY).ok().filter(|hz| *hz != 0);
-    let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
-    if let Some(hz) = by_hypervisor.or_else(clock::hz_by_cpuid).or_else(by_timer) {
-        clock::set_hz(hz);
-    }
+    // SAFETY: the address is the loader's. Without tables the machine is used all the same.
+    let _ = unsafe { firmware::prepare(info.rsdp, by_hypervisor) };
 }
 
 /// Waits a little.
 pub(crate) fn idle() {
     core::hint::spin_loop();
-}
-
-pub(crate) fn nanoseconds(ticks: u64) -> u64 {
-    (u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())) as u64
 }
 
 pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
@@ -52,14 +39,6 @@ pub(crate) fn begin_on_others(_: usize, _: processors::Job) -> usize {
 
 pub(crate) fn await_others(_: usize) -> bool {
     true
-}
-
-pub(crate) fn halt() -> ! {
-    power::off(None)
-}
-
-pub(crate) fn off() -> ! {
-    power::off(SWITCH.get().copied().flatten())
 }
 
 /// Memory that the program uses: that of its start-up code, and the image.

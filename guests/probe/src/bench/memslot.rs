@@ -1,9 +1,9 @@
 //! `bench=memslot-N` and `bench=zap`: the cost of removing guest memory.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use crate::paging::PAGE;
-use crate::pci::{self, Rom};
+use crate::pci::{self, Rom, place, word};
 use crate::report::{Failure, ensure, measured};
 use crate::{clock, report};
 
@@ -18,16 +18,10 @@ const PATIENCE_MS: u64 = 60_000;
 /// Time for the answer to a request.
 const TELLING_MS: u64 = 100;
 
-/// The word at a physical address, which need not be memory.
-fn word(address: u64) -> &'static AtomicU64 {
-    // SAFETY: below 4 GiB everything is mapped one to one, and the program uses nothing there.
-    unsafe { &*(address as *const AtomicU64) }
-}
-
 /// Stores to each page from `start` on.
 fn touch(start: u64, bytes: u64) {
     for page in (start..start + bytes).step_by(PAGE as usize) {
-        word(page).store(page, Ordering::Relaxed);
+        place(page).store(page, Ordering::Relaxed);
     }
 }
 
@@ -52,7 +46,7 @@ pub(crate) fn memslot(name: &str, count: u32) -> Result<(), Failure> {
         agains += end - after;
         cycles += end - start;
     }
-    ensure!(word(pci::WINDOW).load(Ordering::Relaxed) == u64::MAX, "the ROM is still seen");
+    ensure!(word(pci::WINDOW) == u64::MAX, "the ROM is still seen");
     measured("deletion", deletions / rounds);
     measured("touch again", agains / rounds);
     measured("cycle", cycles / rounds);
@@ -74,7 +68,7 @@ pub(crate) fn zap() -> Result<(), Failure> {
 /// Waits for a change of the last page.
 fn wait(until: impl Fn(u64) -> bool) -> Result<(), Failure> {
     let last = ADDED + ADDED_SIZE - PAGE;
-    let changed = clock::wait_until(PATIENCE_MS, || until(word(last).load(Ordering::Relaxed)));
+    let changed = clock::wait_until(PATIENCE_MS, || until(word(last)));
     ensure!(changed, "the memory at {last:#x} did not change");
     Ok(())
 }

@@ -117,7 +117,7 @@ static ECHO_ENDS: AtomicBool = AtomicBool::new(false);
 /// Both processors wait in HLT for the other's interrupt.
 fn round_trip() -> Verdict {
     processors::start(SECOND)?;
-    processors::give(SECOND, || {
+    processors::give(SECOND, |_| {
         while !ECHO_ENDS.load(Ordering::Acquire) {
             interrupts::enable_and_hlt();
             interrupts::disable();

@@ -44,7 +44,7 @@ pub(crate) fn running(name: &str, calls: u32) {
 static SPINNING: AtomicU32 = AtomicU32::new(0);
 static ENDS: AtomicBool = AtomicBool::new(false);
 
-fn spin() {
+fn spin(_: usize) {
     SPINNING.fetch_add(1, Ordering::AcqRel);
     while !ENDS.load(Ordering::Acquire) {
         core::hint::spin_loop();
@@ -111,7 +111,7 @@ fn merge(rounds: u32) -> Result<u64, Failure> {
     ROUNDS.store(rounds, Ordering::Release);
     (1..INITIATORS).for_each(|id| processors::give(id, flush_others));
     let start = clock::now();
-    flush_others();
+    flush_others(0);
     let ticks = clock::now() - start;
     for id in 1..INITIATORS {
         processors::join(id)?;
@@ -122,7 +122,7 @@ fn merge(rounds: u32) -> Result<u64, Failure> {
 }
 
 /// Each initiator's job: in every round it waits for the others, then flushes them.
-fn flush_others() {
+fn flush_others(_: usize) {
     let me = apic::id();
     let input = &INPUTS[me as usize];
     input.write(&[0, 0, ((1 << INITIATORS) - 1) & !(1 << me)]);

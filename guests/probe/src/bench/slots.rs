@@ -3,12 +3,13 @@
 //! The guest reports an event, the host makes the request that belongs to it, and types a byte when
 //! the request is done. Meanwhile the guest only reads its clock: it knows how long it did not run.
 
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use baremetal::stops::Stops;
 use baremetal::x86_64::serial::CONSOLE;
 
 use crate::paging::PAGE;
+use crate::pci::{place, word};
 use crate::report::{Failure, ensure, measured};
 use crate::{clock, report};
 
@@ -30,7 +31,7 @@ pub(crate) fn remove() -> Result<(), Failure> {
     add()?;
     measured("fault-in", store_to_each());
     let stops = during("remove")?;
-    ensure!(word(AT).load(Ordering::Relaxed) == u64::MAX, "the memory at {AT:#x} is still there");
+    ensure!(word(AT) == u64::MAX, "the memory at {AT:#x} is still there");
     measured("stopped", stops.total);
     measured("longest stop", stops.longest);
     Ok(())
@@ -55,7 +56,7 @@ fn add() -> Result<(), Failure> {
         CONSOLE.receive().is_some()
     });
     ensure!(answered, "the host does not answer 'add'");
-    ensure!(word(AT + SIZE - PAGE).load(Ordering::Relaxed) == 0, "no memory was added at {AT:#x}");
+    ensure!(word(AT + SIZE - PAGE) == 0, "no memory was added at {AT:#x}");
     Ok(())
 }
 
@@ -97,13 +98,7 @@ fn usual(mut act: impl FnMut()) -> u64 {
 fn store_to_each() -> u64 {
     let begin = clock::now();
     for page in (AT..AT + SIZE).step_by(PAGE as usize) {
-        word(page).store(page, Ordering::Relaxed);
+        place(page).store(page, Ordering::Relaxed);
     }
     clock::now() - begin
-}
-
-/// The word at a physical address, which need not be memory.
-fn word(address: u64) -> &'static AtomicU64 {
-    // SAFETY: below 4 GiB everything is mapped one to one, and the program uses nothing there.
-    unsafe { &*(address as *const AtomicU64) }
 }

@@ -53,7 +53,7 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 const EXECUTIONS: u32 = 20;
 
 /// Executes both places after each move, and stays in guest mode during the next.
-fn execute_both() {
+fn execute_both(_: usize) {
     while !ENDS.load(Ordering::Acquire) {
         let moved = MOVED.load(Ordering::Acquire);
         if moved == CHECKED.load(Ordering::Relaxed) {

@@ -81,27 +81,6 @@ pub(super) fn x2apic_reserved() -> Verdict {
     Ok(())
 }
 
-/// Every MSR of the usual ranges has a value or is #GP(0), every CPUID leaf an answer.
-pub(super) fn read_everything() -> Verdict {
-    let ranges = [0..0x2000, 0x4000_0000..0x4000_0200, 0xc000_0000..0xc000_0200, 0xc001_0000..0xc001_0200];
-    let mut known = 0;
-    for number in ranges.into_iter().flatten() {
-        match rdmsr(number) {
-            Ok(_) => known += 1,
-            Err(fault) => ensure!(fault == Fault::PROTECTION, "RDMSR of {number:#x}: {fault:x?}"),
-        }
-    }
-    // EFER, SYSENTER, STAR and similar ones, the APIC's.
-    ensure!(known > 40, "only {known} MSRs can be read");
-    let leaves = [0..0x20, 0x4000_0000..0x4000_0010, 0x8000_0000..0x8000_0020, 0xffff_fff0..0xffff_ffff];
-    for leaf in leaves.into_iter().flatten() {
-        for subleaf in [0, 1, 2, 3, u32::MAX] {
-            core::hint::black_box(__cpuid_count(leaf, subleaf));
-        }
-    }
-    Ok(())
-}
-
 /// The performance counters that every processor of AMD has had: they accept any event, and count
 /// nothing.
 pub(super) fn performance_counters() -> Verdict {

@@ -1,10 +1,11 @@
-//! A processor's accesses through a translation are complete, and recorded in the entry, when the
-//! flush of the translation returns (O2).
+//! Stores that the hypervisor makes for a processor are complete, and recorded in the entry, when
+//! the flush of the translation returns.
 
+use super::hypercalls::flush;
 use super::mmio;
 use super::prelude::*;
-use crate::guarded::store;
 use crate::paging::{ACCESSED, DIRTY};
+use tlbcheck::form::Kind;
 
 const ROUNDS: u32 = 200;
 /// Maximum time for which the page is mapped, and time after it in which nothing may change.
@@ -18,22 +19,8 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 /// Turns of the writer, which show that it is running also while the page is absent.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 
-/// Reads and writes all the time, whether or not there is a page.
-fn read_and_write() {
-    let mut turn = 0;
-    while !ENDS.load(Ordering::Acquire) {
-        turn += 1;
-        // The read creates a translation of a page that is not dirty yet.
-        if load(WINDOW).is_ok() {
-            // SAFETY: the page is for this test's stores; once it is removed they fault.
-            let _ = unsafe { store(WINDOW, turn) };
-        }
-        TURNS.store(turn, Ordering::Relaxed);
-    }
-}
-
 /// Writes all the time the value read by an instruction that the processor itself cannot execute.
-fn write_by_emulation() {
+fn write_by_emulation(_: usize) {
     let mut turn = 0;
     while !ENDS.load(Ordering::Acquire) {
         turn += 1;
@@ -42,24 +29,15 @@ fn write_by_emulation() {
     }
 }
 
-/// The second processor reads and writes a page that the first removes, by one exchange of its
-/// entry. After the flush neither the page nor the entry changes, and if the page has been written
-/// to, the entry said so when it was removed.
-pub(super) fn dirty_bits() -> Verdict {
-    race(read_and_write)
-}
-
-/// The same if the hypervisor writes for it (H30).
+/// The second processor has the hypervisor write to a page that the first removes, by one exchange
+/// of its entry. After the flush neither the page nor the entry changes, and if the page has been
+/// written to, the entry said so when it was removed (H30).
 pub(super) fn emulated_stores() -> Verdict {
-    race(write_by_emulation)
-}
-
-fn race(second: fn()) -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
     paging::map(0, None);
     ENDS.store(false, Ordering::Release);
-    processors::give(SECOND, second);
+    processors::give(SECOND, write_by_emulation);
     let result = rounds(mask);
     ENDS.store(true, Ordering::Release);
     processors::join(SECOND)?;
@@ -71,9 +49,7 @@ fn rounds(mask: u64) -> Verdict {
     let mut random = Random::new(0xd1e7);
     let (entry, word) = (paging::entry(0), &PAGE.words()[0]);
     let mut written = 0;
-    let mut forms = Form::all().cycle();
-    for round in 1..=ROUNDS {
-        let Some(form) = forms.next() else { break };
+    for (round, kind) in (1..=ROUNDS).zip(Kind::ALL.into_iter().cycle()) {
         let turn = TURNS.load(Ordering::Relaxed);
         word.store(0, Ordering::SeqCst);
         entry.store(PAGE.address() | RIGHTS, Ordering::SeqCst);
@@ -83,10 +59,10 @@ fn rounds(mask: u64) -> Verdict {
         let ran = clock::wait_until(PATIENCE_MS, || clock::now() > end && turned());
         // No longer present; a late access would show in the bits.
         let taken = entry.swap(PAGE.address(), Ordering::SeqCst);
-        let result = form.flush(mask, WINDOW);
+        let flushed = flush(kind, mask, WINDOW);
         // Anything written after this is visible.
         let left = word.swap(0, Ordering::SeqCst);
-        ensure!(result == Ok(form.success()), "{form:?}: {result:?}");
+        flushed?;
         ensure!(ran, "the second processor stands still in round {round}");
         let is_written = left != 0;
         written += u32::from(is_written);
@@ -94,8 +70,8 @@ fn rounds(mask: u64) -> Verdict {
         let end = clock::now() + clock::ticks(SILENCE_US);
         while clock::now() < end {
             let (now, bits) = (word.load(Ordering::Acquire), entry.load(Ordering::Acquire));
-            ensure!(now == 0, "round {round}, {form:?}: written to after the flush");
-            ensure!(bits & (ACCESSED | DIRTY) == 0, "round {round}, {form:?}: {bits:#x} after the flush");
+            ensure!(now == 0, "round {round}, {kind:?}: written to after the flush");
+            ensure!(bits & (ACCESSED | DIRTY) == 0, "round {round}, {kind:?}: {bits:#x} after the flush");
         }
     }
     ensure!(written > ROUNDS / 4, "only in {written} of {ROUNDS} rounds the page was written to");

@@ -8,7 +8,6 @@ use super::prelude::*;
 use crate::apic::LVT_PERIODIC;
 use crate::interrupts::{fault_in_nmi, nmi_depth_max, resend_nmis};
 
-const VECTOR_DB: u8 = 1;
 const VECTOR_GP: u8 = 13;
 
 /// NMIs reach this processor and others, and one that arrives in the handler waits for its IRET.
@@ -41,7 +40,7 @@ pub(super) fn nmi() -> Verdict {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
+pub(super) enum Wait {
     Spin,
     Halt,
 }
@@ -76,49 +75,6 @@ pub(super) fn timer() -> Verdict {
         deadline(wait)?;
         synthetic(wait)?;
     }
-    Ok(())
-}
-
-/// Breakpoint addresses survive a halt, and a breakpoint that is enabled after one works.
-pub(super) fn debug_registers() -> Verdict {
-    const ADDRESSES: [u64; 4] = [0, 0x1111_2222_3333, 0x4444_5555_6666, 0x7777_8888_9999];
-    let mut read = [0u64; 4];
-    let (fault, error): (u64, u64);
-    // SAFETY: no breakpoint is enabled.
-    unsafe {
-        asm!(
-            "lea {at}, [rip + 2f]", "mov dr0, {at}", "mov dr1, {one}", "mov dr2, {two}", "mov dr3, {three}",
-            "jmp 4f",
-            // The breakpoint's location; the code below jumps here with R10 and R11 zero.
-            guarded!("nop"),
-            "jmp r9",
-            "4:",
-            at = out(reg) read[0], one = in(reg) ADDRESSES[1], two = in(reg) ADDRESSES[2], three = in(reg) ADDRESSES[3],
-        );
-    }
-    let place = read[0];
-    deadline(Wait::Halt)?;
-    // SAFETY: reading changes nothing.
-    unsafe {
-        asm!(
-            "mov {}, dr0", "mov {}, dr1", "mov {}, dr2", "mov {}, dr3",
-            out(reg) read[0], out(reg) read[1], out(reg) read[2], out(reg) read[3],
-        );
-    }
-    let written = [place, ADDRESSES[1], ADDRESSES[2], ADDRESSES[3]];
-    ensure!(read == written, "after a halt {read:#x?} instead of {written:#x?}");
-    deadline(Wait::Halt)?;
-    // SAFETY: the one instruction with a breakpoint is guarded, and jumps back here.
-    unsafe {
-        asm!(
-            "mov dr7, {on}", "lea r9, [rip + 5f]", "xor r10d, r10d", "xor r11d, r11d", "jmp {place}",
-            "5:", "mov dr7, {off}",
-            on = in(reg) 0x401u64, off = in(reg) 0x400u64, place = in(reg) place,
-            out("r9") _, out("r10") error, out("r11") fault,
-        );
-    }
-    let hit = Fault::check(fault, error);
-    ensure!(hit == Err(Fault { vector: VECTOR_DB, error: 0 }), "a breakpoint leads to {hit:?}");
     Ok(())
 }
 
@@ -193,7 +149,7 @@ fn periodic(wait: Wait) -> Verdict {
     Ok(())
 }
 
-fn deadline(wait: Wait) -> Verdict {
+pub(super) fn deadline(wait: Wait) -> Verdict {
     const VECTOR: u8 = VECTOR_TEST + 2;
     let before = count(VECTOR);
     apic::write(apic::LVT_TIMER, LVT_TSC_DEADLINE | u64::from(VECTOR));

@@ -63,6 +63,11 @@ pub(super) fn refused() -> Verdict {
     let is_refused = matches!(ring3, Err(Fault::UNDEFINED | Fault::PROTECTION));
     ensure!(is_refused, "XSETBV without OSXSAVE in ring 3: {ring3:?}");
     let results = [
+        ("RDMSR", attempt_in_ring3!("rdmsr")),
+        ("WRMSR", attempt_in_ring3!("wrmsr")),
+        ("RDPMC", attempt_in_ring3!("rdpmc")),
+        ("OUT", attempt_in_ring3!("out 0x80, al")),
+        ("MOV to CR4", attempt_in_ring3!("mov cr4, rax")),
         ("INVD", attempt_in_ring3!("invd")),
         ("WBINVD", attempt_in_ring3!("wbinvd")),
         ("HLT", attempt_in_ring3!("hlt")),
@@ -75,6 +80,8 @@ pub(super) fn refused() -> Verdict {
     for (name, result) in results {
         ensure!(result == Err(Fault::PROTECTION), "{name} in ring 3: {result:?}");
     }
+    let cpuid = attempt_in_ring3!("push rbx\ncpuid\npop rbx");
+    ensure!(cpuid.is_ok(), "CPUID in ring 3: {cpuid:?}");
     Ok(())
 }
 
@@ -85,7 +92,7 @@ pub(super) fn refused() -> Verdict {
 pub(super) fn second_nmi() -> Verdict {
     const PAIRS: u32 = 200;
     for pair in 0..PAIRS {
-        processors::run(SECOND, || ())?;
+        processors::run(SECOND, |_| ())?;
         let before = nmi_count();
         apic::send_nmi(SECOND);
         apic::send_nmi(SECOND);

@@ -3,7 +3,7 @@
 use core::arch::asm;
 
 use super::prelude::*;
-use crate::guarded::{attempt, attempt_in_ring3};
+use crate::guarded::attempt;
 use crate::hypercall::is_intels;
 
 /// CR0.NW without CD: a processor refuses it with #GP; with QEMU, VMRUN refuses the state.
@@ -173,29 +173,5 @@ pub(super) fn cmpxchg16b() -> Verdict {
     }
     ensure!(memory.0 == [1, 2], "it stored although what it compared was unequal");
     ensure!(flags & FLAGS == 0, "the flags behind CMPXCHG16B are {flags:#x}");
-    Ok(())
-}
-
-/// Instructions that only ring 0 may execute.
-pub(super) fn ring3() -> Verdict {
-    hypercall::enable()?;
-    let call = if is_intels() { attempt_in_ring3!("vmcall") } else { attempt_in_ring3!("vmmcall") };
-    ensure!(call == Err(Fault::UNDEFINED), "a hypercall in ring 3: {call:?}");
-    let results = [
-        ("RDMSR", attempt_in_ring3!("rdmsr")),
-        ("WRMSR", attempt_in_ring3!("wrmsr")),
-        ("HLT", attempt_in_ring3!("hlt")),
-        ("OUT", attempt_in_ring3!("out 0x80, al")),
-        ("WBINVD", attempt_in_ring3!("wbinvd")),
-        ("MOV to CR4", attempt_in_ring3!("mov cr4, rax")),
-        ("RDPMC", attempt_in_ring3!("rdpmc")),
-    ];
-    for (name, result) in results {
-        ensure!(result == Err(Fault::PROTECTION), "{name} in ring 3: {result:?}");
-    }
-    let cpuid = attempt_in_ring3!("push rbx\ncpuid\npop rbx");
-    ensure!(cpuid.is_ok(), "CPUID in ring 3: {cpuid:?}");
-    let result = HvResult::from_bits(hypercall::call_that_only_returns());
-    ensure!(result == HvResult::of(Status::SUCCESS, 0), "a hypercall from ring 0 after that: {result:?}");
     Ok(())
 }

@@ -11,12 +11,12 @@ const EX: Control = Control::new().with_call_code(CallCode::SEND_SYNTHETIC_CLUST
 
 const WAYS: [(&str, Send); 4] = [
     ("by memory", |vector, mask| call_with(ONE, &[vector, mask])),
-    ("by registers", |vector, mask| call_fast(ONE.with_fast(true), &[vector, mask])),
+    ("by registers", |vector, mask| call_with(ONE.with_fast(true), &[vector, mask])),
     ("set by memory", |vector, mask| {
         call_with(EX.with_variable_header_words(2), &[vector, 0, 3, mask, u64::MAX])
     }),
     ("set by registers", |vector, mask| {
-        call_fast(EX.with_fast(true).with_variable_header_words(1), &[vector, 0, 1, mask])
+        call_with(EX.with_fast(true).with_variable_header_words(1), &[vector, 0, 1, mask])
     }),
 ];
 
@@ -48,7 +48,7 @@ pub(super) fn cluster_ipi() -> Verdict {
         refused(way, *send, own | other)?;
     }
     // The other processor has taken no more than it was sent.
-    processors::run(SECOND, || ())
+    processors::run(SECOND, |_| ())
 }
 
 /// Vectors that cannot be sent, and another trust level.

@@ -1,36 +1,31 @@
 //! `test=NAME`: wrong and rare actions of a guest, and their expected results.
 
+mod breakpoints;
 mod code_page;
 mod cpuid_and_msrs;
 mod delivery;
 mod dirty;
 mod events;
 mod faults;
-mod flags;
-mod forms;
 mod garbage;
 mod hypercalls;
 mod instructions;
 mod interrupts_by_call;
 mod interval;
 mod io;
-mod lazy;
 mod mmio;
 mod once;
 mod own;
 mod parts;
 mod prelude;
-mod races;
 mod rom;
 mod rom_races;
 mod run_time;
-mod stale;
 mod storms;
 mod supervisor;
 mod tasks;
 mod toggles;
 mod waiting;
-mod watch;
 mod xapic;
 
 use crate::report::{self, Verdict, failure};
@@ -56,7 +51,6 @@ const TESTS: &[Test] = &[
     test("flush-not-started", waiting::flush_not_started),
     test("unknown-msr", cpuid_and_msrs::unknown_msr),
     test("x2apic-reserved", cpuid_and_msrs::x2apic_reserved),
-    test("read-everything", cpuid_and_msrs::read_everything),
     test("unknown-port", io::unknown_port),
     test("string-io", io::string_io),
     test("mmio-hole", io::mmio_hole),
@@ -66,18 +60,12 @@ const TESTS: &[Test] = &[
     test("invlpga", instructions::not_shown),
     test("cr4-reserved", instructions::cr4_reserved),
     test("prefixed-cpuid", instructions::prefixes),
-    test("ring3-hypercall", instructions::ring3),
-    test("hypercall-before-id", hypercalls::before_id),
-    test("hypercall-errors", hypercalls::errors),
-    test("non-canonical-flush", hypercalls::non_canonical_flush),
-    test("flush-idle", hypercalls::flush_idle),
     test("cluster-ipi", interrupts_by_call::cluster_ipi),
-    test("fast-and-slow", forms::fast_and_slow),
     test("garbage-hypercalls", garbage::garbage),
     test("nmi", events::nmi),
     test("timer", events::timer),
     test("u31-task-priority", events::task_priority),
-    test("debug-registers", events::debug_registers),
+    test("debug-registers", breakpoints::debug_registers),
     test("u11-smap", supervisor::smap),
     test("u13-stack-in-nothing", delivery::stack_in_nothing),
     test("u20-cmpxchg16b", instructions::cmpxchg16b),
@@ -88,22 +76,14 @@ const TESTS: &[Test] = &[
     test("u26-xapic", xapic::xapic),
     test("u26-interval-timer", interval::interval_timer),
     test("u58-canonical", cpuid_and_msrs::canonical),
-    test("stale", stale::stale),
-    test("large-pages", stale::large_pages),
-    test("nmi-in-flush", stale::nmi_in_flush),
-    test("flush-flags", flags::flush_flags),
     test("toggles-flush", toggles::toggles_flush),
     test("rights-follow", toggles::rights_follow),
-    test("dirty-bits", dirty::dirty_bits),
     test("emulated-stores", dirty::emulated_stores),
-    test("changing-input", races::changing_input),
-    test("mutual-flush", races::mutual_flush),
     test("hypercall-page-moves", code_page::hypercall_page_moves),
     test("rom-follows-writes", rom::rom_follows_writes),
     test("rom-toggles", rom_races::rom_toggles),
     test("rom-moves", rom_races::rom_moves),
     test("rom-under-calls", rom_races::rom_under_calls),
-    test("flush-halted", waiting::flush_halted),
     test("flush-reset", waiting::flush_reset),
 ];
 
@@ -114,7 +94,7 @@ const APART: &[Test] = &[
     test("u2-halted-timers", storms::halted_timers),
     test("u5-crash-reports", storms::crash_reports),
     test("u6-reset-storm", storms::reset_storm),
-    test("u12-debug-names", lazy::debug_names),
+    test("u12-debug-names", breakpoints::debug_names),
     test("u23-second-nmi", faults::second_nmi),
     test("u32-interrupts-once", once::interrupts_once),
 ];

@@ -1,11 +1,23 @@
 //! Whether this processor still uses a translation that has been replaced.
 
 use super::prelude::*;
+use crate::paging::GLOBAL;
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
 
 /// Number of attempts without any action, one of which must be noticed.
 const TRIES: u32 = 1000;
+
+/// The pages that alternate at the beginning of the window.
+pub(super) static PAGES: [Page; 2] = [const { Page::new() }; 2];
+
+/// Maps one of the pages, global or not; its first word is its number.
+fn replace(number: u64, global: bool) {
+    let page = &PAGES[number as usize];
+    page.write(&[number]);
+    let bits = RIGHTS | if global { GLOBAL } else { 0 };
+    paging::entry(0).store(page.address() | bits, Ordering::SeqCst);
+}
 
 /// Uses a page of the window, which is global or not, replaces it by another one, runs `act`, and
 /// returns whether the other one is then seen.

@@ -20,7 +20,7 @@ pub(super) fn list_in_parts() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
     // In guest mode all the time, so that each part must wait for it.
-    processors::give(SECOND, || {
+    processors::give(SECOND, |_| {
         while !ENDS.load(Ordering::Acquire) {
             core::hint::spin_loop();
         }

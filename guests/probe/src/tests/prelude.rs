@@ -2,15 +2,13 @@
 
 pub(super) use crate::apic::{LVT_MASKED, LVT_TSC_DEADLINE};
 pub(super) use crate::guarded::{Fault, guarded, load, rdmsr, write_cr4, wrmsr};
-pub(super) use crate::hypercall::{call, call_fast, call_with, enable};
+pub(super) use crate::hypercall::{call, call_with, enable};
 pub(super) use crate::interrupts::{VECTOR_TEST, count, nmi_count};
 pub(super) use crate::paging::{PAGE, Page, RIGHTS, WINDOW};
 pub(super) use crate::processors::{PATIENCE_MS, SECOND};
 pub(super) use crate::report::{Failure, Verdict, ensure, failure};
-pub(super) use crate::tests::forms::Form;
 pub(super) use crate::tests::hypercalls::second_vp;
 pub(super) use crate::tests::io::IOAPIC;
-pub(super) use crate::tests::watch::replace;
 pub(super) use crate::{apic, clock, hypercall, paging, processors};
 pub(super) use baremetal::random::Random;
 pub(super) use core::arch::global_asm;

@@ -7,6 +7,7 @@ use super::prelude::*;
 use super::rom::{INPUT, PLACES};
 use crate::pci::{place_rom, word};
 use crate::processors::PROCESSORS;
+use baremetal::x86_64::processors::Job;
 
 /// Number of changes that each test makes, unless `count=` sets it.
 static CHANGES: AtomicU64 = AtomicU64::new(500);
@@ -132,22 +133,22 @@ pub(super) fn set_count(count: u32) {
 /// A ROM that is added and removed is present or absent, and nothing in between; after the write
 /// only in the state that was written (P9, P10).
 pub(super) fn rom_toggles() -> Verdict {
-    race(|| look_on(by_load), by_load, |number| number % 2)
+    race(|_| look_on(by_load), by_load, |number| number % 2)
 }
 
 /// A ROM that moves is at the new place alone when the write returns (P13).
 pub(super) fn rom_moves() -> Verdict {
-    race(|| look_on(by_load), by_load, |number| number % 2 + 1)
+    race(|_| look_on(by_load), by_load, |number| number % 2 + 1)
 }
 
 /// Hypercalls with input in a ROM that comes, goes and moves find it, or are refused (P12).
 pub(super) fn rom_under_calls() -> Verdict {
     enable()?;
-    race(|| look_on(by_call), by_call, |number| number % 3)
+    race(|_| look_on(by_call), by_call, |number| number % 3)
 }
 
 /// The first processor moves the ROM, and checks between changes; all others check always.
-fn race(others: fn(), look: Look, next: fn(u64) -> u64) -> Verdict {
+fn race(others: Job, look: Look, next: fn(u64) -> u64) -> Verdict {
     let changes = CHANGES.load(Ordering::Relaxed);
     let readers = processors::count() - 1;
     (1..=readers).try_for_each(processors::start)?;

@@ -70,7 +70,7 @@ pub(super) fn run_time() -> Verdict {
     let written = unsafe { wrmsr(msr::VP_RUNTIME, 0) };
     ensure!(written == Err(Fault::PROTECTION), "WRMSR of the run time: {written:x?}");
     processors::start(SECOND)?;
-    processors::give(SECOND, || {
+    processors::give(SECOND, |_| {
         while !IS_OVER.load(Ordering::Relaxed) {
             ITS_TIME.store(rdmsr(msr::VP_RUNTIME).unwrap_or(0), Ordering::Relaxed);
         }

@@ -22,11 +22,11 @@ pub(super) fn halted_timers() -> Verdict {
     clock::wait_until(PATIENCE_MS, || HALTED.load(Ordering::Relaxed) == others);
     ensure!(HALTED.load(Ordering::Relaxed) == others, "not all processors have begun");
     report::event("ready");
-    halt_for_ever();
+    halt_for_ever(0);
     Ok(())
 }
 
-fn halt_for_ever() {
+fn halt_for_ever(_: usize) {
     /// 50 µs in units of 100 ns.
     const PERIOD: u64 = 500;
     const TIMERS: u32 = 4;

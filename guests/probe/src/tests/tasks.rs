@@ -1,7 +1,7 @@
 //! Task switches in 32-bit protected mode: by CALL, and by NMIs with a task gate.
 
 use super::prelude::*;
-use core::mem::offset_of;
+use core::mem::{offset_of, zeroed};
 use core::ptr::addr_of_mut;
 
 /// Selectors of the table below. The first two are as in the usual table.
@@ -59,31 +59,10 @@ struct Area {
     called: Tss,
 }
 
-const EMPTY: Tss = Tss {
-    link: 0,
-    stacks: [0; 6],
-    cr3: 0,
-    eip: 0,
-    eflags: 0,
-    registers: [0; 8],
-    segments: [0; 6],
-    ldt: 0,
-    io_map: 0,
-};
-
-static mut TASKS_AREA: Area = Area {
-    gdt_pointer: Pointer { limit: 0, base: 0 },
-    idt_pointer: Pointer { limit: 0, base: 0 },
-    apic_id: 0,
-    exits: 0,
-    calls: 0,
-    nmis: 0,
-    gdt: [0; 7],
-    idt: [0; 3],
-    own: EMPTY,
-    nmi: EMPTY,
-    called: EMPTY,
-};
+// SAFETY: all zeros is a value of each, since they consist of numbers.
+const EMPTY: Tss = unsafe { zeroed() };
+// SAFETY: as above.
+static mut TASKS_AREA: Area = unsafe { zeroed() };
 
 // Memory below 4 GiB is mapped one to one, so addresses are the same without paging. A task that
 // ended by IRET continues after it when it is entered again.

@@ -6,7 +6,6 @@ use x86_64::registers::control::{Cr0, Cr0Flags};
 
 use super::own;
 use super::prelude::*;
-use super::watch::page_of;
 use crate::guarded::store;
 use crate::paging::{NO_EXECUTE, WRITABLE};
 use crate::tables;
@@ -173,7 +172,7 @@ pub(super) fn rights_follow() -> Verdict {
 }
 
 fn map_with(bits: u64) {
-    paging::entry(0).store(page_of(0).address() | bits, Ordering::SeqCst);
+    paging::entry(0).store(own::PAGES[0].address() | bits, Ordering::SeqCst);
     tlb::flush(VirtAddr::new(WINDOW));
 }
 

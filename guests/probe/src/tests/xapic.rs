@@ -36,7 +36,7 @@ const ALL_BUT_SELF: u32 = 3 << 18;
 static GO: AtomicBool = AtomicBool::new(false);
 
 /// The other processor's job: it sends as soon as it may, in x2APIC mode.
-fn send_when_told() {
+fn send_when_told(_: usize) {
     while !GO.load(Ordering::Acquire) {
         core::hint::spin_loop();
     }
@@ -82,7 +82,7 @@ pub(super) fn xapic() -> Verdict {
     verdict?;
     ensure!(apic::id() == 0, "the id is {} in x2APIC mode again", apic::id());
     // Everything is as before: the other processor is reached, and answers.
-    processors::run(SECOND, || ())
+    processors::run(SECOND, |_| ())
 }
 
 fn has_apic() -> bool {

@@ -19,6 +19,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baremetal::aarch64::guarded::{self, Cause, Fault};
 use baremetal::aarch64::{clock, processors::MAX_PROCESSORS};
+use spin::Mutex;
 use tlbcheck::ensure;
 use tlbcheck::report::{Stop, Verdict, skip};
 
@@ -70,12 +71,7 @@ pub(super) struct What {
     pub(super) control: u64,
 }
 
-static ADDRESS: AtomicU64 = AtomicU64::new(0);
-static WORDS: AtomicU64 = AtomicU64::new(0);
-static EVERY: AtomicU64 = AtomicU64::new(0);
-static EACH: AtomicU64 = AtomicU64::new(0);
-static SPACE: AtomicU64 = AtomicU64::new(0);
-static CONTROL: AtomicU64 = AtomicU64::new(0);
+static WHAT: Mutex<What> = Mutex::new(What { address: 0, words: 0, every: 0, each: 0, space: 0, control: 0 });
 static EXPECTED: AtomicU64 = AtomicU64::new(0);
 static VALUE: AtomicU64 = AtomicU64::new(0);
 static STEP: AtomicU64 = AtomicU64::new(0);
@@ -89,15 +85,14 @@ fn is_translation_fault(result: Result<u64, Fault>) -> bool {
 
 /// Counts the wrong words of processor `number`. `is_step` is false between two steps.
 #[inline(always)]
-fn look(number: usize, is_step: bool) -> u64 {
-    let address = ADDRESS.load(Ordering::Relaxed) + number as u64 * EACH.load(Ordering::Relaxed);
-    let every = EVERY.load(Ordering::Relaxed);
+fn look(what: &What, number: usize, is_step: bool) -> u64 {
+    let address = what.address + number as u64 * what.each;
     // Stored after the value, and therefore loaded before it.
     let expected = Expected::of(EXPECTED.load(Ordering::Acquire));
     let value = VALUE.load(Ordering::Relaxed);
     let mut wrong = 0;
-    for word in 0..WORDS.load(Ordering::Relaxed) {
-        let place = address + word * every;
+    for word in 0..what.words {
+        let place = address + word * what.every;
         let is_right = match expected {
             Expected::Gone => is_translation_fault(guarded::load(place)),
             Expected::Value => guarded::load(place) == Ok(value),
@@ -120,14 +115,14 @@ fn look(number: usize, is_step: bool) -> u64 {
 }
 
 fn watch(number: usize) {
-    window::enter(SPACE.load(Ordering::Relaxed));
-    let control = CONTROL.load(Ordering::Relaxed);
-    window::set_control(control, true);
+    let what = *WHAT.lock();
+    window::enter(what.space);
+    window::set_control(what.control, true);
     let mut last = 0;
     while !ENDS.load(Ordering::Acquire) {
         let step = STEP.load(Ordering::Acquire);
         tlbi::synchronise();
-        let wrong = look(number, step != last);
+        let wrong = look(&what, number, step != last);
         // A step may have begun meanwhile, whose values were checked as those of the last one: only
         // `Kept` counts then, which is the same in both.
         if wrong != 0 {
@@ -139,22 +134,20 @@ fn watch(number: usize) {
         }
         clock::relax();
     }
-    window::set_control(control, false);
+    window::set_control(what.control, false);
     window::leave();
 }
 
-pub(super) struct Watch(u64);
+pub(super) struct Watch {
+    what: What,
+    step: u64,
+}
 
 /// Makes all other processors check while `steps` runs; the calling one is in the space, too.
 /// Nothing is expected before the first step. Skips if there is no other processor.
 pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> Verdict {
     let others = machine::others()?;
-    ADDRESS.store(what.address, Ordering::Relaxed);
-    WORDS.store(what.words, Ordering::Relaxed);
-    EVERY.store(what.every, Ordering::Relaxed);
-    EACH.store(what.each, Ordering::Relaxed);
-    SPACE.store(what.space, Ordering::Relaxed);
-    CONTROL.store(what.control, Ordering::Relaxed);
+    *WHAT.lock() = what;
     EXPECTED.store(Expected::Gone as u64, Ordering::Relaxed);
     STEP.store(0, Ordering::Relaxed);
     WRONG.store(0, Ordering::Relaxed);
@@ -163,7 +156,7 @@ pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> V
     window::enter(what.space);
     window::set_control(what.control, true);
     let begun = others.clone().try_for_each(|number| machine::give(number, watch));
-    let result = begun.and_then(|()| steps(&mut Watch(0)));
+    let result = begun.and_then(|()| steps(&mut Watch { what, step: 0 }));
     ENDS.store(true, Ordering::Release);
     let joined = others.map(machine::join).fold(Ok(()), Verdict::and);
     window::set_control(what.control, false);
@@ -174,23 +167,22 @@ pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> V
 impl Watch {
     /// Makes all processors check, including the calling one. Returns the number of wrong words.
     pub(super) fn step(&mut self, expected: Expected, value: u64) -> Result<u64, Stop> {
-        self.0 += 1;
+        self.step += 1;
         VALUE.store(value, Ordering::Relaxed);
         EXPECTED.store(expected as u64, Ordering::Release);
-        STEP.store(self.0, Ordering::Release);
-        let own = look(0, true);
+        STEP.store(self.step, Ordering::Release);
+        let own = look(&self.what, 0, true);
         let all = machine::others()?;
-        let checked = |number: usize| CHECKED[number].load(Ordering::Acquire) == self.0;
+        let checked = |number: usize| CHECKED[number].load(Ordering::Acquire) == self.step;
         let done = machine::wait_until(|| all.clone().all(checked));
-        ensure!(done, "a watching processor does not look in step {}", self.0);
+        ensure!(done, "a watching processor does not look in step {}", self.step);
         Ok(own + WRONG.swap(0, Ordering::Relaxed))
     }
 
     /// Fails unless the step finds everything as expected.
     pub(super) fn expect(&mut self, expected: Expected, value: u64) -> Verdict {
         let wrong = self.step(expected, value)?;
-        let step = self.0;
-        ensure!(wrong == 0, "{wrong} words are not {expected:?} in step {step}");
+        ensure!(wrong == 0, "{wrong} words are not {expected:?} in step {}", self.step);
         Ok(())
     }
 

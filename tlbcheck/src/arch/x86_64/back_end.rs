@@ -23,9 +23,10 @@ use tlbcheck::report::{Stop, Verdict, fail};
 use tlfs::encode::Interface;
 use tlfs::{HvResult, PAGE_WORDS, Status};
 
-use super::machine::{self, PATIENCE_MS};
+use super::machine;
 use super::{hypercall, window};
 use crate::arch::console;
+use crate::arch::testbed::PATIENCE_MS;
 
 /// Maximum number of ranges of one flush: that of a hypercall's list.
 pub(super) const RANGES_MAX: usize = 509;
@@ -207,7 +208,7 @@ impl BackEnd {
             Scope::Pages(pages) => pages.iter().for_each(|page| batch.add(PageRange::small(*page, 1))),
         }
         let mut interrupts = ByInterrupt(|set: &Set| {
-            set.iter().for_each(|number| apic::send_fixed(processors::apic_id(number), VECTOR_FLUSH));
+            set.iter().for_each(|number| apic::send_fixed(processors::id(number), VECTOR_FLUSH));
         });
         let Some(interface) = by_hypercall else { return self.by(local, batch, &mut interrupts) };
         let mut page = INPUT.lock();

@@ -77,5 +77,5 @@ pub(in crate::arch) fn sleep_until(ends: impl Fn() -> bool) {
 }
 
 pub(in crate::arch) fn wake(number: usize) {
-    apic::send_fixed(processors::apic_id(number), VECTOR_WAKE);
+    apic::send_fixed(processors::id(number), VECTOR_WAKE);
 }

@@ -3,8 +3,6 @@
 use baremetal::x86_64::power;
 use baremetal::x86_64::serial::{CONSOLE, REPORTS, Serial};
 
-use super::machine;
-
 pub(in crate::arch) type Port = Serial;
 pub(in crate::arch) const FIRST: Port = CONSOLE;
 pub(in crate::arch) const SECOND: Option<Port> = Some(REPORTS);
@@ -21,5 +19,5 @@ pub(in crate::arch) fn leave(code: u8, by_debug_exit: bool) -> ! {
     if by_debug_exit {
         power::debug_exit(DEBUG_EXIT_PORT, code);
     }
-    power::off(machine::switch())
+    power::off()
 }

@@ -4,6 +4,7 @@ use core::arch::asm;
 
 use baremetal::pages::{PAGE, Page};
 use baremetal::x86_64::guarded::{FAULTED, Fault, rdmsr, wrmsr};
+use baremetal::x86_64::hypercall::{OS_ID, load_xmm};
 use baremetal::x86_64::interrupts;
 use baremetal::x86_64::processors::MAX_PROCESSORS;
 use baremetal::x86_64::tables::{self, USER_CODE, USER_DATA};
@@ -11,10 +12,7 @@ use tlbcheck::ensure;
 use tlbcheck::form::Flush;
 use tlbcheck::report::{Verdict, fail};
 use tlfs::msr::{self, HypercallMsr};
-use tlfs::{Control, HvResult, PAGE_WORDS, Status, XMM_WORDS};
-
-/// An open-source operating system of no vendor (TLFS, "Reporting the Guest OS Identity").
-const OS_ID: u64 = 1 << 63 | 0x7f << 56;
+use tlfs::{Control, HvResult, PAGE_WORDS, Status};
 
 static CODE: Page = Page::new();
 
@@ -98,18 +96,6 @@ pub(super) fn call_in_ring3(control: Control) -> Result<(), Fault> {
         );
     }
     Fault::check(fault, error)
-}
-
-/// Loads XMM0 to XMM5, which are not otherwise used here.
-fn load_xmm(words: &[u64; XMM_WORDS]) {
-    // SAFETY: start-up code has enabled SSE; the array has the size of the six registers.
-    unsafe {
-        asm!(
-            "movups xmm0, [{0}]", "movups xmm1, [{0} + 16]", "movups xmm2, [{0} + 32]",
-            "movups xmm3, [{0} + 48]", "movups xmm4, [{0} + 64]", "movups xmm5, [{0} + 80]",
-            in(reg) words, options(nostack, preserves_flags, readonly),
-        );
-    }
 }
 
 /// A hypercall whose input is `words`: at the beginning of the input page, or in registers if the

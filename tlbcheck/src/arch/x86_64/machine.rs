@@ -1,50 +1,28 @@
 //! Processors, platform and VP indices, determined once at the beginning.
 
-use baremetal::HardwareId;
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use baremetal::x86_64::firmware;
 use baremetal::x86_64::guarded::rdmsr;
 use baremetal::x86_64::info::{BootInfo, Ram};
-use baremetal::x86_64::power::Switch;
 use baremetal::x86_64::processors::{self, MAX_PROCESSORS};
 use baremetal::x86_64::{apic, clock};
 use spin::Once;
 use tlbcheck::command_line::Options;
-use tlbcheck::platform::{HyperV, Platform};
-use tlbcheck::report::{Clock, Head, Stop, Verdict, skip};
+use tlbcheck::platform::HyperV;
+pub(in crate::arch) use tlbcheck::platform::Platform;
+use tlbcheck::report::{Clock, Stop, Verdict, skip};
 use tlbcheck::{ensure, needs};
 use tlfs::msr;
 
 use super::{back_end, hypercall, window};
 use crate::arch::console;
+use crate::arch::testbed::{self, PATIENCE_MS};
+pub(super) use crate::arch::testbed::{get, give, join};
 
-pub(in crate::arch) struct Testbed {
-    /// Number of running processors; they are numbered from 0.
-    pub(in crate::arch) processors: usize,
-    /// The platform as CPUID shows it.
-    pub(super) platform: Platform,
-    /// The last range of RAM below 4 GiB.
-    pub(super) last_ram: Option<Ram>,
-    /// `rounds=` of the command line.
-    pub(super) rounds: Option<u32>,
-}
-
-static TESTBED: Once<Testbed> = Once::new();
-static SWITCH: Once<Option<Switch>> = Once::new();
-
-/// Time limit for any action of a processor, in milliseconds.
-pub(in crate::arch) const PATIENCE_MS: u64 = 20_000;
-
-pub(in crate::arch) fn get() -> &'static Testbed {
-    TESTBED.get().unwrap_or_else(|| console::bail(format_args!("the machine has not been looked at")))
-}
-
-/// How to switch the machine off, as far as known.
-pub(super) fn switch() -> Option<Switch> {
-    SWITCH.get().copied().flatten()
-}
+/// The last range of RAM below 4 GiB.
+static LAST_RAM: Once<Option<Ram>> = Once::new();
 
 /// Detects the machine, starts the processors, begins the report.
 pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
@@ -53,47 +31,29 @@ pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
         let leaf = __cpuid(leaf);
         [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]
     });
+    let by_hypervisor = || rdmsr(msr::TSC_FREQUENCY).ok();
+    let by_hypervisor = platform.hyperv.filter(HyperV::tells_frequencies).and_then(|_| by_hypervisor());
     // SAFETY: the address is the loader's.
-    let firmware = match unsafe { firmware::read(info.rsdp) } {
+    let firmware = match unsafe { firmware::prepare(info.rsdp, by_hypervisor) } {
         Ok(firmware) => firmware,
         Err(why) => console::bail(format_args!("{why}")),
     };
-    // SAFETY: as above.
-    SWITCH.call_once(|| unsafe { firmware::switch(info.rsdp) });
-    let by_hypervisor = || rdmsr(msr::TSC_FREQUENCY).ok();
-    let by_hypervisor = platform.hyperv.filter(HyperV::tells_frequencies).and_then(|_| by_hypervisor());
-    let by_timer = || firmware.pm_timer.and_then(clock::hz_by_pm_timer);
-    if let Some(hz) = by_hypervisor.or_else(clock::hz_by_cpuid).or_else(by_timer) {
-        clock::set_hz(hz);
-    }
     window::open();
-    let limit = options.cpus.map_or(MAX_PROCESSORS, |limit| limit as usize);
-    let processors = start(&firmware.apic_ids, limit);
     back_end::listen();
     let below_4g = info.ram.iter().filter(|ram| ram.end <= 1 << 32 && ram.end - ram.start >= 4096);
-    let last_ram = below_4g.max_by_key(|ram| ram.end).copied();
-    TESTBED.call_once(|| Testbed { processors, platform, last_ram, rounds: options.rounds });
-    let (clock, protocol) = (Clock::Tsc(clock::hz()), info.protocol.name());
-    let head = Head { name: platform.name(), platform: &platform, processors, clock, protocol };
-    console::report(|report| report.head(&head));
+    LAST_RAM.call_once(|| below_4g.max_by_key(|ram| ram.end).copied());
+    let reached = firmware.apic_ids.into_iter().filter(|id| apic::reaches(*id));
+    let clock = Clock::Tsc(clock::hz());
+    testbed::begin(apic::id(), reached, platform, options, (clock, info.protocol.name()));
 }
 
-/// Starts the processors with these APIC ids, at most `limit`; returns their number.
-fn start(apic_ids: &[HardwareId], limit: usize) -> usize {
-    let own = apic::id();
-    processors::set_apic_id(0, own);
-    let mut number = 1;
-    for id in apic_ids.iter().filter(|id| **id != own) {
-        if number >= limit.min(MAX_PROCESSORS) || !apic::reaches(*id) {
-            break;
-        }
-        processors::set_apic_id(number, *id);
-        match processors::start(number) {
-            true => number += 1,
-            false => console::note(format_args!("the processor with APIC id {id} does not start")),
-        }
-    }
-    number
+pub(super) fn last_ram() -> Option<Ram> {
+    LAST_RAM.get().copied().flatten()
+}
+
+/// Waits until the condition holds, for at most [`PATIENCE_MS`]; returns whether it does.
+pub(in crate::arch) fn wait_until(condition: impl FnMut() -> bool) -> bool {
+    clock::wait_until(PATIENCE_MS, condition)
 }
 
 /// VP indices by processor; written by each for itself.
@@ -141,16 +101,4 @@ pub(super) fn on(number: usize, job: processors::Job) -> Verdict {
     }
     give(number, job)?;
     join(number)
-}
-
-pub(in crate::arch) fn give(number: usize, job: processors::Job) -> Verdict {
-    ensure!(!processors::is_busy(number), "processor {number} has not come back from an earlier row");
-    processors::give(number, job);
-    Ok(())
-}
-
-/// Waits until it has finished the job.
-pub(in crate::arch) fn join(number: usize) -> Verdict {
-    ensure!(processors::join(number, PATIENCE_MS), "processor {number} does not come to its end");
-    Ok(())
 }

@@ -1,18 +1,20 @@
 //! Another processor checks an address all the time, and reports if it sees a removed page: see
 //! [`baremetal::watch`]. Interrupts are off unless they are used for flushes.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::Ordering;
 
 use baremetal::pages::PAGE;
 pub(super) use baremetal::watch::Watch;
 use baremetal::watch::Watched;
 use baremetal::x86_64::clock;
+use spin::Mutex;
 use tlbcheck::report::Verdict;
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr4Flags;
 
-use super::machine::{self, PATIENCE_MS};
+use super::machine;
 use super::window::{self, GLOBAL, RIGHTS};
+use crate::arch::testbed::PATIENCE_MS;
 
 /// The words to check, from which processor and how.
 #[derive(Clone, Copy)]
@@ -37,9 +39,7 @@ impl What {
 }
 
 static WATCHED: Watched = Watched::new();
-static SPACE: AtomicU64 = AtomicU64::new(0);
-static IS_GLOBAL: AtomicBool = AtomicBool::new(false);
-static TAKES_INTERRUPTS: AtomicBool = AtomicBool::new(false);
+static WHAT: Mutex<Option<What>> = Mutex::new(None);
 
 /// Maps the page of this round at `address`, global or not.
 pub(super) fn replace(address: u64, round: u64, global: bool) {
@@ -54,9 +54,10 @@ pub(super) fn look() {
 }
 
 fn watch(_: usize) {
-    window::enter_space(SPACE.load(Ordering::Relaxed));
-    window::set_cr4(Cr4Flags::PAGE_GLOBAL, IS_GLOBAL.load(Ordering::Relaxed));
-    if TAKES_INTERRUPTS.load(Ordering::Relaxed) {
+    let Some(what) = *WHAT.lock() else { return };
+    window::enter_space(what.space);
+    window::set_cr4(Cr4Flags::PAGE_GLOBAL, what.global);
+    if what.interrupts {
         interrupts::enable();
     }
     WATCHED.follow(window::read);
@@ -72,9 +73,7 @@ pub(super) fn during(
     rounds: impl FnOnce(&mut Watch<'_>) -> Verdict,
 ) -> Verdict {
     map(0);
-    SPACE.store(what.space, Ordering::Relaxed);
-    IS_GLOBAL.store(what.global, Ordering::Relaxed);
-    TAKES_INTERRUPTS.store(what.interrupts, Ordering::Relaxed);
+    *WHAT.lock() = Some(what);
     let mut watch_of = WATCHED
         .begin(what.address, what.words, what.every, |condition| clock::wait_until(PATIENCE_MS, condition));
     // Loading its CR3 drops translations of an earlier row.

@@ -94,7 +94,7 @@ fn own_interrupts(count: u64) -> Verdict {
 static ECHO_ENDS: AtomicBool = AtomicBool::new(false);
 
 fn on_echo(_: &interrupts::Frame) {
-    gic::send(processors::affinity(0), TICK);
+    gic::send(processors::id(0), TICK);
 }
 
 fn round_trip(count: u64) {
@@ -105,7 +105,7 @@ fn round_trip(count: u64) {
             interrupts::wait();
         }
     });
-    let second = processors::affinity(SECOND);
+    let second = processors::id(SECOND);
     case::<7>(count, || {
         let before = interrupts::count(u32::from(TICK));
         gic::send(second, ECHO);

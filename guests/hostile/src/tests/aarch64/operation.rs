@@ -52,7 +52,7 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
         11 | 12 => call(random, number),
         13 => {
             let target = random.below(machine::count() as u64) as usize;
-            gic::send(baremetal::aarch64::processors::affinity(target), random.word() as u8 & 15);
+            gic::send(baremetal::aarch64::processors::id(target), random.word() as u8 & 15);
         }
         14 if number != 0 => sleep(),
         _ => (0..random.below(64)).for_each(|_| baremetal::aarch64::clock::relax()),

@@ -5,6 +5,7 @@ use baremetal::aarch64::processors;
 use hostile::allowed::sysregs::{self, ROWS, Row};
 
 use super::code::{self, Name, SLOTS};
+use crate::tests::findings::Findings;
 use crate::tests::prelude::*;
 
 /// Number of registers of one op0.
@@ -19,8 +20,6 @@ fn is_undefined(name: Name, fault: Fault) -> bool {
     let [op0, _, crn, ..] = sysregs::fields(name.0);
     fault.class() == CLASS_UNKNOWN || (op0 == 3 && crn == 0 && fault.class() == CLASS_TRAPPED)
 }
-/// Number of findings that are reported one by one.
-const TOLD: u32 = 400;
 
 /// Calls `act` for each register of this op0, with the slots of an MRS and an MSR.
 fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
@@ -50,19 +49,15 @@ const fn changed(row: &Row, value: u64) -> u64 {
     }
 }
 
-/// Reports a finding.
-fn tell(findings: &mut u32, name: Name, what: &str, value: u64) {
+fn tell(findings: &mut Findings, name: Name, what: &str, value: u64) {
     let [op0, op1, crn, crm, op2] = sysregs::fields(name.0);
-    *findings += 1;
-    if *findings <= TOLD {
-        say(format_args!("S{op0}_{op1}_C{crn}_C{crm}_{op2} {what} ({value:#x})"));
-    }
+    findings.tell(format_args!("S{op0}_{op1}_C{crn}_C{crm}_{op2} {what} ({value:#x})"));
 }
 
 /// Each register is in the table or undefined, for reads and writes; constant ones do not change.
 pub(super) fn registers(_: &Orders<'_>) -> Verdict {
     open_floating_point();
-    let (mut findings, mut found) = (0, 0);
+    let (mut findings, mut found) = (Findings::default(), 0);
     for op0 in [2, 3] {
         each(op0, |name, read, write| {
             let row = sysregs::find(name.0);
@@ -100,10 +95,7 @@ pub(super) fn registers(_: &Orders<'_>) -> Verdict {
             }
         });
     }
-    say(format_args!("{found} registers are there; {findings} things are not as they should be"));
-    ensure!(findings == 0, "{findings} things are not as they should be, see the console");
-    ensure!(found > 50, "there are {found} registers only");
-    Ok(())
+    findings.verdict(found, 50)
 }
 
 /// The target of instructions on addresses.
@@ -111,7 +103,7 @@ static SCRATCH: Page = Page::new();
 
 /// Each system instruction is in the table or undefined, with a result (SYSL) or without (SYS).
 pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
-    let (mut findings, mut found) = (0, 0);
+    let (mut findings, mut found) = (Findings::default(), 0);
     each(1, |name, read, write| {
         for slot in [read, write] {
             // SAFETY: instructions in the table are maintenance, of our own page where it can
@@ -124,10 +116,7 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
             }
         }
     });
-    say(format_args!("{found} instructions are there; {findings} things are not as they should be"));
-    ensure!(findings == 0, "{findings} things are not as they should be, see the console");
-    ensure!(found > 20, "there are {found} instructions only");
-    Ok(())
+    findings.verdict(found, 20)
 }
 
 /// What the second processor finds in each row's register; the second time in the second half.
@@ -168,7 +157,7 @@ pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
     // Twice: after that, the state left by faults does not change any more.
     look_elsewhere(|_| look(0));
     look_elsewhere(|_| look(0));
-    let (mut findings, mut held) = (0, 0);
+    let (mut findings, mut held) = (Findings::default(), 0);
     for (index, (name, mask)) in own().enumerate() {
         // Both instructions, again for each register: the second processor has its own page.
         code::put([code::read(name), code::write(name)].into_iter());
@@ -193,8 +182,5 @@ pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
             tell(&mut findings, name, "is not as it was left", left);
         }
     }
-    say(format_args!("{held} registers hold what is written; {findings} things are not as they should be"));
-    ensure!(findings == 0, "{findings} things are not as they should be, see the console");
-    ensure!(held > 20, "{held} registers only hold what is written");
-    Ok(())
+    findings.verdict(held, 20)
 }

@@ -114,7 +114,7 @@ pub(super) fn maintain_caches(random: &mut Random) {
 pub(super) fn send_to_all(random: &mut Random) {
     let number = u64::from(interrupts::FREE) + random.below(15);
     for target in 0..machine::count() {
-        gic::send(processors::affinity(target), number as u8);
+        gic::send(processors::id(target), number as u8);
     }
     // SAFETY: ICC_SGI1R_EL1: an interrupt that is only counted.
     unsafe {
@@ -141,7 +141,7 @@ pub(super) fn expire(random: &mut Random) {
 /// Wakes the next processor, and sleeps until it is woken or its timer is due.
 pub(super) fn sleep_briefly(number: usize) {
     clock::set_timer(5);
-    gic::send(processors::affinity((number + 1) % machine::count()), interrupts::FREE);
+    gic::send(processors::id((number + 1) % machine::count()), interrupts::FREE);
     // SAFETY: hints.
     unsafe { asm!("sev", "wfe", options(nostack, preserves_flags)) };
     interrupts::wait();

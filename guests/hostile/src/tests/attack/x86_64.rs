@@ -4,11 +4,12 @@ use core::arch::x86_64::__cpuid_count;
 
 use crate::tests::prelude::*;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
+use baremetal::x86_64::hypercall::OS_ID;
 use baremetal::x86_64::{apic, clock, interrupts, power, processors};
 use x86_64::instructions::port::Port;
 
-/// Identity of the guest, and the page of hypercalls.
-const OS_ID: (u32, u64) = (0x4000_0000, 1 << 63 | 0x7f << 56);
+/// The guest's identity, and the page of hypercalls.
+const GUEST_OS_ID: u32 = 0x4000_0000;
 const HYPERCALL: u32 = 0x4000_0001;
 /// The capability MSI-X, and that it is enabled.
 const MSIX: u8 = 0x11;
@@ -45,7 +46,7 @@ pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
     let table = config.base(table as u8 & 7) + u64::from(table & !7);
     for number in 0..count {
         let vector = u32::from(interrupts::VECTOR_FREE) + number as u32;
-        let message = [0xfee0_0000 | processors::apic_id(number).apic() << 12, 0, vector, 0];
+        let message = [0xfee0_0000 | processors::id(number).apic() << 12, 0, vector, 0];
         for (word, value) in message.into_iter().enumerate() {
             let entry = table + 16 * (number as u64 + 1) + 4 * word as u64;
             // SAFETY: it is the table of messages; vectors are only counted.
@@ -57,9 +58,8 @@ pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
 
 /// Makes hypercalls possible.
 pub(in crate::tests) fn enable_calls() -> Verdict {
-    let (msr, id) = OS_ID;
     // SAFETY: it names the guest; the page is used for nothing else.
-    let enabled = unsafe { wrmsr(msr, id).and_then(|()| wrmsr(HYPERCALL, CODE.address() | 1)) };
+    let enabled = unsafe { wrmsr(GUEST_OS_ID, OS_ID).and_then(|()| wrmsr(HYPERCALL, CODE.address() | 1)) };
     ensure!(enabled.is_ok(), "no Hyper-V interface: {enabled:?}");
     Ok(())
 }
@@ -85,7 +85,7 @@ pub(super) fn take_interrupts() {
 }
 
 pub(super) fn halt() {
-    power::off(None)
+    power::halt()
 }
 
 pub(super) fn exit(random: &mut Random) {
@@ -170,7 +170,7 @@ pub(super) fn maintain_caches(random: &mut Random) {
 /// An interrupt for each processor, and takes its own.
 pub(super) fn send_to_all(random: &mut Random) {
     for number in 0..machine::count() {
-        let target = processors::apic_id(number);
+        let target = processors::id(number);
         match random.below(4) {
             0 => apic::send_nmi(target),
             _ => apic::send_fixed(target, VECTOR + random.below(VECTORS) as u8),
@@ -197,7 +197,7 @@ pub(super) fn sleep_briefly(number: usize) {
     apic::unmask_timer(VECTOR, true);
     // SAFETY: as above.
     let _ = unsafe { wrmsr(TSC_DEADLINE, clock::now() + clock::ticks(5)) };
-    apic::send_fixed(processors::apic_id((number + 1) % machine::count()), VECTOR + 1);
+    apic::send_fixed(processors::id((number + 1) % machine::count()), VECTOR + 1);
     x86_64::instructions::interrupts::enable_and_hlt();
     interrupts::disable();
 }

@@ -200,14 +200,10 @@ impl fmt::Display for Pairs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (ticks, count)) in self.0.counts().enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            write!(f, "{comma}[{},{count}]", nanoseconds(ticks))?;
+            write!(f, "{comma}[{},{count}]", clock::nanoseconds(ticks))?;
         }
         Ok(())
     }
-}
-
-fn nanoseconds(ticks: u64) -> u64 {
-    u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(clock::hz())).unwrap_or(u64::MAX)
 }
 
 fn tell(batch: u64, flushes: u64, stale: u64) {
@@ -222,8 +218,8 @@ fn tell(batch: u64, flushes: u64, stale: u64) {
         load(words),
         load(registers),
         load(stops),
-        nanoseconds(load(stopped)),
-        nanoseconds(load(longest)),
+        clock::nanoseconds(load(stopped)),
+        clock::nanoseconds(load(longest)),
         Pairs(&latencies),
     );
     latencies.clear();

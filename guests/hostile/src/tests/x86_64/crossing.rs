@@ -3,7 +3,7 @@
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
 use baremetal::x86_64::processors;
 
-use super::walk::Findings;
+use crate::tests::findings::Findings;
 use crate::tests::prelude::*;
 use hostile::allowed::msrs;
 

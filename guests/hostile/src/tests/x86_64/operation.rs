@@ -17,6 +17,7 @@ use x86_64::instructions::port::Port;
 use x86_64::registers::control::{Cr0, Cr4, Cr4Flags};
 
 use super::walk::{RANGE, RANGES};
+use crate::tests::attack;
 use crate::tests::prelude::*;
 use hostile::allowed::msrs;
 
@@ -75,7 +76,7 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
         11 => control(random),
         12 => instruction(random),
         13 => {
-            let target = processors::apic_id(random.below(machine::count() as u64) as usize);
+            let target = processors::id(random.below(machine::count() as u64) as usize);
             match random.below(4) {
                 0 => apic::send_nmi(target),
                 _ => apic::send_fixed(target, VECTOR as u8 | random.word() as u8),
@@ -269,14 +270,7 @@ fn hypercall(random: &mut Random) {
     let input =
         if is_fast { value(random) | VECTOR } else { page.address() + random.one_of([0, 8, 0xff8, 4]) };
     let output = if is_fast { value(random) } else { scratch(random) };
-    // SAFETY: the call changes only scratch memory, and no other register.
-    unsafe {
-        asm!(
-            guarded!("vmmcall"),
-            inout("rcx") control => _, inout("rdx") input => _, inout("r8") output => _, out("rax") _, out("r9") _,
-            inout("r11") 0u64 => _, inout("r10") 0u64 => _,
-        );
-    }
+    let _ = attack::hypercall(control, input, output);
 }
 
 /// Control and debug registers. The previous values are restored.

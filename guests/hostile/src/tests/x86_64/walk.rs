@@ -1,8 +1,8 @@
 //! All possible MSRs, ports and leaves of CPUID, compared with the tables of those that may exist.
 
 use core::arch::x86_64::__cpuid_count;
-use core::fmt;
 
+use crate::tests::findings::Findings;
 use crate::tests::prelude::*;
 use baremetal::x86_64::guarded::{Fault, rdmsr, wrmsr};
 use hostile::allowed::msrs;
@@ -17,29 +17,6 @@ pub(super) const RANGE: u32 = 0x2000;
 const LEAVES: [u32; 5] = [0, 0x4000_0000, 0x8000_0000, 0xc000_0000, 0xffff_ff00];
 const LEAF_COUNT: u32 = 0x100;
 const SUBLEAVES: u32 = 64;
-/// Number of findings that are reported one by one.
-const TOLD: u32 = 400;
-
-#[derive(Default)]
-pub(super) struct Findings(pub(super) u32);
-
-impl Findings {
-    pub(super) fn tell(&mut self, what: fmt::Arguments<'_>) {
-        self.0 += 1;
-        if self.0 <= TOLD {
-            say(what);
-        }
-    }
-
-    /// Succeeds if there are no findings, and of items, which `found` counts, more than `least`.
-    pub(super) fn verdict(self, found: u32, least: u32) -> Verdict {
-        say(format_args!("{found} are there; {} things are not as they should be", self.0));
-        ensure!(self.0 == 0, "{} things are not as they should be, see the console", self.0);
-        ensure!(found > least, "only {found} are there");
-        Ok(())
-    }
-}
-
 /// Each MSR is in the table or raises #GP, for reads and writes; constant ones do not change.
 pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (Findings::default(), 0);

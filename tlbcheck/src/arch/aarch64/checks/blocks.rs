@@ -3,7 +3,7 @@
 //! DDI 0487 M.b, D8.17.1: the entry is made invalid and invalidated before it becomes one of the
 //! other kind (P3). The mapped contents stay, so a processor only ever sees these, or nothing.
 
-use super::local::block_memory;
+use super::pages::{at_block, block_memory};
 use super::prelude::*;
 use crate::arch::aarch64::watch::Watch;
 use crate::arch::aarch64::window::table_entry;
@@ -68,8 +68,7 @@ fn with_block(is_table_first: bool, steps: impl FnOnce(&mut Watch, &Change) -> V
     let change = Change { asid: TestSpace::shared().asid() };
     fill(&spare()[0]);
     let first = if is_table_first { table_entry(&spare()[0]) } else { block_entry(memory[0].address()) };
-    let what = What { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY, ..at_window(1, PAGE) };
-    let verdict = watch::during(what, |watch| {
+    let verdict = watch::during(at_block(), |watch| {
         watch.notices(
             |_| {
                 write(change.entry(), first);
@@ -130,7 +129,7 @@ pub(super) fn freed(form: Form) -> Verdict {
     // 1 GiB after the blocks: a table of its own.
     let address = BLOCK_WINDOW + (1 << 30);
     let entry = space.entry(address, 2);
-    let page = super::local::page_of(BASE);
+    let page = page_of(BASE);
     let what = What { address, ..at_window(2, PAGE) };
     let hook = |table: &Page| {
         table.words().iter().for_each(|entry| entry.store(0, Ordering::Release));

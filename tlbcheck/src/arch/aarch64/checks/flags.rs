@@ -10,12 +10,12 @@ fn entry() -> u64 {
     page_entry(page_of(7).address())
 }
 
-/// Lets `row` change the entry at [`WINDOW`], with bits of TCR_EL1 set.
-fn with_control(control: u64, row: impl FnOnce(&AtomicU64) -> Verdict) -> Verdict {
+/// Lets each round of a row change the entry at [`WINDOW`], with bits of TCR_EL1 set.
+fn with_control(control: u64, round: impl Fn(&AtomicU64, u32) -> Verdict) -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
     window::enter(TestSpace::shared().register());
     window::set_control(control, true);
-    let verdict = row(leaf);
+    let verdict = rounds(ROUNDS).try_for_each(|number| round(leaf, number));
     window::set_control(control, false);
     replace(leaf, 0);
     tlbi::settle();
@@ -29,32 +29,28 @@ fn flush() {
 
 /// A clear access flag is noticed after a flush, even if the page was in the TLB.
 pub(super) fn faults() -> Verdict {
-    with_control(0, |leaf| {
-        for round in rounds(ROUNDS) {
-            replace(leaf, entry());
-            tlbi::settle();
-            ensure!(guarded::load(WINDOW) == Ok(7), "the page is not there, round {round}");
-            replace(leaf, entry() & !ACCESSED);
-            flush();
-            let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
-            ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
-        }
+    with_control(0, |leaf, round| {
+        replace(leaf, entry());
+        tlbi::settle();
+        ensure!(guarded::load(WINDOW) == Ok(7), "the page is not there, round {round}");
+        replace(leaf, entry() & !ACCESSED);
+        flush();
+        let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
+        ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
         Ok(())
     })
 }
 
 /// D8.5.1: no TLB caches an entry whose access flag faults, so that setting it needs no flush.
 pub(super) fn fault_is_not_kept() -> Verdict {
-    with_control(0, |leaf| {
-        for round in rounds(ROUNDS) {
-            replace(leaf, entry() & !ACCESSED);
-            tlbi::settle();
-            let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
-            ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
-            window::write(leaf, entry());
-            let found = guarded::load(WINDOW);
-            ensure!(found == Ok(7), "{found:x?} when the flag is set, round {round}");
-        }
+    with_control(0, |leaf, round| {
+        replace(leaf, entry() & !ACCESSED);
+        tlbi::settle();
+        let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
+        ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
+        window::write(leaf, entry());
+        let found = guarded::load(WINDOW);
+        ensure!(found == Ok(7), "{found:x?} when the flag is set, round {round}");
         Ok(())
     })
 }
@@ -63,14 +59,12 @@ pub(super) fn fault_is_not_kept() -> Verdict {
 pub(super) fn set_by_processor() -> Verdict {
     let sets = machine::get().platform.sets_access_flag;
     needs!(sets, "the processor sets no access flags (FEAT_HAFDBS)");
-    with_control(SETS_ACCESSED, |leaf| {
-        for round in rounds(ROUNDS) {
-            replace(leaf, entry() & !ACCESSED);
-            flush();
-            let found = guarded::load(WINDOW);
-            ensure!(found == Ok(7), "{found:x?} where the processor sets the flag, round {round}");
-            ensure!(leaf.load(Ordering::Acquire) & ACCESSED != 0, "clear after a load, round {round}");
-        }
+    with_control(SETS_ACCESSED, |leaf, round| {
+        replace(leaf, entry() & !ACCESSED);
+        flush();
+        let found = guarded::load(WINDOW);
+        ensure!(found == Ok(7), "{found:x?} where the processor sets the flag, round {round}");
+        ensure!(leaf.load(Ordering::Acquire) & ACCESSED != 0, "clear after a load, round {round}");
         Ok(())
     })
 }
@@ -83,37 +77,33 @@ const CLEAN: u64 = READ_ONLY | DIRTY_MODIFIER;
 /// The processor makes a clean page dirty at a store.
 pub(super) fn dirty_by_processor() -> Verdict {
     needs!(machine::get().platform.sets_dirty_state, "the processor keeps no dirty state (FEAT_HAFDBS)");
-    with_control(KEEPS_DIRTY, |leaf| {
-        for round in rounds(ROUNDS) {
-            replace(leaf, entry() | CLEAN);
-            flush();
-            let found = guarded::load(WINDOW);
-            ensure!(found.is_ok(), "{found:x?} of a clean page, round {round}");
-            ensure!(leaf.load(Ordering::Acquire) & READ_ONLY != 0, "a load makes it dirty, round {round}");
-            // SAFETY: the page belongs to this row.
-            let stored = unsafe { guarded::store(WINDOW, 7) };
-            ensure!(stored.is_ok(), "{stored:x?} at a store to a clean page, round {round}");
-            ensure!(leaf.load(Ordering::Acquire) & READ_ONLY == 0, "a store leaves it clean, round {round}");
-        }
+    with_control(KEEPS_DIRTY, |leaf, round| {
+        replace(leaf, entry() | CLEAN);
+        flush();
+        let found = guarded::load(WINDOW);
+        ensure!(found.is_ok(), "{found:x?} of a clean page, round {round}");
+        ensure!(leaf.load(Ordering::Acquire) & READ_ONLY != 0, "a load makes it dirty, round {round}");
+        // SAFETY: the page belongs to this row.
+        let stored = unsafe { guarded::store(WINDOW, 7) };
+        ensure!(stored.is_ok(), "{stored:x?} at a store to a clean page, round {round}");
+        ensure!(leaf.load(Ordering::Acquire) & READ_ONLY == 0, "a store leaves it clean, round {round}");
         Ok(())
     })
 }
 
 /// Without hardware management of the dirty state a clean page is read-only.
 pub(super) fn clean_is_read_only() -> Verdict {
-    with_control(0, |leaf| {
-        for round in rounds(ROUNDS) {
-            replace(leaf, entry());
-            tlbi::settle();
-            // SAFETY: the page belongs to this row.
-            let first = unsafe { guarded::store(WINDOW, 7) };
-            ensure!(first.is_ok(), "{first:x?} at a store to a writable page, round {round}");
-            replace(leaf, entry() | CLEAN);
-            flush();
-            // SAFETY: as above.
-            let cause = unsafe { guarded::store(WINDOW, 8) }.map_err(|fault| fault.cause());
-            ensure!(cause == Err(Cause::Permission(3)), "{cause:x?} at a store to a clean page in {round}");
-        }
+    with_control(0, |leaf, round| {
+        replace(leaf, entry());
+        tlbi::settle();
+        // SAFETY: the page belongs to this row.
+        let first = unsafe { guarded::store(WINDOW, 7) };
+        ensure!(first.is_ok(), "{first:x?} at a store to a writable page, round {round}");
+        replace(leaf, entry() | CLEAN);
+        flush();
+        // SAFETY: as above.
+        let cause = unsafe { guarded::store(WINDOW, 8) }.map_err(|fault| fault.cause());
+        ensure!(cause == Err(Cause::Permission(3)), "{cause:x?} at a store to a clean page in {round}");
         Ok(())
     })
 }

@@ -4,32 +4,32 @@
 //! address or size change. A TLBI may always drop more than it need.
 
 mod blocks;
-mod broadcast;
 mod code;
 mod flags;
-mod local;
 mod moving;
 mod mutual;
+mod pages;
 mod prelude;
 mod rights;
 mod spaces;
 
-use super::tlbi::{Form, Kind, Scope};
+use super::tlbi::Scope::{Inner, Local, Outer};
+use super::tlbi::{Form, Kind};
 use crate::arch::rows::{Row, row};
 
 const LOCAL: [Row; 12] = [
-    row("vae1-leaves-page", || local::page(Kind::Va)),
-    row("vale1-leaves-page", || local::page(Kind::VaLast)),
-    row("vaae1-leaves-page", || local::page(Kind::VaAll)),
-    row("vaale1-leaves-page", || local::page(Kind::VaAllLast)),
-    row("aside1-leaves-page", || local::page(Kind::Asid)),
-    row("vmalle1-leaves-page", || local::page(Kind::All)),
-    row("vae1-leaves-part-of-block", || local::block(Kind::Va)),
-    row("vae1-with-level-leaves-page", || local::with_level(Kind::Va)),
-    row("rvae1-leaves-page", || local::range(Kind::Va)),
-    row("rvale1-leaves-page", || local::range(Kind::VaLast)),
-    row("rvaae1-leaves-page", || local::range(Kind::VaAll)),
-    row("rvaale1-leaves-page", || local::range(Kind::VaAllLast)),
+    row("vae1-leaves-page", || pages::page(Form(Local, Kind::Va))),
+    row("vale1-leaves-page", || pages::page(Form(Local, Kind::VaLast))),
+    row("vaae1-leaves-page", || pages::page(Form(Local, Kind::VaAll))),
+    row("vaale1-leaves-page", || pages::page(Form(Local, Kind::VaAllLast))),
+    row("aside1-leaves-page", || pages::page(Form(Local, Kind::Asid))),
+    row("vmalle1-leaves-page", || pages::page(Form(Local, Kind::All))),
+    row("vae1-leaves-part-of-block", || pages::block(Form(Local, Kind::Va))),
+    row("vae1-with-level-leaves-page", || pages::with_level(Form(Local, Kind::Va))),
+    row("rvae1-leaves-page", || pages::range(Form(Local, Kind::Va))),
+    row("rvale1-leaves-page", || pages::range(Form(Local, Kind::VaLast))),
+    row("rvaae1-leaves-page", || pages::range(Form(Local, Kind::VaAll))),
+    row("rvaale1-leaves-page", || pages::range(Form(Local, Kind::VaAllLast))),
 ];
 
 const SPACES: [Row; 7] = [
@@ -38,39 +38,39 @@ const SPACES: [Row; 7] = [
     row("vmalle1-leaves-page-of-reused-asid", || spaces::reused(Kind::All)),
     row("vaae1-leaves-page-of-other-asid", || spaces::others(Kind::VaAll)),
     row("vmalle1-leaves-page-of-other-asid", || spaces::others(Kind::All)),
-    row("vae1-leaves-global-page", || local::global(Kind::Va)),
-    row("vmalle1-leaves-global-page", || local::global(Kind::All)),
+    row("vae1-leaves-global-page", || pages::global(Form(Local, Kind::Va))),
+    row("vmalle1-leaves-global-page", || pages::global(Form(Local, Kind::All))),
 ];
 
 const BROADCAST: [Row; 21] = [
-    row("vae1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::Va))),
-    row("vale1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::VaLast))),
-    row("vaae1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::VaAll))),
-    row("vaale1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::VaAllLast))),
-    row("aside1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::Asid))),
-    row("vmalle1is-leaves-page", || broadcast::page(Form(Scope::Inner, Kind::All))),
-    row("vae1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::Va))),
-    row("vale1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::VaLast))),
-    row("vaae1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::VaAll))),
-    row("vaale1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::VaAllLast))),
-    row("aside1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::Asid))),
-    row("vmalle1os-leaves-page", || broadcast::page(Form(Scope::Outer, Kind::All))),
-    row("vae1is-with-level-leaves-page", || broadcast::with_level(Form(Scope::Inner, Kind::Va))),
-    row("rvae1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::Va))),
-    row("rvale1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::VaLast))),
-    row("rvaae1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::VaAll))),
-    row("rvaale1is-leaves-page", || broadcast::range(Form(Scope::Inner, Kind::VaAllLast))),
-    row("rvae1os-leaves-page", || broadcast::range(Form(Scope::Outer, Kind::Va))),
-    row("rvaae1os-leaves-page", || broadcast::range(Form(Scope::Outer, Kind::VaAll))),
-    row("vae1is-leaves-part-of-block", broadcast::block),
-    row("page-of-before-seen-after-remap", broadcast::remap),
+    row("vae1is-leaves-page", || pages::page(Form(Inner, Kind::Va))),
+    row("vale1is-leaves-page", || pages::page(Form(Inner, Kind::VaLast))),
+    row("vaae1is-leaves-page", || pages::page(Form(Inner, Kind::VaAll))),
+    row("vaale1is-leaves-page", || pages::page(Form(Inner, Kind::VaAllLast))),
+    row("aside1is-leaves-page", || pages::page(Form(Inner, Kind::Asid))),
+    row("vmalle1is-leaves-page", || pages::page(Form(Inner, Kind::All))),
+    row("vae1os-leaves-page", || pages::page(Form(Outer, Kind::Va))),
+    row("vale1os-leaves-page", || pages::page(Form(Outer, Kind::VaLast))),
+    row("vaae1os-leaves-page", || pages::page(Form(Outer, Kind::VaAll))),
+    row("vaale1os-leaves-page", || pages::page(Form(Outer, Kind::VaAllLast))),
+    row("aside1os-leaves-page", || pages::page(Form(Outer, Kind::Asid))),
+    row("vmalle1os-leaves-page", || pages::page(Form(Outer, Kind::All))),
+    row("vae1is-with-level-leaves-page", || pages::with_level(Form(Inner, Kind::Va))),
+    row("rvae1is-leaves-page", || pages::range(Form(Inner, Kind::Va))),
+    row("rvale1is-leaves-page", || pages::range(Form(Inner, Kind::VaLast))),
+    row("rvaae1is-leaves-page", || pages::range(Form(Inner, Kind::VaAll))),
+    row("rvaale1is-leaves-page", || pages::range(Form(Inner, Kind::VaAllLast))),
+    row("rvae1os-leaves-page", || pages::range(Form(Outer, Kind::Va))),
+    row("rvaae1os-leaves-page", || pages::range(Form(Outer, Kind::VaAll))),
+    row("vae1is-leaves-part-of-block", || pages::block(Form(Inner, Kind::Va))),
+    row("page-of-before-seen-after-remap", pages::remap),
 ];
 
 const TABLES: [Row; 4] = [
     row("block-seen-behind-table", blocks::to_table),
     row("pages-seen-behind-block", blocks::to_block),
-    row("freed-table-walked", || blocks::freed(Form(Scope::Inner, Kind::Va))),
-    row("freed-table-walked-after-vmalle1is", || blocks::freed(Form(Scope::Inner, Kind::All))),
+    row("freed-table-walked", || blocks::freed(Form(Inner, Kind::Va))),
+    row("freed-table-walked-after-vmalle1is", || blocks::freed(Form(Inner, Kind::All))),
 ];
 
 const RIGHTS: [Row; 8] = [
@@ -91,8 +91,8 @@ const PROCESSORS: [Row; 8] = [
     row("same-asid-mixes-after-local-tlbi", || moving::own_tables(true)),
     row("local-tlbi-forgotten-on-move", || moving::local(Kind::Va)),
     row("local-vmalle1-forgotten-on-move", || moving::local(Kind::All)),
-    row("former-code-run", || code::replaced(Scope::Local)),
-    row("former-code-run-after-broadcast", || code::replaced(Scope::Inner)),
+    row("former-code-run", || code::replaced(Local)),
+    row("former-code-run-after-broadcast", || code::replaced(Inner)),
 ];
 
 pub(in crate::arch) fn rows() -> impl Iterator<Item = &'static Row> + Clone {

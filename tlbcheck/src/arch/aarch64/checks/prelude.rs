@@ -1,8 +1,6 @@
 //! What several rows use.
 
-pub(super) use crate::arch::aarch64::checks::broadcast::at_window;
-pub(super) use crate::arch::aarch64::checks::local::{is_gone, page_of};
-pub(super) use crate::arch::aarch64::machine::rounds;
+pub(super) use crate::arch::aarch64::checks::pages::{at_window, is_gone, page_of};
 pub(super) use crate::arch::aarch64::tlbi::{Form, Kind, Scope, TlbiOperand};
 pub(super) use crate::arch::aarch64::watch::{Expected, What};
 pub(super) use crate::arch::aarch64::window::{
@@ -10,6 +8,7 @@ pub(super) use crate::arch::aarch64::window::{
     write,
 };
 pub(super) use crate::arch::aarch64::{machine, tlbi, watch, window};
+pub(super) use crate::arch::testbed::rounds;
 pub(super) use baremetal::aarch64::guarded::Cause;
 pub(super) use baremetal::aarch64::{clock, guarded, processors};
 pub(super) use baremetal::pages::{PAGE, Page};

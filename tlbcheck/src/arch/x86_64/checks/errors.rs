@@ -91,7 +91,10 @@ pub(super) fn reps() -> Verdict {
         (list(5).with_rep_start(6).into_bits(), &[INPUT]),
         (list(2).with_rep_start(0xfff).into_bits(), &[INPUT]),
     ];
-    end_with(&calls, &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0])
+    end_with(&calls, &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0])?;
+    offers(Kind::ListEx, Via::Memory)?;
+    let ex = control(Kind::SpaceEx).with_rep_count(1).into_bits();
+    end_with(&[(ex, &[INPUT]), (control(Kind::ListEx).into_bits(), &[INPUT])], &[0, ALL_SPACES, 0, 0, 0])
 }
 
 /// A variable header where none is allowed.

@@ -46,7 +46,7 @@ pub(super) fn across_pages() -> Verdict {
 /// The last bytes of memory are valid input (H5).
 pub(super) fn at_end_of_memory() -> Verdict {
     machine::flushes()?;
-    let ram = machine::get().last_ram;
+    let ram = machine::last_ram();
     needs!(ram.is_some(), "the loader tells of no memory");
     let Some(ram) = ram else { return Ok(()) };
     needs!(ram.end - PAGE >= boot::image_end(), "the image lies at the end of memory");

@@ -11,13 +11,8 @@ use crate::arch::x86_64::window::FILLER;
 const ROUNDS: u32 = 3;
 
 pub(super) fn flush_list(kind: Kind, via: Via, vp: u32, flags: FlushFlags, elements: &[u64]) -> Verdict {
-    let (valid, bank) = sparse_of(vp);
-    let targets = match kind.is_ex() {
-        true => Targets::Sparse(valid, &bank),
-        false if vp < 64 => Targets::Mask(1 << vp),
-        false => Targets::AllFlag,
-    };
-    hypercall::flush(&Flush { kind, via, targets, space: window::space(), flags, elements })
+    let set = sparse_of(vp);
+    hypercall::flush(&Flush { via, flags, ..plain(kind, only(kind, vp, &set), elements) })
 }
 
 /// The element that counts is flushed at any position in a list of any length (O9, H4).
@@ -56,19 +51,14 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
     watch::during(What::page(processor, watched), replace, |watch| {
         watch.notices(replace, whole)?;
         for span in spans {
-            for kind in [Kind::List, Kind::ListEx] {
-                for via in [Via::Memory, Via::Xmm] {
-                    if offers(kind, via).is_err() {
-                        continue;
-                    }
-                    // Alone, and after another element: the first may be the only right one.
-                    let list = [FILLER, span.word];
-                    for list in [&list[1..], &list] {
-                        for _ in rounds(ROUNDS) {
-                            let flush = || flush_list(kind, via, vp, element.flags(), list);
-                            let stale = watch.round(replace, flush)?;
-                            ensure!(stale == 0, "{:#x} by {kind:?}, {via:?}: not flushed", span.word);
-                        }
+            for (kind, via) in ways().filter(|(kind, _)| kind.is_list()) {
+                // Alone, and after another element: the first may be the only right one.
+                let list = [FILLER, span.word];
+                for list in [&list[1..], &list] {
+                    for _ in rounds(ROUNDS) {
+                        let flush = || flush_list(kind, via, vp, element.flags(), list);
+                        let stale = watch.round(replace, flush)?;
+                        ensure!(stale == 0, "{:#x} by {kind:?}, {via:?}: not flushed", span.word);
                     }
                 }
             }
@@ -85,10 +75,7 @@ pub(super) fn not_canonical() -> Verdict {
     let replace = |round| replace(WINDOW, round, false);
     watch::during(What::page(processor, WINDOW), replace, |watch| {
         watch.notices(replace, flush_all)?;
-        for kind in [Kind::List, Kind::ListEx] {
-            if offers(kind, Via::Memory).is_err() {
-                continue;
-            }
+        for kind in kinds().filter(|kind| kind.is_list()) {
             for word in spans::NOT_CANONICAL {
                 let list = [word, word, WINDOW];
                 for list in [&list[..], &list[1..]] {
@@ -117,13 +104,7 @@ pub(super) fn large() -> Verdict {
             if element != Element::Plain && !offered.extended_ranges {
                 continue;
             }
-            for (kind, via) in [Kind::List, Kind::ListEx]
-                .into_iter()
-                .flat_map(|kind| [(kind, Via::Memory), (kind, Via::Xmm)])
-            {
-                if offers(kind, via).is_err() {
-                    continue;
-                }
+            for (kind, via) in ways().filter(|(kind, _)| kind.is_list()) {
                 for offset in FLUSHED {
                     let list = [element.word(LARGE_WINDOW + offset, 0)];
                     let flush = || flush_list(kind, via, vp, element.flags(), &list);

@@ -26,44 +26,22 @@ fn sees_new(round: u64, global: bool, take: impl FnOnce()) -> bool {
     window::read(WINDOW) == round + 1
 }
 
-/// `take` must drop the page, in every round. Without it the replaced page must be seen once,
-/// otherwise the row is not significant.
-fn takes(global: bool, take: impl Fn()) -> Verdict {
+/// `take` must drop the page, global or not, in every round. Without it the replaced page must be
+/// seen once, otherwise the row is not significant.
+pub(super) fn takes(global: bool, take: impl Fn()) -> Verdict {
+    window::set_cr4(Cr4Flags::PAGE_GLOBAL, global);
     let notices = (0..TRIES).any(|round| !sees_new(2 * round, global, || ()));
+    let seen = || (0..ROUNDS).find(|round| !sees_new(2 * round, global, &take));
+    let seen = if notices { seen() } else { None };
+    window::set_cr4(Cr4Flags::PAGE_GLOBAL, false);
     needs!(notices, "the TLB keeps no page that is replaced without a flush, in {TRIES} tries");
-    for round in 0..ROUNDS {
-        ensure!(sees_new(2 * round, global, &take), "the old page is seen in round {round}");
-    }
+    ensure!(seen.is_none(), "the old page is seen in round {}", seen.unwrap_or(0));
     Ok(())
 }
 
-/// The same with global pages enabled.
-fn takes_global(take: impl Fn()) -> Verdict {
-    window::set_cr4(Cr4Flags::PAGE_GLOBAL, true);
-    let verdict = takes(true, take);
-    window::set_cr4(Cr4Flags::PAGE_GLOBAL, false);
-    verdict
-}
-
-pub(super) fn invlpg() -> Verdict {
-    takes(false, || drop_page(WINDOW + 0x123))
-}
-
-/// INVLPG drops global pages as well.
-pub(super) fn invlpg_global() -> Verdict {
-    takes_global(|| drop_page(WINDOW))
-}
-
-/// MOV to CR3.
-pub(super) fn cr3_write() -> Verdict {
-    takes(false, || window::enter_space(window::space()))
-}
-
-pub(super) fn pge_toggle() -> Verdict {
-    takes_global(|| {
-        window::set_cr4(Cr4Flags::PAGE_GLOBAL, false);
-        window::set_cr4(Cr4Flags::PAGE_GLOBAL, true);
-    })
+pub(super) fn off_and_on(flag: Cr4Flags) {
+    window::set_cr4(flag, false);
+    window::set_cr4(flag, true);
 }
 
 /// Replaces the large page that was just read; returns how many old pieces are seen after `take`.
@@ -89,19 +67,8 @@ pub(super) fn invlpg_large() -> Verdict {
     Ok(())
 }
 
-/// CPUID 1, ECX and CPUID 7, EBX.
-fn has_pcid() -> Verdict {
+pub(super) fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
     needs!(__cpuid(1).ecx & 1 << 17 != 0, "CPUID offers no PCIDs");
-    Ok(())
-}
-
-fn has_invpcid() -> Verdict {
-    needs!(__cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 10 != 0, "CPUID offers no INVPCID");
-    Ok(())
-}
-
-fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
-    has_pcid()?;
     window::enter_space(window::space());
     window::set_cr4(Cr4Flags::PCID, true);
     let verdict = rows();
@@ -138,43 +105,15 @@ pub(super) fn pcid_cr3_write() -> Verdict {
     })
 }
 
-/// Disabling PCIDs drops everything.
-pub(super) fn pcid_toggle() -> Verdict {
-    with_pcids(|| {
-        takes(false, || {
-            window::set_cr4(Cr4Flags::PCID, false);
-            window::set_cr4(Cr4Flags::PCID, true);
-        })
-    })
-}
-
 /// INVPCID of a type: 0 is an address, 1 a PCID, 2 everything, 3 everything except global pages.
-fn invpcid(kind: u64, pcid: u64, address: u64) {
-    let descriptor = [pcid, address];
+pub(super) fn invpcid(kind: u64, global: bool) -> Verdict {
+    needs!(__cpuid(0).eax >= 7 && __cpuid_count(7, 0).ebx & 1 << 10 != 0, "CPUID offers no INVPCID");
+    // PCID 0; all but the first ignore the address.
+    let descriptor = [0, WINDOW];
     // SAFETY: CPUID offers the instruction; dropped translations are reloaded from the tables.
-    unsafe { asm!("invpcid {}, [{}]", in(reg) kind, in(reg) &raw const descriptor, options(nostack)) };
-}
-
-pub(super) fn invpcid_address() -> Verdict {
-    has_invpcid()?;
-    takes(false, || invpcid(0, 0, WINDOW))
-}
-
-/// INVPCID of the translations tagged with the PCID.
-pub(super) fn invpcid_context() -> Verdict {
-    has_invpcid()?;
-    takes(false, || invpcid(1, 0, 0))
-}
-
-pub(super) fn invpcid_all() -> Verdict {
-    has_invpcid()?;
-    takes_global(|| invpcid(2, 0, 0))
-}
-
-/// INVPCID of everything except global pages.
-pub(super) fn invpcid_non_global() -> Verdict {
-    has_invpcid()?;
-    takes(false, || invpcid(3, 0, 0))
+    takes(global, || unsafe {
+        asm!("invpcid {}, [{}]", in(reg) kind, in(reg) &raw const descriptor, options(nostack));
+    })
 }
 
 /// `take` must drop the own translation of the page at [`WINDOW`]; its verdict counts too.

@@ -15,8 +15,10 @@ mod writes;
 
 use tlbcheck::form::{Element, Kind, Via};
 use tlbcheck::spans;
+use x86_64::registers::control::Cr4Flags;
 
 use super::back_end::BackEnd;
+use super::window::{WINDOW, enter_space, invlpg, space};
 use crate::arch::rows::{Row, row};
 
 /// The guest's end of flush hypercalls, as kernels use it.
@@ -24,18 +26,20 @@ const BY_HYPERCALL: [BackEnd; 1] = [BackEnd::Hypercall];
 
 /// Rows about the processor's own TLB, and about flushes by interrupts.
 const NATIVE: [Row; 18] = [
-    row("invlpg-leaves-page", local::invlpg),
-    row("invlpg-leaves-global-page", local::invlpg_global),
+    row("invlpg-leaves-page", || local::takes(false, || invlpg(WINDOW + 0x123))),
+    row("invlpg-leaves-global-page", || local::takes(true, || invlpg(WINDOW))),
     row("invlpg-leaves-part-of-2m-page", local::invlpg_large),
-    row("cr3-write-leaves-page", local::cr3_write),
-    row("pge-toggle-leaves-global-page", local::pge_toggle),
+    row("cr3-write-leaves-page", || local::takes(false, || enter_space(space()))),
+    row("pge-toggle-leaves-global-page", || local::takes(true, || local::off_and_on(Cr4Flags::PAGE_GLOBAL))),
     row("pcid-mixes-spaces", local::pcid_mixes_spaces),
     row("pcid-cr3-write-leaves-page", local::pcid_cr3_write),
-    row("pcid-toggle-leaves-page", local::pcid_toggle),
-    row("invpcid-address-leaves-page", local::invpcid_address),
-    row("invpcid-context-leaves-page", local::invpcid_context),
-    row("invpcid-all-leaves-global-page", local::invpcid_all),
-    row("invpcid-non-global-leaves-page", local::invpcid_non_global),
+    row("pcid-toggle-leaves-page", || {
+        local::with_pcids(|| local::takes(false, || local::off_and_on(Cr4Flags::PCID)))
+    }),
+    row("invpcid-address-leaves-page", || local::invpcid(0, false)),
+    row("invpcid-context-leaves-page", || local::invpcid(1, false)),
+    row("invpcid-all-leaves-global-page", || local::invpcid(2, true)),
+    row("invpcid-non-global-leaves-page", || local::invpcid(3, false)),
     row("ipi-page-flush-leaves-page", || stale::by_engine(&BackEnd::BY_IPI, true)),
     row("ipi-full-flush-leaves-page", || stale::by_engine(&BackEnd::BY_IPI, false)),
     row("ipi-leaves-2m-page-in-pieces", stale::large_by_ipi),

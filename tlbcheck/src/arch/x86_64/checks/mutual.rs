@@ -6,10 +6,7 @@ use super::prelude::*;
 /// The caller is flushed if it is among the targets (H27).
 pub(super) fn own() -> Verdict {
     machine::flushes()?;
-    for kind in Kind::ALL {
-        if offers(kind, Via::Memory).is_err() {
-            continue;
-        }
+    for kind in kinds() {
         each_form(kind, Via::Memory, machine::vp(0), WINDOW, |flush| {
             let stale = local::takes_by(|| hypercall::flush(flush))?;
             ensure!(stale == 0, "the old page in {stale} rounds, {kind:?} of {:x?}", flush.targets);
@@ -61,10 +58,7 @@ fn flush_both(number: usize) {
         window::leaf(place(me)).store(page.address() | RIGHTS, Ordering::SeqCst);
         let kind = if call % 2 == 0 { Kind::List } else { Kind::Space };
         let elements = [Element::Plain.word(place(me), 0)];
-        let (via, targets, space, flags) =
-            (Via::Memory, Targets::AllFlag, window::space(), FlushFlags::new());
-        let flush = Flush { kind, via, targets, space, flags, elements: &elements };
-        if hypercall::flush(&flush).is_err() {
+        if hypercall::flush(&plain(kind, Targets::AllFlag, &elements)).is_err() {
             FAILED.fetch_add(1, Ordering::AcqRel);
         }
         if window::read(place(me)) != call {

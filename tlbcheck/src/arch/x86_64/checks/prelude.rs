@@ -1,9 +1,9 @@
 //! What several rows use.
 
+pub(super) use crate::arch::testbed::{PATIENCE_MS, rounds};
 pub(super) use crate::arch::x86_64::back_end::{BackEnd, Scope, among};
-pub(super) use crate::arch::x86_64::checks::stale::{each_form, offers, rounds};
+pub(super) use crate::arch::x86_64::checks::stale::{each_form, kinds, offers, only, plain, ways};
 pub(super) use crate::arch::x86_64::hypercall::call_with;
-pub(super) use crate::arch::x86_64::machine::PATIENCE_MS;
 pub(super) use crate::arch::x86_64::watch::{What, replace};
 pub(super) use crate::arch::x86_64::window::{LARGE_WINDOW, PIECES_SEEN, RIGHTS, SEEN_EVERY, WINDOW};
 pub(super) use crate::arch::x86_64::{hypercall, machine, watch, window};

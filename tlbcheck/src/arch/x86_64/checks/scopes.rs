@@ -20,25 +20,16 @@ const NON_GLOBAL: FlushFlags = FlushFlags::new().with_non_global_only(true);
 fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
-    let (valid, bank) = sparse_of(machine::vp(processor));
     let vp = machine::vp(processor);
-    let elements = [Element::Plain.word(WINDOW, 0)];
+    let (set, elements) = (sparse_of(vp), [Element::Plain.word(WINDOW, 0)]);
     let make = |kind: Kind, (flags, space): Cell| {
-        let targets = match kind.is_ex() {
-            true => Targets::Sparse(valid, &bank),
-            false if vp < 64 => Targets::Mask(1 << vp),
-            false => Targets::AllFlag,
-        };
-        hypercall::flush(&Flush { kind, via: Via::Memory, targets, space, flags, elements: &elements })
+        hypercall::flush(&Flush { space, flags, ..plain(kind, only(kind, vp, &set), &elements) })
     };
     let what = What { space: used_in, global: is_global, ..What::page(processor, WINDOW) };
     let replace = |round| replace(WINDOW, round, is_global);
     watch::during(what, replace, |watch| {
         watch.notices(replace, || make(Kind::Space, (ALL_SPACES, 0)))?;
-        for kind in Kind::ALL {
-            if offers(kind, Via::Memory).is_err() {
-                continue;
-            }
+        for kind in kinds() {
             for (flags, space) in cells {
                 for _ in rounds(ROUNDS) {
                     let stale = watch.round(replace, || make(kind, (*flags, *space)))?;

@@ -30,8 +30,7 @@ fn some_processors() -> impl Iterator<Item = usize> {
 /// Flushes everything of every processor, in the form that every hypervisor supports.
 pub(super) fn flush_all() -> Verdict {
     let flags = FlushFlags::new().with_all_address_spaces(true);
-    let (kind, via, targets) = (Kind::Space, Via::Memory, Targets::AllFlag);
-    hypercall::flush(&Flush { kind, via, targets, space: 0, flags, elements: &[] })
+    hypercall::flush(&Flush { space: 0, flags, ..plain(Kind::Space, Targets::AllFlag, &[]) })
 }
 
 /// Makes `processor` check while every call flushes it, with each of `targets`.
@@ -43,8 +42,7 @@ fn flushed(processor: usize, kinds: &[Kind], targets: &[Targets<'_>]) -> Verdict
         for (kind, targets) in
             kinds.iter().flat_map(|kind| targets.iter().map(move |targets| (*kind, *targets)))
         {
-            let (via, flags, space) = (Via::Memory, FlushFlags::new(), window::space());
-            let flush = Flush { kind, via, targets, space, flags, elements: &elements };
+            let flush = plain(kind, targets, &elements);
             for _ in 0..ROUNDS {
                 let stale = watch.round(replace, || hypercall::flush(&flush))?;
                 ensure!(stale == 0, "processor {processor} is not flushed, {kind:?} of {targets:x?}");
@@ -134,16 +132,8 @@ pub(super) fn absent() -> Verdict {
         [Targets::Sparse(u64::MAX, &[u64::MAX; 64]), Targets::Sparse(u64::MAX >> 1, &[u64::MAX; 63])];
     flushed(processor, &EX, &targets)?;
     // No existing processor at all.
-    let (valid, bank) = (1 << 63, [1 << 63]);
-    let flush = Flush {
-        kind: Kind::SpaceEx,
-        via: Via::Memory,
-        targets: Targets::Sparse(valid, &bank),
-        space: window::space(),
-        flags: FlushFlags::new(),
-        elements: &[],
-    };
-    let result = hypercall::result_of(&flush);
+    let highest = Targets::Sparse(1 << 63, &[1 << 63]);
+    let result = hypercall::result_of(&plain(Kind::SpaceEx, highest, &[]));
     ensure!(result == Ok(HvResult::of(Status::SUCCESS, 0)), "a set of VP 4095 alone: {result:x?}");
     Ok(())
 }

@@ -8,25 +8,37 @@ use crate::arch::x86_64::back_end::others;
 
 const ROUNDS: u32 = 100;
 
-/// Minimum number of rounds regardless of time, and the time limit for further ones, in
-/// microseconds: where processors take turns on a CPU a round takes a thousand times as long.
-const ROUNDS_MIN: u32 = 10;
-const BUDGET_US: u64 = 300_000;
-
-/// The rounds of one form: the number on the command line, or up to `default` while there is time.
-pub(super) fn rounds(default: u32) -> impl Iterator<Item = u32> {
-    let asked = machine::get().rounds;
-    let end = clock::now() + clock::ticks(BUDGET_US);
-    let goes_on = move |round: &u32| asked.is_some() || *round < ROUNDS_MIN || clock::now() < end;
-    (0..asked.unwrap_or(default)).take_while(goes_on)
-}
-
 /// Checks that the interface has calls of this kind in this way, and skips otherwise.
 pub(super) fn offers(kind: Kind, via: Via) -> Verdict {
     let offered = machine::flushes()?.interface();
     needs!(!kind.is_ex() || offered.vp_sets, "CPUID 0x40000004 does not offer calls with VP sets");
     needs!(via == Via::Memory || offered.xmm_input, "CPUID 0x40000003 does not offer input in XMM registers");
     Ok(())
+}
+
+/// The kinds of calls that are offered, and the ways in which each is.
+pub(super) fn ways() -> impl Iterator<Item = (Kind, Via)> {
+    let all = Kind::ALL.into_iter().flat_map(|kind| [Via::Memory, Via::Xmm].map(|via| (kind, via)));
+    all.filter(|(kind, via)| offers(*kind, *via).is_ok())
+}
+
+/// The kinds, with input in memory.
+pub(super) fn kinds() -> impl Iterator<Item = Kind> {
+    ways().filter_map(|(kind, via)| (via == Via::Memory).then_some(kind))
+}
+
+/// A flush of this kind with input in memory, of the usual space and without flags.
+pub(super) fn plain<'a>(kind: Kind, targets: Targets<'a>, elements: &'a [u64]) -> Flush<'a> {
+    Flush { kind, via: Via::Memory, targets, space: window::space(), flags: FlushFlags::new(), elements }
+}
+
+/// A VP alone, whose set is given as well, as calls of this kind name it; all if they cannot.
+pub(super) fn only(kind: Kind, vp: u32, (valid, bank): &(u64, [u64; 1])) -> Targets<'_> {
+    match kind.is_ex() {
+        true => Targets::Sparse(*valid, bank),
+        false if vp < 64 => Targets::Mask(1 << vp),
+        false => Targets::AllFlag,
+    }
 }
 
 /// All flushes of one kind and way that drop the page at `address` on the VP, in every form.
@@ -47,8 +59,7 @@ pub(super) fn each_form(
     ];
     let elements = [Element::Plain.word(address, 0)];
     for (_, targets) in targets.into_iter().filter(|(exists, _)| *exists) {
-        let space = window::space();
-        each(&Flush { kind, via, targets, space, flags: FlushFlags::new(), elements: &elements })?;
+        each(&Flush { via, ..plain(kind, targets, &elements) })?;
     }
     Ok(())
 }
@@ -173,19 +184,16 @@ pub(super) fn in_nmi() -> Verdict {
 
 fn storm(watch: &mut watch::Watch<'_>, processor: usize, replace: &dyn Fn(u64)) -> Verdict {
     let (before, looks) = (count(VECTOR_NMI), LOOKS.load(Ordering::Acquire));
-    let space = window::space();
     let vp = machine::vp(processor);
-    let flush = |kind| -> Result<(), Stop> {
+    let flush = |kind| {
         let elements = [Element::Plain.word(WINDOW, 0)];
-        let targets = if vp < 64 { Targets::Mask(1 << vp) } else { Targets::AllFlag };
-        let via = Via::Memory;
-        hypercall::flush(&Flush { kind, via, targets, space, flags: FlushFlags::new(), elements: &elements })
+        hypercall::flush(&plain(kind, only(kind, vp, &sparse_of(vp)), &elements))
     };
     for number in 1..=NMIS {
         let kind = if number / 2 % 2 == 0 { Kind::Space } else { Kind::List };
         // Before the flush, or after it.
         let is_early = number % 2 == 0;
-        let send = || apic::send_nmi(processors::apic_id(processor));
+        let send = || apic::send_nmi(processors::id(processor));
         let stale = watch.round(replace, || {
             if is_early {
                 send();

@@ -45,7 +45,7 @@ fn while_halted(
     let mut meanwhile = Ok(());
     let woken = clock::wait_until(PATIENCE_MS, || {
         // More than one, in case the first arrives before the HLT.
-        apic::send_nmi(processors::apic_id(processor));
+        apic::send_nmi(processors::id(processor));
         clock::wait_until(5, || {
             meanwhile = meanwhile.clone().and_then(|()| as_it_wakes());
             AWAKE.load(Ordering::Acquire)
@@ -81,12 +81,7 @@ pub(super) fn halted() -> Verdict {
 }
 
 fn each_of_all(processor: usize, mut each: impl FnMut(&Flush<'_>) -> Verdict) -> Verdict {
-    for kind in Kind::ALL {
-        if offers(kind, Via::Memory).is_ok() {
-            each_form(kind, Via::Memory, machine::vp(processor), WINDOW, &mut each)?;
-        }
-    }
-    Ok(())
+    kinds().try_for_each(|kind| each_form(kind, Via::Memory, machine::vp(processor), WINDOW, &mut each))
 }
 
 /// Requests made while it halted are complete before it reads.
@@ -105,8 +100,7 @@ pub(super) fn halted_sees() -> Verdict {
     let non_global = FlushFlags::new().with_non_global_only(true);
     let named = [(false, non_global, window::space() | 5), (true, FlushFlags::new(), window::other_space())];
     named.into_iter().try_for_each(|(is_global, flags, space)| {
-        let (kind, via, targets) = (Kind::Space, Via::Memory, Targets::AllFlag);
-        sees(is_global, &Flush { kind, via, targets, space, flags, elements: &[] })
+        sees(is_global, &Flush { space, flags, ..plain(Kind::Space, Targets::AllFlag, &[]) })
     })
 }
 
@@ -114,13 +108,9 @@ pub(super) fn halted_sees() -> Verdict {
 pub(super) fn wakes_amid_lists() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
-    let (via, targets, flags) = (Via::Memory, Targets::AllFlag, FlushFlags::new());
-    let space = window::space();
     for round in 0..ROUNDS {
-        let all =
-            || hypercall::flush(&Flush { kind: Kind::Space, via, targets, space, flags, elements: &[] });
-        let elements = &[FILLER];
-        let list = || hypercall::flush(&Flush { kind: Kind::List, via, targets, space, flags, elements });
+        let all = || hypercall::flush(&plain(Kind::Space, Targets::AllFlag, &[]));
+        let list = || hypercall::flush(&plain(Kind::List, Targets::AllFlag, &[FILLER]));
         let seen = while_halted(processor, round, false, all, list)?;
         ensure!(seen == 2 * round + 1, "it sees round {seen}, not {}", 2 * round + 1);
     }
