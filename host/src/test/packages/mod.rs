@@ -6,7 +6,7 @@ use crate::test::prelude::*;
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
 
 /// Files that a package needs besides its sources; the licences are those of the tree.
-pub(super) const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 const OTHERS: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
 /// The target that the packages are built for. It has no standard library.
