@@ -51,15 +51,13 @@ mod traces;
 mod verdicts;
 mod watch;
 
+use crate::prelude::*;
 pub(crate) use style::check as check_style;
 
 use crate::cli::TestArgs;
-use crate::machine::signals::Signals;
-use anyhow::{Result, anyhow};
 use progress::ProgressView;
 use std::collections::VecDeque;
-use std::sync::{LazyLock, Mutex, PoisonError};
-use std::thread;
+use std::sync::LazyLock;
 
 /// The most tests at one time, unless the command line requests more.
 const JOBS_MAX: usize = 4;
@@ -166,8 +164,7 @@ impl<T> Queue<T> {
 
 static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
     let stock = [&cases::CASES[..], &checks::CHECKS, &arm::BARE, &arm::ON_QUELL, &arm::CHECKS, &stage2::ROWS];
-    let attacks = [attack::arm::ROWS, attack::fuzz::ROWS, attack::isolation::ROWS, attack::operator::ROWS];
-    let errata = [attack::pc::ROWS, attack::qemu::ROWS, audit::ROWS, &packages::ROWS, &releases::ROWS];
+    let releases = [audit::ROWS, &packages::ROWS, &releases::ROWS];
     let machines = [
         &traces::ROWS[..],
         &bochs::ROWS,
@@ -179,7 +176,7 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
         &kernels::ROWS,
         &own_kernel::ROWS,
     ];
-    let tables = [&stock[..], &attacks, &errata, &machines];
+    let tables = [&stock[..], &attack::ROWS, &releases, &machines];
     let tables = tables.concat().into_iter().chain([
         &dma::ROWS[..],
         &litmus::ROWS,

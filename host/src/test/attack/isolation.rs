@@ -2,7 +2,6 @@
 
 use crate::bench::isolation::pair::{self, Plan};
 use crate::bench::isolation::{limits, of_run};
-use crate::bench::limits::Limit;
 use crate::test::bochs::SKYLAKE;
 use crate::test::prelude::*;
 use hostile::attacks::Attack;
@@ -13,7 +12,7 @@ const BATCHES: u64 = 4;
 const SEED: u64 = 7;
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-pub(in crate::test) const ROWS: &[Case] = &[
+pub(super) const ROWS: &[Case] = &[
     act("i1_guests_do_not_disturb_each_other", attacks)
         .about("a guest keeps its memory, registers, flushes and share while another one attacks")
         .on_both(),

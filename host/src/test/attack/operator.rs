@@ -9,7 +9,7 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
-use std::{process, thread};
+use std::process;
 
 /// How often a process that is waited for is checked.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -48,7 +48,7 @@ const fn sleeper(name: &'static str) -> Case {
     runs(name, (2, 2), SLEEPS)
 }
 
-pub(in crate::test) const ROWS: &[Case] = &[
+pub(super) const ROWS: &[Case] = &[
     uses_memory("u10_guest_of_3g", THREE, 3 * GIB).about("more than the machine's piece below 4 GiB"),
     uses_memory("u10_guest_of_5g", FIVE, 5 * GIB).about("memory beside the guest's own gap below 4 GiB"),
     uses_memory("u10_guest_of_12g", TWELVE, 12 * GIB).about("and much more of it").only_long(),
