@@ -3,12 +3,10 @@
 
 use super::cases::{Body, LOOPS, REBOOTS, STALE, case, runs, talk};
 use super::checks::Check;
-use crate::arch::ArmCpu;
 use crate::bench::phases::Phases;
 use crate::check::{Omission, On};
 use crate::machine::spec::Payload;
 use crate::test::prelude::*;
-use hostlink::phase::Phase;
 
 pub(super) const MAX: Platform = Platform::Aarch64(ArmCpu::Max);
 pub(super) const N1: Platform = Platform::Aarch64(ArmCpu::NeoverseN1);

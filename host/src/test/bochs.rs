@@ -11,7 +11,6 @@ use crate::image::Entry;
 use crate::machine::bochs::{Bochs, Tlb};
 use crate::test::prelude::*;
 use crate::test::room::Act;
-use crate::vm::Hypervisor;
 use hostlink::defect::Defect;
 
 const RYZEN: Platform = Platform::Bochs(Bochs::RYZEN);

@@ -1,7 +1,7 @@
 //! The instructions of exits and flushes are within their budgets.
 
 use super::arm::MAX;
-use crate::bench::limits::{self, Limit};
+use crate::bench::limits;
 use crate::bench::{all, unmap};
 use crate::test::prelude::*;
 

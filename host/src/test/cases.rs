@@ -3,11 +3,9 @@
 use super::arm::MAX;
 use super::checks::Check;
 use super::room::Act;
-use crate::arch::Platform;
-use crate::size::MIB;
+use crate::prelude::*;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
-use hostlink::exit::ExitCode;
 use std::iter;
 
 #[derive(Clone, Copy)]

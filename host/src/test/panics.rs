@@ -7,10 +7,7 @@
 //! overflows panics, too; it is not listed individually, see the document.
 
 use super::style;
-use crate::workspace;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use crate::prelude::*;
 use std::sync::LazyLock;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;

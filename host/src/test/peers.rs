@@ -6,7 +6,6 @@ use crate::bench::all;
 use crate::test::prelude::*;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Child;
-use std::thread;
 
 pub(super) const ROWS: [Case; 4] = [
     act("bench_all_goes_on_where_it_was_interrupted", goes_on)

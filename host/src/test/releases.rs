@@ -2,7 +2,6 @@
 
 use crate::book;
 use crate::test::prelude::*;
-use std::env;
 
 pub(super) const ROWS: [Case; 2] = [
     act("book_is_made", makes_book).about("mdBook makes a book of all documents").only_long(),

@@ -6,14 +6,10 @@
 
 use super::host::FORMAT;
 use crate::cli::CheckStyleArgs;
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
-use std::env;
+use crate::prelude::*;
 use std::fmt::Display;
-use std::fs::{self, Permissions};
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// The most columns of a line in a document or a comment.
 const WIDTH: usize = 100;

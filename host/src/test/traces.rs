@@ -1,11 +1,9 @@
 //! Compares the trace of a run with the hypervisor's counters, reads it with a parser other than
 //! the writer's library, and measures its cost.
 
-use crate::machine::counters::Snapshot;
 use crate::test::prelude::*;
 use crate::trace;
 use crate::trace::collect::{Collected, Collector};
-use crate::vm::Hypervisor;
 use hostlink::trace::Event;
 use tinyjson::JsonValue;
 

@@ -1,10 +1,8 @@
 //! The expectations for a run.
 
 use crate::check::{self, Verdict};
-use crate::machine::counters::Snapshot;
 use crate::machine::emulator::describe;
 use crate::machine::process::{CONSOLE_BYTES, complaint};
-use crate::run::tail;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS, ProbeEnd,
 };

@@ -6,12 +6,8 @@ mod tests;
 
 use super::progress::ProgressView;
 use super::{Tally, lines};
-use crate::machine::signals::Signals;
-use crate::workspace;
-use anyhow::Result;
+use crate::prelude::*;
 use reading::Reading;
-use std::process::Command;
-use std::time::Duration;
 
 /// Longest time for one step, including building.
 const STEP_TIMEOUT: Duration = Duration::from_secs(1800);

@@ -16,7 +16,6 @@ use super::script::Script;
 use crate::bench::phases::{Counts, Phases};
 use crate::test::prelude::*;
 use hostlink::config::NestedPage;
-use hostlink::phase::Phase;
 
 /// Maintenance for removed memory. There may be nothing else of these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
