@@ -347,38 +347,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_comparisons_are_of_ways_that_are_run() {
+    fn names_are_unique_units_survive_the_file_and_what_is_compared_is_run_and_reported() {
         for (index, case) in CASES.iter().enumerate() {
-            assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
-            assert!(case.ways.iter().all(|way| way.platform().arch() == case.arch()), "{}", case.name);
-            for comparison in case.comparisons {
-                let (quell, peers) = (comparison.quell, comparison.peers);
-                assert!(!quell.is_peer() && case.ways.contains(&quell), "{}", case.name);
-                assert!(
-                    !peers.is_empty() && peers.iter().all(|way| way.is_peer() && case.ways.contains(way))
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn units_survive_the_file() {
-        for case in CASES.iter() {
-            for metric in case.work.metrics() {
-                assert!(is_unit(metric.unit), "{}: {}", case.name, metric.unit);
-            }
-        }
-    }
-
-    #[test]
-    fn guests_report_what_is_compared() {
-        for case in CASES.iter() {
-            if !matches!(case.work, Work::Linux(_) | Work::Slots(_)) {
-                continue;
-            }
-            for comparison in case.comparisons {
-                let named = case.work.metrics().iter().any(|metric| metric.name == comparison.metric);
-                assert!(named || comparison.metric == USERSPACE, "{}: {}", case.name, comparison.metric);
+            let (name, metrics) = (case.name, case.work.metrics());
+            assert!(CASES[..index].iter().all(|other| other.name != name), "{name} twice");
+            assert!(case.ways.iter().all(|way| way.platform().arch() == case.arch()), "{name}");
+            metrics.iter().for_each(|metric| assert!(is_unit(metric.unit), "{name}: {}", metric.unit));
+            for Comparison { quell, peers, metric, .. } in case.comparisons {
+                assert!(!quell.is_peer() && case.ways.contains(quell), "{name}");
+                let are_run = peers.iter().all(|way| way.is_peer() && case.ways.contains(way));
+                assert!(!peers.is_empty() && are_run, "{name}");
+                let is_named = *metric == USERSPACE || metrics.iter().any(|known| known.name == *metric);
+                let is_of_guests = matches!(case.work, Work::Linux(_) | Work::Slots(_));
+                assert!(is_named || !is_of_guests, "{name}: {metric}");
             }
         }
     }
