@@ -3,9 +3,8 @@
 pub(super) use crate::machine::process::Outcome;
 pub(super) use crate::prelude::*;
 pub(super) use crate::run::switches;
-pub(super) use crate::test::arm::MAX;
-pub(super) use crate::test::cases::{Case, Expect, Talk, act, stock, tool};
-pub(super) use crate::test::room::Room;
+pub(super) use crate::test::cases::{Case, Expect, Talk};
+pub(super) use crate::test::room::{Named, Room};
 pub(super) use baremetal::pages::PAGE;
 pub(super) use hostlink::config::ResetPolicy;
 pub(super) use hostlink::ctl::record::Memory;

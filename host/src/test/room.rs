@@ -16,6 +16,9 @@ pub(super) fn tool(args: &[&str]) -> Result<Command> {
 
 pub(super) type Act = fn(&Room<'_>) -> Result<()>;
 
+/// An act, by the name of its row.
+pub(super) type Named = (&'static str, Act);
+
 #[derive(Clone, Copy)]
 pub(super) struct Room<'a> {
     pub(super) lab: &'a Lab<'a>,
