@@ -10,19 +10,9 @@ const PROGRAMS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stab
 
 /// A page needs neither a GPU nor the network. The sandbox needs rights that containers lack; the
 /// pages are our own. What a page's console says is on standard error.
-const FLAGS: [&str; 11] = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--enable-logging=stderr",
-];
+const FLAGS: &str = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run \
+    --disable-background-networking --disable-component-update --disable-sync --hide-scrollbars \
+    --enable-logging=stderr";
 
 /// The maximum time for one page in seconds, also on a computer that is very busy.
 const TIMEOUT: &str = "120";
@@ -103,7 +93,7 @@ impl Browser {
     /// Shows the page; returns what the browser prints, and what the page's console says.
     fn show(&self, arguments: &[&str], height: u64) -> Result<(String, Vec<String>)> {
         let mut command = Command::new("timeout");
-        command.args(["--kill-after=5", TIMEOUT, self.program]).args(FLAGS).arg(self.look.flag());
+        command.args(["--kill-after=5", TIMEOUT, self.program]).args(FLAGS.split(' ')).arg(self.look.flag());
         command.arg(format!("--window-size={WIDTH},{height}"));
         command.arg(format!("--user-data-dir={}", self.file("profile").display()));
         command.args(arguments).arg(format!("file://{}", self.file("page.html").display()));

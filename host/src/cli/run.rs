@@ -106,7 +106,8 @@ impl Args for GuestOptions {
                 Arg::new(key.name).long(option.long).value_name(option.value_name).help(option.help);
             // Words for a kernel may begin with a hyphen.
             let argument = argument.allow_hyphen_values(key.name == "cmdline");
-            let others = key.excludes.0.iter().filter(|name| options().any(|key| key.name == **name));
+            let others =
+                key.excludes.0.split_whitespace().filter(|name| options().any(|key| key.name == *name));
             argument
                 .value_parser((option.parser)())
                 .action(action)

@@ -8,7 +8,6 @@ use crate::machine::control::{self, Found, Notice};
 use crate::machine::guests::{Entries, Follower, GuestSeen};
 use crate::prelude::*;
 use hostlink::guests::GuestState;
-use hostlink::ring::Taken;
 use std::io::{IsTerminal, Write};
 
 /// The time between two reads of the ring.
@@ -73,22 +72,14 @@ impl Attached {
     }
 
     fn pass(&mut self, sink: &mut impl Write) -> Result<()> {
-        let mut buffer = [0; 4096];
-        loop {
-            let Taken { lost, items: bytes } = self.follower.read(&self.ram, &mut buffer)?;
-            if !self.entries.has(&self.ram, self.guest.identity())? {
-                // The bytes may be anybody's.
-                return Ok(());
-            }
+        self.follower.follow(&self.ram, &self.entries, self.guest.identity(), |lost, bytes| {
             // What was overwritten before this tool attached is no loss that it could have avoided.
             if lost != 0 {
                 write!(sink, "[{lost} bytes before this are not kept]\r\n").context("cannot write")?;
             }
-            if bytes.is_empty() {
-                return sink.flush().context("cannot write");
-            }
-            sink.write_all(bytes).context("cannot write")?;
-        }
+            sink.write_all(bytes).context("cannot write")
+        })?;
+        sink.flush().context("cannot write")
     }
 
     fn follow(&mut self, sink: &mut impl Write, signals: &Signals) -> Result<u8> {

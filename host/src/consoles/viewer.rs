@@ -8,13 +8,9 @@ use crate::machine::reports::Stream;
 use crate::poll::Poll;
 use crate::prelude::*;
 use hostlink::guests::{CONSOLES, GuestState};
-use hostlink::ring::Taken;
 use rustix::termios::tcgetwinsize;
 
 const PERIOD: Duration = Duration::from_millis(10);
-const BUFFER_BYTES: usize = 16 << 10;
-/// Most reads of one ring in a row: a guest may write as fast as it is read.
-const READS_MAX: usize = 16;
 
 /// How the first consoles are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,28 +115,29 @@ impl Consoles {
             self.guests.insert(seen.index, Followed::new(seen, has_colours));
         }
         let Some(guest) = self.guests.get_mut(&seen.index) else { return Ok(()) };
-        let mut buffer = [0; BUFFER_BYTES];
-        for port in 0..CONSOLES {
-            for _ in 0..READS_MAX {
-                let Some(follower) = &mut guest.consoles[port] else { break };
-                let Taken { lost, items: bytes } = follower.read(ram, &mut buffer)?;
-                if !entries.has(ram, guest.id)? {
-                    // The bytes may be anybody's.
-                    return Ok(());
-                }
+        let (id, state) = (guest.id, guest.state);
+        for (port, follower) in guest.consoles.iter_mut().enumerate() {
+            let Some(follower) = follower else { continue };
+            let is_there = follower.follow(ram, entries, id, |lost, bytes| {
                 if lost != 0 {
                     let note = format!("{lost} bytes of its console came too fast, and are not shown");
-                    self.screen.remark(guest.id.name, &note);
+                    self.screen.remark(id.name, &note);
                 }
-                if bytes.is_empty() {
-                    break;
-                }
-                self.logs.append(guest.id.name, port, bytes);
+                self.logs.append(id.name, port, bytes);
                 match (port, self.look) {
                     (0, Look::Raw) => self.screen.raw(bytes),
-                    (0, Look::Rows { .. }) => self.screen.rows(guest.id.name, guest.lines.feed(bytes, now)),
-                    _ => guest.take_reports(bytes, &mut self.last),
+                    (0, Look::Rows { .. }) => self.screen.rows(id.name, guest.lines.feed(bytes, now)),
+                    _ => {
+                        let last = self.last.entry(id.name).or_insert(Last { state, status: None });
+                        let reports = guest.reports.feed(bytes);
+                        let ends = reports.iter().filter(|report| report["event"] == "exit");
+                        ends.for_each(|report| last.status = report["status"].as_u64());
+                    }
                 }
+                Ok(())
+            })?;
+            if !is_there {
+                return Ok(());
             }
         }
         self.screen.rows(guest.id.name, guest.lines.quiet(now));
@@ -183,13 +180,6 @@ impl Followed {
             consoles: seen.consoles.map(|place| place.map(Follower::new)),
             lines: Lines::new(has_colours),
             reports: Stream::default(),
-        }
-    }
-
-    fn take_reports(&mut self, bytes: &[u8], last: &mut BTreeMap<Name, Last>) {
-        for report in self.reports.feed(bytes).iter().filter(|report| report["event"] == "exit") {
-            let known = last.entry(self.id.name).or_insert(Last { state: self.state, status: None });
-            known.status = report["status"].as_u64();
         }
     }
 }

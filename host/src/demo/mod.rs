@@ -4,7 +4,7 @@
 mod flush;
 mod unmap;
 
-use crate::bench::lab::{self};
+use crate::bench::lab;
 use crate::cli::DemoArgs;
 use crate::prelude::*;
 use crate::report::grouped;

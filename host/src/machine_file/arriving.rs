@@ -8,25 +8,8 @@ use crate::prelude::*;
 use hostlink::config::Start;
 
 /// What the file of a saved guest says.
-pub(super) const DESCRIBING: &[&str] = &[
-    "kernel",
-    "initrd",
-    "program",
-    "exec",
-    "boot",
-    "cmdline",
-    "vcpus",
-    "memory",
-    "flush",
-    "reset",
-    "start",
-    "disks",
-    "virtio_disks",
-    "net",
-    "devices",
-    "incoming",
-    "secret",
-];
+pub(super) const DESCRIBING: &str = "kernel initrd program exec boot cmdline vcpus memory flush reset start \
+    disks virtio_disks net devices incoming secret";
 
 /// Its file describes the guest.
 pub(super) fn restore(
@@ -44,7 +27,7 @@ pub(super) fn restore(
         ensure!(there == here, "{} is a guest of {there}, and the machine is one of {here}", path.display());
         guest.restore(path.clone(), description)
     };
-    take().map_err(|error| of.error(line, &format!("{error:#}")))
+    take().map_err(|error| of.error(line, format!("{error:#}")))
 }
 
 pub(super) fn incoming(guest: &mut GuestPlan, of: &Fields<'_>, key: &'static str, _: &Machine) -> Result<()> {

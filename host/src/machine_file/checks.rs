@@ -1,5 +1,6 @@
 //! Checks of the guests of a machine file beside each other.
 
+use super::fields::refuse;
 use super::{MachineFile, Software};
 use crate::consoles::logs;
 use crate::machine::bundle::{memory_around, memory_for_guests};
@@ -25,24 +26,25 @@ impl MachineFile {
 
     fn check_counts(&self) -> Result<()> {
         if let Some(guest) = self.guests.get(MAX_GUESTS as usize) {
-            let count = self.guests.len();
-            let message =
-                format!("this is guest {} of {count}; at most {MAX_GUESTS} are possible", MAX_GUESTS + 1);
-            return Err(self.source.error(guest.line, message));
+            let (number, count) = (MAX_GUESTS + 1, self.guests.len());
+            refuse!(
+                self.source,
+                guest.line,
+                "this is guest {number} of {count}; at most {MAX_GUESTS} are possible"
+            );
         }
         let mut vcpus = 0;
         for guest in &self.guests {
             let before = vcpus;
             vcpus += guest.config.vcpus;
             if vcpus > MAX_TOTAL_VCPUS {
-                let left = MAX_TOTAL_VCPUS - before;
-                let message = format!(
-                    "{} has {} vCPUs, but all guests together have {MAX_TOTAL_VCPUS} at most; \
-                     give it {left}, or give the guests before it fewer",
-                    guest.name(),
-                    guest.config.vcpus
+                let (name, vcpus, left) = (guest.name(), guest.config.vcpus, MAX_TOTAL_VCPUS - before);
+                refuse!(
+                    self.source,
+                    guest.line,
+                    "{name} has {vcpus} vCPUs, but all guests together have {MAX_TOTAL_VCPUS} at most; \
+                     give it {left}, or give the guests before it fewer"
                 );
-                return Err(self.source.error(guest.line, message));
             }
         }
         Ok(())
@@ -52,11 +54,9 @@ impl MachineFile {
         let mut seen = BTreeMap::new();
         for guest in &self.guests {
             if let Some(first) = seen.insert(guest.name(), guest.line) {
-                let message = format!(
-                    "the guest in line {first} is called '{}' as well; give this one another name",
-                    guest.name()
-                );
-                return Err(self.source.error(guest.line, message));
+                let name = guest.name();
+                let why = format!("the guest in line {first} is called '{name}' as well");
+                refuse!(self.source, guest.line, "{why}; give this one another name");
             }
         }
         Ok(())
@@ -84,10 +84,12 @@ impl MachineFile {
             for disk in &guest.devices.disks {
                 let claim = format!("a disk of {}", guest.name());
                 if let Some(other) = taken.insert(plain(disk), claim) {
-                    let disk = disk.display();
-                    let message =
-                        format!("the disk {disk} of {} is {other}; write another file", guest.name());
-                    return Err(self.source.error(guest.line, message));
+                    let (disk, name) = (disk.display(), guest.name());
+                    refuse!(
+                        self.source,
+                        guest.line,
+                        "the disk {disk} of {name} is {other}; write another file"
+                    );
                 }
             }
         }
@@ -98,14 +100,13 @@ impl MachineFile {
             let claim = format!("the console of {}{which}", guest.name());
             let older = taken.insert(plain(&older(path)), format!("the older part of {claim}"));
             if let Some(other) = taken.insert(plain(path), claim).or(older) {
-                let message = format!(
-                    "the console of {} would be written to {}, which is {other}; \
-                     write for example console = \"{}-console.log\"",
-                    guest.name(),
-                    path.display(),
-                    guest.name()
+                let (name, path) = (guest.name(), path.display());
+                refuse!(
+                    self.source,
+                    guest.console.line,
+                    "the console of {name} would be written to {path}, which is {other}; \
+                     write for example console = \"{name}-console.log\""
                 );
-                return Err(self.source.error(guest.console.line, message));
             }
         }
         Ok(())
@@ -117,15 +118,14 @@ impl MachineFile {
         let needed = self.memory_needed(bundle_bytes);
         if memory.value < needed {
             let guests: u64 = self.guests.iter().map(|guest| guest.config.memory).sum();
-            let message = format!(
-                "the machine has {}, but its guests have {} and the hypervisor needs {} more; \
+            let [has, guests, more] = [memory.value, guests, needed - guests].map(size::display);
+            refuse!(
+                self.source,
+                memory.line,
+                "the machine has {has}, but its guests have {guests} and the hypervisor needs {more} more; \
                  write memory = \"{}M\", or leave it out",
-                size::display(memory.value),
-                size::display(guests),
-                size::display(needed - guests),
                 needed / MIB
             );
-            return Err(self.source.error(memory.line, message));
         }
         Ok(())
     }

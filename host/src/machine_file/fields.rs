@@ -7,6 +7,14 @@ use toml::de::{DeTable, DeValue};
 
 pub(super) type Key = (&'static str, &'static str);
 
+/// Returns an error about a line of a machine file.
+macro_rules! refuse {
+    ($source:expr, $line:expr, $($message:tt)*) => {
+        return Err($source.error($line, format!($($message)*)))
+    };
+}
+pub(super) use refuse;
+
 pub(super) struct Fields<'f> {
     source: &'f Source,
     table: &'f DeTable<'f>,
@@ -192,12 +200,13 @@ impl<'f> Fields<'f> {
         let Some(At { value, line }) = self.text(key)? else { return Ok(None) };
         let path = self.resolve(value);
         if !path.is_file() && !self.source.is_of_options() {
-            let message = format!(
+            refuse!(
+                self,
+                line,
                 "there is no file {} for {key}; write its path relative to this file's directory, \
                  or leave {key} out for the stock one",
                 path.display()
             );
-            return Err(self.source.error(line, message));
         }
         Ok(Some(At { value: path, line }))
     }
@@ -206,7 +215,7 @@ impl<'f> Fields<'f> {
         self.source.resolve(path)
     }
 
-    pub(super) fn error(&self, line: usize, message: &str) -> Error {
+    pub(super) fn error(&self, line: usize, message: impl std::fmt::Display) -> Error {
         self.source.error(line, message)
     }
 

@@ -1,6 +1,6 @@
 //! One `[[guest]]` of a machine file.
 
-use super::fields::{At, Fields, Source};
+use super::fields::{At, Fields, Source, refuse};
 use super::keys::KEYS;
 use super::machine::{self, Machine};
 use crate::cli::Program;
@@ -78,7 +78,7 @@ impl GuestPlan {
         let fields = Fields::new(source, table, "a [[guest]]", names, others)?;
         let name = fields.word("name", Name::EXPECTED, Name::parse)?;
         let Some(At { value: name, .. }) = name else {
-            return Err(source.error(line, "this guest has no name; write for example name = \"web\""));
+            refuse!(source, line, "this guest has no name; write for example name = \"web\"");
         };
         refuse_both(source, &fields)?;
         let mut plan = Self {
@@ -98,19 +98,21 @@ impl GuestPlan {
         }
         let is_on_arm = machine.platform.arch() == Arch::Aarch64;
         if let (Some(line), Some(Boot::Disk), true) = (fields.line("cmdline"), plan.boots(), is_on_arm) {
-            let why =
-                "cmdline is for a kernel that is given: on aarch64 the disk's boot loader has the words";
-            return Err(source.error(line, why));
+            let why = "on aarch64 the disk's boot loader has the words";
+            refuse!(source, line, "cmdline is for a kernel that is given: {why}");
         }
         if plan.exec.is_some() && !fields.has("reset") {
             plan.config.reset = ResetPolicy::Exit;
         }
         if let (Some(line), []) = (fields.line("boot"), &plan.devices.disks[..]) {
-            return Err(source.error(line, "boot is about a disk, and this guest has none: write disks = …"));
+            refuse!(source, line, "boot is about a disk, and this guest has none: write disks = …");
         }
         if plan.arrival.incoming.is_some() != plan.arrival.secret.is_some() {
-            let message = "incoming and secret belong together: guests are taken from those who know it";
-            return Err(source.error(line, message));
+            refuse!(
+                source,
+                line,
+                "incoming and secret belong together: guests are taken from those who know it"
+            );
         }
         plan.devices.check().map_err(|error| source.error(line, format!("{error:#}")))?;
         Ok(plan)
@@ -159,9 +161,9 @@ impl GuestPlan {
 
 fn refuse_both(source: &Source, fields: &Fields<'_>) -> Result<()> {
     for (key, (excluded, why)) in KEYS.iter().map(|key| (key.name, key.excludes)) {
-        let both = excluded.iter().find(|other| fields.has(key) && fields.has(other));
+        let both = excluded.split_whitespace().find(|other| fields.has(key) && fields.has(other));
         if let (Some(other), Some(line)) = (both, fields.line(key)) {
-            return Err(source.error(line, format!("{key} and {other} exclude each other: {why}")));
+            refuse!(source, line, "{key} and {other} exclude each other: {why}");
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 //! holds `docs/machine-file.md` to this table.
 
 use super::arriving::{DESCRIBING, incoming, restore};
-use super::fields::Fields;
+use super::fields::{Fields, refuse};
 use super::guest::{Boot, GuestPlan};
 use super::machine::Machine;
 use super::plan::shown;
@@ -22,7 +22,8 @@ pub(crate) struct Key {
     pub(super) example: &'static str,
     pub(super) read: Read,
     pub(super) shown: &'static [Shown],
-    pub(crate) excludes: (&'static [&'static str], &'static str),
+    /// Keys that it excludes, and why.
+    pub(crate) excludes: (&'static str, &'static str),
     pub(crate) option: Opt,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct Opt {
 const fn key(name: &'static str, example: &'static str, read: Read) -> Key {
     let text = ValueParser::string;
     let option = Opt { long: "", value_name: "", help: "", repeats: false, parser: text, write: quoted };
-    Key { name, example, read, shown: &[], excludes: (&[], ""), option }
+    Key { name, example, read, shown: &[], excludes: ("", ""), option }
 }
 
 impl Key {
@@ -54,7 +55,7 @@ impl Key {
         self
     }
 
-    const fn excludes(mut self, keys: &'static [&'static str], why: &'static str) -> Self {
+    const fn excludes(mut self, keys: &'static str, why: &'static str) -> Self {
         self.excludes = (keys, why);
         self
     }
@@ -101,7 +102,7 @@ pub(crate) const KEYS: &[Key] = &[
         .shown(&[("", "initrd", |_, guest| json!(guest.initrd), plain)])
         .option("initrd", "FILE", "Guest's initial RAM disk [default: busybox, unless --kernel is given]"),
     key("program", r#"program = "hostile""#, program)
-        .excludes(&["kernel", "initrd", "exec"], "a bare program has none")
+        .excludes("kernel initrd exec", "a bare program has none")
         .shown(&[("", "program", |_, guest| json!(guest.software.program().and_then(word)), plain)])
         .option(
             "program",
@@ -111,13 +112,13 @@ pub(crate) const KEYS: &[Key] = &[
         )
         .values(|| clap::value_parser!(Program).into(), quoted),
     key("exec", r#"exec = "nproc""#, |guest, of, key, _| put(&mut guest.exec, of.owned(key)?))
-        .excludes(&["kernel", "initrd"], "exec is for the stock kernel and RAM disk")
+        .excludes("kernel initrd", "exec is for the stock kernel and RAM disk")
         .shown(&[("", "exec", |_, guest| json!(guest.exec), plain)])
         .option("exec", "COMMAND", "Run this shell command in the guest instead of a shell, then power off"),
     key("boot", r#"boot = "disk""#, |guest, of, key, _| {
         put(&mut guest.boot, of.word(key, "disk or kernel", |word| Boot::from_str(word, false).ok())?)
     })
-    .excludes(&["kernel", "initrd", "program", "exec"], "they say what is started instead of a disk's system")
+    .excludes("kernel initrd program exec", "they say what is started instead of a disk's system")
     .shown(&[("", "boot", |_, guest| json!(guest.boots().and_then(word)), plain)])
     .option(
         "boot",
@@ -271,8 +272,7 @@ fn program(guest: &mut GuestPlan, of: &Fields<'_>, key: &'static str, machine: &
     if let Some(At { value: Program::Probe, line }) = found
         && machine.platform.arch() != Arch::X86_64
     {
-        let message = "program \"probe\" is for x86_64; write program = \"hostile\"";
-        return Err(of.error(line, message));
+        refuse!(of, line, "program \"probe\" is for x86_64; write program = \"hostile\"");
     }
     put(&mut guest.software, found)
 }

@@ -1,6 +1,6 @@
 //! The `[machine]` of a machine file.
 
-use super::fields::{At, Fields, Key, Source};
+use super::fields::{At, Fields, Key, Source, refuse};
 use super::keys;
 use crate::cli::Overrides;
 use crate::prelude::*;
@@ -50,8 +50,11 @@ impl Machine {
         if let Some(At { value: BootCpu::Serve, line }) = boot_cpu
             && cpus == 1
         {
-            let message = "boot_cpu = \"serve\" needs a second CPU to run the guests; write cpus = 2 as well";
-            return Err(source.error(line, message));
+            refuse!(
+                source,
+                line,
+                "boot_cpu = \"serve\" needs a second CPU to run the guests; write cpus = 2 as well"
+            );
         }
         let memory = fields.size("memory")?;
         if let Some(At { line, .. }) = memory.filter(|memory| !memory.value.is_multiple_of(MIB)) {
@@ -91,8 +94,11 @@ fn platform(source: &Source, fields: &Fields<'_>, given: Overrides) -> Result<Pl
     }
     match (arch, model) {
         (Arch::X86_64, Some(At { line, .. })) => {
-            let message = "cpu names a model of aarch64; write arch = \"aarch64\" as well, or leave cpu out";
-            Err(source.error(line, message))
+            refuse!(
+                source,
+                line,
+                "cpu names a model of aarch64; write arch = \"aarch64\" as well, or leave cpu out"
+            )
         }
         (Arch::X86_64, None) => Ok(Platform::X86_64),
         (Arch::Aarch64, model) => {

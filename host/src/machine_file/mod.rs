@@ -19,7 +19,7 @@ pub(crate) use machine::Machine;
 
 use crate::cli::Overrides;
 use crate::prelude::*;
-use fields::{first_unknown, nearest};
+use fields::{first_unknown, nearest, refuse};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -58,9 +58,7 @@ impl MachineFile {
                 DeValue::Table(table) => Machine::read(&source, table, given)?,
                 _ => {
                     let line = source.line(&value.span());
-                    return Err(
-                        source.error(line, "machine is a table; write [machine] in a line of its own")
-                    );
+                    refuse!(source, line, "machine is a table; write [machine] in a line of its own")
                 }
             },
             None => Machine::read(&source, &empty, given)?,
@@ -95,7 +93,7 @@ fn guests(
     machine: &Machine,
 ) -> Result<Vec<GuestPlan>> {
     let Some(value) = value else {
-        return Err(source.error(1, "there is no guest; write a line [[guest]] and below it name = \"web\""));
+        refuse!(source, 1, "there is no guest; write a line [[guest]] and below it name = \"web\"")
     };
     let brackets = |span| {
         let message = "a guest is written with two brackets on each side: [[guest]]";

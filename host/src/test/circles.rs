@@ -1,11 +1,7 @@
 //! Files beside each other that use each other in a circle.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use super::style;
-use crate::workspace;
+use crate::prelude::*;
 
 /// Circles that are known: each is one thing in more than one file. None is to be added.
 const KNOWN: &[(&str, &[&str])] = &[

@@ -9,38 +9,16 @@ use super::script::Script;
 use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
 
-pub(super) const ROWS: [Case; 8] = [
-    act("p16_memory_that_goes_is_gone_for_devices", |room| dma(room, false))
-        .about("a device does not reach memory that was removed, when it is used for something else")
-        .on_both(),
-    act("p16_missing_iommu_invalidation_is_caught", |room| dma(room, true)).about(NOT_TOLD).with(NO_WORD),
-    act("p16_missing_smmu_invalidation_is_caught", |room| dma(room, true))
-        .about(NOT_TOLD)
-        .with(NO_WORD)
-        .on(MAX),
-    act("p16_iommu_invalidation_of_another_domain_is_caught", |room| dma(room, true))
-        .about(OTHER_DOMAIN)
-        .with(WRONG),
-    act("p16_smmu_invalidation_of_another_domain_is_caught", |room| dma(room, true))
-        .about(OTHER_DOMAIN)
-        .with(WRONG)
-        .on(MAX),
-    act("devices_reach_the_guests_memory_alone", stray)
-        .about("not the hypervisor's memory, nor what is not there; what an SMMU reports is logged")
-        .on_both(),
-    act("a_disk_keeps_what_a_guest_writes", disk).about(DISK).on_both(),
-    act("a_disk_works_after_its_guest_has_reset_it", own_reset)
-        .about("a stock guest resets its disk three times by the function's own reset, and uses it")
-        .on_both(),
+pub(super) const ACTS: &[Named] = &[
+    ("p16_memory_that_goes_is_gone_for_devices", |room| dma(room, false)),
+    ("p16_missing_iommu_invalidation_is_caught", |room| dma(room, true)),
+    ("p16_missing_smmu_invalidation_is_caught", |room| dma(room, true)),
+    ("p16_iommu_invalidation_of_another_domain_is_caught", |room| dma(room, true)),
+    ("p16_smmu_invalidation_of_another_domain_is_caught", |room| dma(room, true)),
+    ("devices_reach_the_guests_memory_alone", stray),
+    ("a_disk_keeps_what_a_guest_writes", disk),
+    ("a_disk_works_after_its_guest_has_reset_it", own_reset),
 ];
-
-const NOT_TOLD: &str = "it does if the IOMMU is not told";
-const OTHER_DOMAIN: &str = "and if the IOMMU is told to drop what belongs to another guest";
-const DISK: &str =
-    "a stock guest writes an NVMe disk that it owns, resets, and reads it; a network card is there";
-
-const NO_WORD: &[&str] = &["defect=dma-not-told"];
-const WRONG: &[&str] = &["defect=dma-wrong-domain"];
 
 /// Where memory is added, and where it is added again: addresses without anything.
 const FIRST: u64 = 0x8000_0000;

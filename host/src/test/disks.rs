@@ -7,23 +7,11 @@ use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
 use crate::vm::disk_loader;
 
-pub(super) const ROWS: [Case; 4] = [
-    act("debian_disk_boots", boots)
-        .about("a disk made of packages boots, systemd and apt are well, and a file outlives a reboot")
-        .only_long()
-        .on_both(),
-    act("debian_boots_on_quell", boots_on_quell)
-        .about("the same as a guest of Quell that owns disk and network card")
-        .only_long()
-        .on_both(),
-    act("debian_upgrades_its_kernel", upgrades)
-        .about("apt installs another kernel in a guest of Quell, and that one runs after a reboot")
-        .only_long()
-        .on_both(),
-    act("a_disk_is_intact_after_hard_resets", hard_resets)
-        .about("20 resets amid writes: the journal repairs the disk each time, and fsck finds nothing")
-        .only_long()
-        .on_both(),
+pub(super) const ACTS: &[Named] = &[
+    ("debian_disk_boots", boots),
+    ("debian_boots_on_quell", boots_on_quell),
+    ("debian_upgrades_its_kernel", upgrades),
+    ("a_disk_is_intact_after_hard_resets", hard_resets),
 ];
 
 /// For a boot, and for a command: in the machine's own time.

@@ -5,9 +5,7 @@
 
 use super::panics::not_for_tests;
 use super::style::{documents, sources as sources_of};
-use crate::workspace;
-use std::collections::BTreeMap;
-use std::fs;
+use crate::prelude::*;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
 /// The beginning of an invariant, and of the line with its tests.
@@ -34,13 +32,15 @@ fn places(sources: &BTreeMap<String, String>, words: &[&str]) -> BTreeMap<String
     counted.filter(|&(_, count)| count != 0).collect()
 }
 
-/// Files below a directory, and a count for each.
-type Group = (&'static str, &'static [(&'static str, usize)]);
-
-fn expected(groups: &[Group]) -> BTreeMap<String, usize> {
-    let of =
-        |&(place, files): &Group| files.iter().map(move |(name, count)| (format!("{place}/{name}"), *count));
-    groups.iter().flat_map(of).collect()
+/// What a section of `places.txt` lists: files, or rooms, and a count for each, if there is one.
+fn expected(section: &str) -> BTreeMap<String, usize> {
+    let text = include_str!("places.txt").split_once(&format!("[{section}]\n")).expect("is there").1;
+    let lines = text.lines().take_while(|line| !line.is_empty()).filter(|line| !line.starts_with('#'));
+    let pair = |line: &str| {
+        let (place, count) = line.split_once(' ').unwrap_or((line, "1"));
+        (place.to_owned(), count.parse().expect("is a count"))
+    };
+    lines.map(pair).collect()
 }
 
 fn constant(sources: &BTreeMap<String, String>, file: &str, name: &str) -> u64 {
@@ -70,87 +70,9 @@ fn constants_of(document: &str) -> Vec<(&str, u64)> {
 const ROOMS: &str = "hypervisor/src/arm64 hypervisor/src/iommu hypervisor/src/svm hypervisor/src/vmx \
     hypervisor/src/x86";
 
-/// Where the core takes interrupts, and how many times the source says so: in the loop of a CPU
-/// while it waits or has made many iterations, between the steps of a reset or change of memory,
-/// and after an exit.
-const INTERRUPTS: &[Group] = &[
-    ("hypervisor/src/arm64", &[("offer.rs", 1), ("vcpu/mod.rs", 4)]),
-    ("hypervisor/src/vm", &[("arch.rs", 1), ("reset.rs", 1), ("run.rs", 8)]),
-    ("hypervisor/src/x86", &[("offer.rs", 1)]),
-];
-
-/// Where the core waits for another CPU: two flushes, and the defect of a late CPU.
-const WAITS: &[Group] = &[
-    // Its ring, and room in it.
-    ("crates/iommu/src", &[("queue/mod.rs", 1), ("sync.rs", 2)]),
-    // For IOMMUs, by the same waits.
-    ("hypervisor/src/iommu", &[("amd_vi.rs", 1), ("smmu/mod.rs", 1)]),
-    ("hypervisor/src", &[("arm64/vcpu/mod.rs", 1), ("vm/run.rs", 1), ("x86/guest/flush.rs", 1)]),
-];
-
-/// Where the order of what was published and who is told begins, and where vCPUs look without
-/// having been told: nobody else says that something comes before.
-const ORDERS: &[Group] = &[
-    ("hypervisor/src/devices", &[("pc/inbox/mod.rs", 5), ("virt/gic/inbox/mod.rs", 4)]),
-    ("hypervisor/src", &[("devices/virt/psci/power/mod.rs", 1), ("stopping/mod.rs", 1)]),
-    ("hypervisor/src/vm", &[("host.rs", 1), ("reset.rs", 1), ("run.rs", 5)]),
-    ("hypervisor/src/x86", &[("guest/deliver.rs", 1)]),
-];
-
-/// Where translations are dropped: of guests; in `translation.rs` and `cost.rs` the hypervisor's.
-const FLUSHES: [&str; 6] = [
-    "hypervisor/src/arch/aarch64/memory/cost.rs",
-    "hypervisor/src/arch/aarch64/memory/flush.rs",
-    "hypervisor/src/arch/aarch64/memory/translation.rs",
-    "hypervisor/src/arch/x86_64/cost.rs",
-    "hypervisor/src/arch/x86_64/svm/invalidate.rs",
-    "hypervisor/src/arch/x86_64/vmx/invalidate.rs",
-];
-
-/// Where memory is accessed by its address: the guest's in `raw.rs`, a dirty log's words, and the
-/// target of a migration's copies; and the trace rings.
-const DEREFERENCES: [&str; 4] = [
-    "crates/memslots/src/dirty.rs",
-    "crates/memslots/src/raw.rs",
-    "hypervisor/src/vm/console.rs",
-    "hypervisor/src/vm/trace/rings.rs",
-];
-
 /// What creates guests, describes boards, serves requests, finds devices: no exit goes there.
 const CREATE: &str = "/devices/pc/acpi/ /devices/virt/fdt.rs /owned/domains.rs /owned/machine.rs \
     /owned/registers.rs /vm/control/ /vm/files.rs /vm/host.rs /vm/machine.rs /vm/slot_memory.rs";
-
-/// Where else something is allocated: for a guest, a vCPU or a CPU that is created, in tests, or
-/// not at all, as by an `ArrayVec`. The one exit that allocates is the first.
-const ALLOCATES: &[Group] = &[
-    ("hypervisor/src/arm64", &[("audit/auditor.rs", 1), ("controls/processor.rs", 1)]),
-    ("hypervisor/src/arm64", &[("guest/mod.rs", 5), ("vcpu/state.rs", 2)]),
-    ("hypervisor/src/devices", &[("pc/ioapic.rs", 1)]),
-    ("hypervisor/src/iommu", &[("amd_vi.rs", 1), ("lines/mod.rs", 1), ("messages.rs", 1), ("routes.rs", 1)]),
-    ("hypervisor/src/owned", &[("functions.rs", 4), ("slots.rs", 2)]),
-    ("hypervisor/src/sched", &[("balance.rs", 2), ("groups.rs", 2), ("ledger/group.rs", 2)]),
-    ("hypervisor/src/sched", &[("ledger/mod.rs", 2), ("queue/lines.rs", 1), ("queue/mod.rs", 3)]),
-    ("hypervisor/src/svm", &[("audit/mod.rs", 1), ("block.rs", 1)]),
-    ("hypervisor/src/vm", &[("memory.rs", 2), ("run.rs", 1)]),
-    ("hypervisor/src/vmx", &[("block.rs", 1)]),
-    ("hypervisor/src/x86", &[("emulator/place.rs", 1), ("guest/mod.rs", 6)]),
-    ("hypervisor/src/x86", &[("guest/overlay.rs", 3), ("hyperv/vp/mod.rs", 2), ("vcpu/instruction.rs", 1)]),
-    ("hypervisor/src/x86", &[("vcpu/state.rs", 2)]),
-];
-
-/// The number of files with `unsafe` in each package of what runs on bare machines, or room of the
-/// hypervisor. A crate that is not here has none.
-const UNSAFE: &[Group] = &[
-    ("crates", &[("baremetal", 29), ("coherence", 3), ("machine", 9), ("memslots", 10), ("paging", 6)]),
-    ("crates", &[("pic", 1), ("stay", 1), ("transfer", 1)]),
-    ("guests", &[("boot", 3), ("hostile", 23), ("load", 8), ("probe", 25)]),
-    ("hypervisor/src", &[("arch", 38), ("arm64", 3), ("bringup.rs", 1), ("image", 5), ("iommu", 1)]),
-    (
-        "hypervisor/src",
-        &[("owned", 3), ("pages.rs", 1), ("red_zones.rs", 1), ("svm", 5), ("vm", 23), ("vmx", 2), ("x86", 4)],
-    ),
-    ("tlbcheck", &[("src", 12)]),
-];
 
 #[test]
 fn each_invariant_says_what_holds_it() {
@@ -222,30 +144,27 @@ fn interrupts_are_taken_in_these_places() {
         &sources,
         &["A::take_interrupts()", "A::wait_for_interrupt()", "A::open_window(", " open_window("],
     );
-    assert_eq!(found, expected(INTERRUPTS));
+    assert_eq!(found, expected("interrupts"));
 }
 
 #[test]
 fn other_processors_are_waited_for_in_these_places() {
     let core = ["crates/iommu/src", "hypervisor/src/owned", "hypervisor/src/sched", "hypervisor/src/vm"];
     let sources = sources(&ROOMS.split(' ').chain(core).collect::<Vec<_>>());
-    assert_eq!(places(&sources, &["spin_loop()"]), expected(WAITS));
+    assert_eq!(places(&sources, &["spin_loop()"]), expected("waits"));
 }
 
 #[test]
 fn orders_begin_in_these_places() {
     let sources = sources(&["hypervisor/src"]);
-    assert_eq!(places(&sources, &["Published::here", "Taken::NONE"]), expected(ORDERS));
+    assert_eq!(places(&sources, &["Published::here", "Taken::NONE"]), expected("orders"));
 }
 
 #[test]
 fn instructions_that_drop_translations_are_in_these_files() {
     let sources = sources(&["hypervisor/src"]);
-    let found: Vec<_> =
-        places(&sources, &["\"tlbi ", "\"invlpga", "\"invlpg", "\"invvpid", "\"invept", "tlb::flush"])
-            .into_keys()
-            .collect();
-    assert_eq!(found, FLUSHES);
+    let words = ["\"tlbi ", "\"invlpga", "\"invlpg", "\"invvpid", "\"invept", "tlb::flush"];
+    assert!(places(&sources, &words).keys().eq(expected("flushes").keys()), "{:?}", places(&sources, &words));
 }
 
 #[test]
@@ -253,8 +172,8 @@ fn memory_is_accessed_by_its_address_in_these_files() {
     let sources =
         sources(&["crates/memslots/src", "crates/stay/src", "hypervisor/src/vm", "hypervisor/src/devices"]);
     let words = ["read_volatile", "write_volatile", "copy_nonoverlapping", "from_raw_parts", "::from_ptr("];
-    let found: Vec<_> = places(&sources, &words).into_keys().collect();
-    assert_eq!(found, DEREFERENCES);
+    let found = places(&sources, &words);
+    assert!(found.keys().eq(expected("dereferences").keys()), "{found:?}");
 }
 
 #[test]
@@ -268,7 +187,7 @@ fn unsafe_is_in_so_many_files() {
         let room = name.split('/').take(depth).collect::<Vec<_>>().join("/");
         *found.entry(room).or_insert(0) += 1;
     }
-    assert_eq!(found, expected(UNSAFE));
+    assert_eq!(found, expected("unsafe"));
 }
 
 #[test]
@@ -287,7 +206,7 @@ fn no_exit_and_no_call_allocates() {
     let makes = ["Box::new", "Vec::", "vec!", "format!", " String::", "Arc::new"];
     let copies = [".to_vec()", ".to_string()", ".to_owned()", ".collect()", ".collect::<"];
     let words = [&makes[..], &copies].concat();
-    assert_eq!(places(&sources, &words), expected(ALLOCATES));
+    assert_eq!(places(&sources, &words), expected("allocates"));
 }
 
 /// Files of SVM's tests that do not name the VMCB and do not run on VMX, and why.

@@ -1,14 +1,11 @@
 //! A command whose output is read line by line while it runs.
 
-use crate::machine::signals::Signals;
-use anyhow::{Context, Result};
+use crate::prelude::*;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, PipeReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// The time that a stopped command has to end by itself.
 const GRACE: Duration = Duration::from_secs(10);

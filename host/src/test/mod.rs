@@ -2,7 +2,6 @@
 
 mod arm;
 mod attack;
-mod audit;
 mod bochs;
 mod budgets;
 mod cases;
@@ -38,6 +37,7 @@ mod progress;
 mod publics;
 mod releases;
 mod room;
+mod rows;
 mod script;
 mod second;
 mod several;
@@ -53,15 +53,13 @@ mod traces;
 mod verdicts;
 mod watch;
 
+use crate::prelude::*;
 pub(crate) use style::check as check_style;
 
 use crate::cli::TestArgs;
-use crate::machine::signals::Signals;
-use anyhow::{Result, anyhow};
 use progress::ProgressView;
 use std::collections::VecDeque;
-use std::sync::{LazyLock, Mutex, PoisonError};
-use std::thread;
+use std::sync::LazyLock;
 
 /// The most tests at one time, unless the command line requests more.
 const JOBS_MAX: usize = 4;
@@ -102,7 +100,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         return mutants::test(args, room, signals);
     }
     if args.list {
-        let names = host::STEPS.iter().map(|step| (step.name, step.about));
+        let names = host::STEPS.iter().map(|step| (&*step.name, &*step.about));
         let names = names.chain(ALL_CASES.iter().map(|case| (case.name, case.about)));
         for (name, about) in names.filter(|(name, _)| wanted(name)) {
             println!("{name:<40} {about}");
@@ -110,7 +108,7 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         return Ok(0);
     }
     let due: Vec<_> =
-        host::STEPS.iter().filter(|step| wanted(step.name) && (args.long || !step.only_long)).collect();
+        host::STEPS.iter().filter(|step| wanted(&step.name) && (args.long || !step.only_long)).collect();
     let is_due = |case: &&cases::Case| wanted(case.name) && (args.long || !case.only_long);
     let mut rows: Vec<_> = ALL_CASES.iter().filter(is_due).collect();
     // The long ones first: at the end no lane waits long for another.
@@ -167,29 +165,35 @@ impl<T> Queue<T> {
 }
 
 static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
-    let stock = [&cases::CASES[..], &checks::CHECKS, &arm::BARE, &arm::ON_QUELL, &arm::CHECKS, &stage2::ROWS];
-    let attacks = [attack::arm::ROWS, attack::fuzz::ROWS, attack::isolation::ROWS, attack::operator::ROWS];
-    let errata = [attack::pc::ROWS, attack::qemu::ROWS, audit::ROWS, &packages::ROWS, &releases::ROWS];
-    let machines = [
-        &traces::ROWS[..],
-        &bochs::ROWS,
-        &bochs::PLANTED,
-        &bochs::PLANTED_ON_VMX,
-        &budgets::ROWS,
-        &devices::ROWS,
-        &disks::ROWS,
-        &kernels::ROWS,
-        &own_kernel::ROWS,
+    let acts = [
+        cases::ACTS,
+        checks::ACTS,
+        arm::ACTS,
+        stage2::ACTS,
+        packages::ACTS,
+        releases::ACTS,
+        traces::ACTS,
+        bochs::ACTS,
+        budgets::ACTS,
+        devices::ACTS,
+        disks::ACTS,
+        kernels::ACTS,
+        own_kernel::ACTS,
+        dma::ACTS,
+        litmus::ACTS,
+        peers::ACTS,
+        several::ACTS,
+        pages::ACTS,
+        attack::ACTS,
+        attack::isolation::ACTS,
+        attack::operator::ACTS,
     ];
-    let tables = [&stock[..], &attacks, &errata, &machines];
-    let tables = tables.concat().into_iter().chain([
-        &dma::ROWS[..],
-        &litmus::ROWS,
-        &peers::ROWS,
-        several::ROWS,
-        pages::rows(),
-    ]);
-    tables.flatten().flat_map(|case| case.rows()).collect()
+    let acts = acts.into_iter().flatten().copied().collect();
+    let mut rows = rows::read(&acts).expect("rows.toml is right");
+    let is_there =
+        |case: &cases::Case| pages::can_be_shown() || pages::ACTS.iter().all(|(name, _)| *name != case.name);
+    rows.retain(is_there);
+    rows.into_iter().flat_map(cases::Case::rows).collect()
 });
 
 /// Prints the last line, and returns the process's status: 0 if some have passed, none has failed,
@@ -233,7 +237,7 @@ mod tests {
     }
 
     fn names() -> impl Iterator<Item = &'static str> {
-        host::STEPS.iter().map(|step| step.name).chain(ALL_CASES.iter().map(|case| case.name))
+        host::STEPS.iter().map(|step| &*step.name).chain(ALL_CASES.iter().map(|case| case.name))
     }
 
     #[test]

@@ -4,10 +4,8 @@
 //! that must hold reaches each function of the modelled module that orders something against
 //! another CPU, and orders nothing itself. Mistakes, which must fail, have lines of their own.
 
-use crate::workspace;
+use crate::prelude::*;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 
 /// What orders: the atomics' orders, and the operations on a notify word.
 const ORDERS: [&str; 4] = ["Acquire", "Release", "AcqRel", "SeqCst"];

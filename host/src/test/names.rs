@@ -1,10 +1,7 @@
 //! Every test that the documents name exists.
 
 use super::style;
-use crate::workspace;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use crate::prelude::*;
 
 /// Documents, the crate of tests that are named without one, and the minimum number of names: with
 /// fewer, the document was not parsed as intended.

@@ -7,13 +7,8 @@ use crate::run::reporting_console;
 use crate::test::prelude::*;
 use crate::vm::disk_loader;
 
-pub(super) const ROWS: [Case; 2] = [
-    act("a_new_kernel_runs_after_a_reboot", upgrade)
-        .about("the disk's own kernel runs; the guest makes another one the default, and that runs then")
-        .on_both(),
-    act("a_disk_without_a_kernel_is_told", nothing)
-        .about("the console has what was looked for and where, and the guest has failed"),
-];
+pub(super) const ACTS: &[Named] =
+    &[("a_new_kernel_runs_after_a_reboot", upgrade), ("a_disk_without_a_kernel_is_told", nothing)];
 
 const MEMORY: u64 = 512 * MIB;
 const DISK: u64 = 256 * MIB;

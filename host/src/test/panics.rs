@@ -7,10 +7,7 @@
 //! overflows panics, too; it is not listed individually, see the document.
 
 use super::style;
-use crate::workspace;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
+use crate::prelude::*;
 use std::sync::LazyLock;
 use syn::parse::Parser;
 use syn::punctuated::Punctuated;
@@ -201,23 +198,9 @@ fn find(text: &str, file: String, places: &mut Places) {
 
 /// The items of the document's lists, each in one line.
 fn items(document: &str) -> Vec<String> {
-    let mut items: Vec<String> = Vec::new();
-    let mut is_open = false;
-    for line in document.lines() {
-        if let Some(start) = line.strip_prefix("* `") {
-            items.push(format!("`{start}"));
-            is_open = true;
-        } else if is_open
-            && let Some(rest) = line.strip_prefix("  ")
-            && let Some(item) = items.last_mut()
-        {
-            *item += " ";
-            *item += rest.trim();
-        } else {
-            is_open = false;
-        }
-    }
-    items
+    let joined = document.replace("\n  ", " ");
+    let items = joined.lines().filter_map(|line| line.strip_prefix("* "));
+    items.filter(|item| item.starts_with('`')).map(str::to_owned).collect()
 }
 
 fn spans(text: &str) -> impl Iterator<Item = String> {

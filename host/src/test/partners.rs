@@ -31,9 +31,7 @@ fn has_order(code: &str) -> bool {
 }
 
 fn begins_function(code: &str) -> bool {
-    code.split_whitespace().take_while(|word| !word.contains('(')).any(|word| word == "fn")
-        || code.trim_start().starts_with("fn ")
-        || code.contains(" fn ")
+    code.starts_with("fn ") || code.contains(" fn ")
 }
 
 /// Whether the documentation right before line `index` names a partner.

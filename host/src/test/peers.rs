@@ -6,17 +6,12 @@ use crate::bench::all;
 use crate::test::prelude::*;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Child;
-use std::thread;
 
-pub(super) const ROWS: [Case; 4] = [
-    act("bench_all_goes_on_where_it_was_interrupted", goes_on)
-        .about("Quell and KVM take turns; each run is saved at once, and none is kept of another version"),
-    act("bench_all_removes_memory_beside_kvm", removes)
-        .about("a slot is removed by Quell and by a monitor on KVM, and what that costs is counted"),
-    act("bench_all_has_kvm_on_arm", on_arm)
-        .about("an Arm guest boots on Quell and on KVM of two kernels, and the file names all versions"),
-    act("bochs_peer_is_kvm_on_intel", on_intel)
-        .about("in Bochs Quell runs the guest that counts exits by VMX, as KVM does in the stock kernel"),
+pub(super) const ACTS: &[Named] = &[
+    ("bench_all_goes_on_where_it_was_interrupted", goes_on),
+    ("bench_all_removes_memory_beside_kvm", removes),
+    ("bench_all_has_kvm_on_arm", on_arm),
+    ("bochs_peer_is_kvm_on_intel", on_intel),
 ];
 
 /// The runs, in this order.

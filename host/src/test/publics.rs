@@ -3,45 +3,35 @@
 //! An item with two paths is documented twice, and users name it in two ways. Adding a variant to
 //! an enum breaks users that match it, unless it is `#[non_exhaustive]`. If that would let a user
 //! overlook a case that must not be overlooked, the enum's documentation says so: "Exhaustive: "
-//! and the reason. The same applies to structs that are errors.
+//! and the reason. The same applies to structs that are errors. What is `pub` can be reached, by
+//! the lint `unreachable_pub`.
 
-use super::packages::{LICENCES, PUBLISHED};
-use super::panics::is_of_tests;
-use crate::workspace;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
-use syn::visit::{self, Visit};
+use super::packages::PUBLISHED;
+use super::panics::{is_of_tests, not_for_tests};
+use crate::prelude::*;
+use syn::visit::Visit;
 
 const EXHAUSTIVE: &str = "Exhaustive: ";
 
-/// The parsed contents of a crate; modules are identified by their paths, `""` for the root.
+/// What a crate offers, by paths: `a::B` for `B` in its module `a`.
 #[derive(Default)]
-struct Sources {
-    modules: BTreeMap<String, Module>,
+struct Api {
+    /// Modules, and whether each is public in the one around it.
+    modules: BTreeMap<String, bool>,
+    /// Public items, with the undecided property of each.
+    items: BTreeMap<String, Option<&'static str>>,
+    /// Names that are imported, whether each is public, and where it comes from.
+    uses: BTreeMap<String, (bool, String)>,
     /// Types that functions return as errors, or that implement `Error`.
     errors: BTreeSet<String>,
 }
 
-#[derive(Default)]
-struct Module {
-    /// Its modules, and whether each is public.
-    children: BTreeMap<String, bool>,
-    /// Public items by name, with the undecided property of each.
-    items: BTreeMap<String, Option<&'static str>>,
-    uses: Vec<Use>,
-}
-
-/// One name that is imported from another module; `*` for all.
-struct Use {
-    is_public: bool,
-    module: Vec<String>,
-    name: String,
-    renamed: String,
-}
-
 fn join(module: &str, name: &str) -> String {
     if module.is_empty() { name.to_owned() } else { format!("{module}::{name}") }
+}
+
+fn around(path: &str) -> &str {
+    path.rsplit_once("::").map_or("", |(module, _)| module)
 }
 
 fn is_public(visibility: &syn::Visibility) -> bool {
@@ -63,126 +53,115 @@ fn is_decided(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-impl Sources {
-    /// Reads a module, `text`, and those below it, by `load`.
-    fn read(&mut self, path: &str, text: &str, load: &impl Fn(&str) -> String) {
-        let file = syn::parse_file(text).unwrap_or_else(|error| panic!("{path}: {error}"));
-        self.read_items(path, &file.items, load);
+impl Api {
+    fn read(&mut self, module: &str, text: &str) {
+        let file = syn::parse_file(text).unwrap_or_else(|error| panic!("{module}: {error}"));
+        self.read_items(module, &file.items);
     }
 
-    fn read_items(&mut self, path: &str, items: &[syn::Item], load: &impl Fn(&str) -> String) {
-        let mut module = Module::default();
+    fn read_items(&mut self, module: &str, items: &[syn::Item]) {
         for item in items {
             match item {
                 syn::Item::Mod(inner) if !is_of_tests(&inner.attrs) => {
-                    let name = inner.ident.to_string();
-                    let inner_path = join(path, &name);
-                    match &inner.content {
-                        Some((_, items)) => self.read_items(&inner_path, items, load),
-                        None => self.read(&inner_path, &load(&inner_path), load),
-                    }
-                    module.children.insert(name, is_public(&inner.vis));
+                    let path = join(module, &inner.ident.to_string());
+                    inner.content.iter().for_each(|(_, items)| self.read_items(&path, items));
+                    self.modules.insert(path, is_public(&inner.vis));
                 }
                 syn::Item::Use(item) if !is_of_tests(&item.attrs) => {
-                    flatten(&item.tree, is_public(&item.vis), &mut Vec::new(), &mut module.uses);
+                    self.import(module, is_public(&item.vis), "", &item.tree);
                 }
-                syn::Item::Impl(item) if !is_of_tests(&item.attrs) => {
-                    if let (Some((_, of, _)), syn::Type::Path(this)) = (&item.trait_, &*item.self_ty)
-                        && of.segments.last().is_some_and(|last| last.ident == "Error")
-                    {
-                        self.errors.extend(this.path.segments.last().map(|last| last.ident.to_string()));
-                    }
-                }
-                _ => {}
+                syn::Item::Mod(_) | syn::Item::Use(_) => {}
+                item => self.visit_item(item),
             }
             if let Some((name, attributes, undecided)) = declared(item)
                 && !is_of_tests(attributes)
             {
-                module.items.insert(name, undecided.filter(|_| !is_decided(attributes)));
+                self.items.insert(join(module, &name), undecided.filter(|_| !is_decided(attributes)));
             }
-            Results(&mut self.errors).visit_item(item);
         }
-        self.modules.insert(path.to_owned(), module);
     }
 
-    /// The module that a path in `module` refers to; `None` if that is in another crate.
-    fn find(&self, module: &str, path: &[String]) -> Option<String> {
-        let mut at = module.to_owned();
-        for (index, word) in path.iter().enumerate() {
-            at = match word.as_str() {
-                "crate" if index == 0 => String::new(),
-                "self" if index == 0 => at,
-                "super" => at.rsplit_once("::").map_or(String::new(), |(outer, _)| outer.to_owned()),
-                name if self.modules[&at].children.contains_key(name) => join(&at, name),
-                _ => return None,
-            };
-        }
-        Some(at)
-    }
-
-    /// Where a name in a module is defined, through any number of imports.
-    fn origin(&self, module: &str, name: &str) -> String {
-        let of_module = &self.modules[module];
-        if !of_module.items.contains_key(name)
-            && let Some(found) = of_module.uses.iter().find(|found| found.renamed == name)
-        {
-            return match self.find(module, &found.module) {
-                Some(inner) => self.origin(&inner, &found.name),
-                None => format!("{}::{}", found.module.join("::"), found.name),
-            };
-        }
-        join(module, name)
-    }
-
-    /// Records the public paths of each item in the module `at`, whose own path is `path`.
-    fn reach(&self, at: &str, path: &str, reached: &mut BTreeMap<String, BTreeSet<String>>) {
-        let module = &self.modules[at];
-        let mut note = |origin: String, name: &str| {
-            reached.entry(origin).or_default().insert(join(path, name));
+    fn import(&mut self, module: &str, is_public: bool, from: &str, tree: &syn::UseTree) {
+        let mut add = |name: &dyn ToString, renamed: &dyn ToString| {
+            let from = join(from, &name.to_string());
+            self.uses.insert(join(module, &renamed.to_string()), (is_public, from));
         };
-        for name in module.items.keys() {
-            note(join(at, name), name);
-        }
-        let mut inner = Vec::new();
-        for found in module.uses.iter().filter(|found| found.is_public) {
-            match self.find(at, &found.module) {
-                Some(from) if found.name == "*" => inner.push((from, path.to_owned())),
-                Some(from) => {
-                    let is_module =
-                        self.modules[&from].children.get(&found.name).is_some_and(|&public| public);
-                    if is_module {
-                        inner.push((join(&from, &found.name), join(path, &found.renamed)));
-                    }
-                    note(self.origin(&from, &found.name), &found.renamed);
-                }
-                None => note(format!("{}::{}", found.module.join("::"), found.name), &found.renamed),
+        match tree {
+            syn::UseTree::Name(name) => add(&name.ident, &name.ident),
+            syn::UseTree::Rename(name) => add(&name.ident, &name.rename),
+            // All of it has two paths, or should be named.
+            syn::UseTree::Glob(_) => add(&"*", &format!("* of {from}")),
+            syn::UseTree::Path(path) => {
+                self.import(module, is_public, &join(from, &path.ident.to_string()), &path.tree);
             }
-        }
-        let public = module.children.iter().filter(|(_, public)| **public);
-        inner.extend(public.map(|(name, _)| (join(at, name), join(path, name))));
-        for (from, path) in inner {
-            self.reach(&from, &path, reached);
+            syn::UseTree::Group(group) => {
+                group.items.iter().for_each(|tree| self.import(module, is_public, from, tree));
+            }
         }
     }
 
-    fn faults(&self) -> (Vec<String>, usize) {
-        let (mut reached, mut faults) = (BTreeMap::new(), Vec::new());
-        self.reach("", "", &mut reached);
-        for (origin, paths) in &reached {
-            if paths.len() > 1 {
-                faults.push(format!("{origin} has several paths: {paths:?}"));
-            }
-            let (module, name) = origin.rsplit_once("::").unwrap_or(("", origin));
-            let undecided = self.modules.get(module).and_then(|module| *module.items.get(name)?);
-            match undecided {
-                Some("struct") if !self.errors.contains(name) => {}
-                Some(kind) => {
-                    faults.push(format!("{kind} {origin}: non_exhaustive, or \"{EXHAUSTIVE}\" and why"))
+    /// Where a name is defined, through any number of imports. What is in another crate keeps the
+    /// path by which it was imported.
+    fn origin(&self, path: &str) -> String {
+        let Some((_, from)) = self.uses.get(path) else { return path.to_owned() };
+        let (mut at, mut rest) = (around(path), from.as_str());
+        loop {
+            let (word, more) = rest.split_once("::").unwrap_or((rest, ""));
+            (at, rest) = match word {
+                "crate" => ("", more),
+                "self" => (at, more),
+                "super" => (around(at), more),
+                name if self.modules.contains_key(&join(at, name)) || more.is_empty() => {
+                    return self.origin(&join(at, rest));
                 }
-                None => {}
-            }
+                _ => return rest.to_owned(),
+            };
         }
-        (faults, reached.len())
+    }
+
+    fn is_reached(&self, module: &str) -> bool {
+        module.is_empty()
+            || self.modules.get(module).is_some_and(|public| *public) && self.is_reached(around(module))
+    }
+
+    fn faults(&self) -> Vec<String> {
+        let mut paths = BTreeMap::<String, Vec<&str>>::new();
+        let modules = self.modules.iter().filter(|(_, public)| **public).map(|(path, _)| path);
+        let imported = self.uses.iter().filter(|(_, (public, _))| *public).map(|(path, _)| path);
+        for path in
+            self.items.keys().chain(modules).chain(imported).filter(|path| self.is_reached(around(path)))
+        {
+            paths.entry(self.origin(path)).or_default().push(path);
+        }
+        let several = paths.iter().filter(|(origin, paths)| paths.len() > 1 || origin.ends_with('*'));
+        let several = several.map(|(origin, paths)| format!("{origin} has several paths: {paths:?}"));
+        let is_error = |path: &str| path.rsplit("::").next().is_some_and(|name| self.errors.contains(name));
+        let undecided = self.items.iter().filter_map(|(path, undecided)| match *undecided {
+            Some("struct") if !is_error(path) => None,
+            kind => Some(format!("{} {path}: non_exhaustive, or \"{EXHAUSTIVE}\" and why", kind?)),
+        });
+        several.chain(undecided).collect()
+    }
+}
+
+impl<'a> Visit<'a> for Api {
+    fn visit_signature(&mut self, signature: &'a syn::Signature) {
+        let syn::ReturnType::Type(_, kind) = &signature.output else { return };
+        let syn::Type::Path(kind) = &**kind else { return };
+        let Some(last) = kind.path.segments.last().filter(|last| last.ident == "Result") else { return };
+        let syn::PathArguments::AngleBracketed(arguments) = &last.arguments else { return };
+        if let Some(syn::GenericArgument::Type(syn::Type::Path(error))) = arguments.args.iter().nth(1) {
+            self.errors.extend(error.path.segments.last().map(|last| last.ident.to_string()));
+        }
+    }
+
+    fn visit_item_impl(&mut self, item: &'a syn::ItemImpl) {
+        if let (Some((_, of, _)), syn::Type::Path(this)) = (&item.trait_, &*item.self_ty)
+            && of.segments.last().is_some_and(|last| last.ident == "Error")
+        {
+            self.errors.extend(this.path.segments.last().map(|last| last.ident.to_string()));
+        }
+        syn::visit::visit_item_impl(self, item);
     }
 }
 
@@ -206,75 +185,17 @@ fn declared(item: &syn::Item) -> Option<(String, &[syn::Attribute], Option<&'sta
     is_public(visibility).then(|| (name.to_string(), attributes.as_slice(), undecided))
 }
 
-fn flatten(tree: &syn::UseTree, is_public: bool, module: &mut Vec<String>, uses: &mut Vec<Use>) {
-    let mut found = |name: String, renamed: String| {
-        uses.push(Use { is_public, module: module.clone(), name, renamed });
-    };
-    match tree {
-        syn::UseTree::Path(path) => {
-            module.push(path.ident.to_string());
-            flatten(&path.tree, is_public, module, uses);
-            module.pop();
-        }
-        syn::UseTree::Name(name) => found(name.ident.to_string(), name.ident.to_string()),
-        syn::UseTree::Rename(name) => found(name.ident.to_string(), name.rename.to_string()),
-        syn::UseTree::Glob(_) => found("*".to_owned(), "*".to_owned()),
-        syn::UseTree::Group(group) => {
-            group.items.iter().for_each(|tree| flatten(tree, is_public, module, uses))
-        }
-    }
-}
-
-/// Collects the errors that public functions return.
-struct Results<'a>(&'a mut BTreeSet<String>);
-
-impl Results<'_> {
-    fn signature(&mut self, signature: &syn::Signature) {
-        let syn::ReturnType::Type(_, kind) = &signature.output else { return };
-        let syn::Type::Path(kind) = &**kind else { return };
-        let Some(last) = kind.path.segments.last().filter(|last| last.ident == "Result") else { return };
-        let syn::PathArguments::AngleBracketed(arguments) = &last.arguments else { return };
-        if let Some(syn::GenericArgument::Type(syn::Type::Path(error))) = arguments.args.iter().nth(1) {
-            self.0.extend(error.path.segments.last().map(|last| last.ident.to_string()));
-        }
-    }
-}
-
-impl<'a> Visit<'a> for Results<'_> {
-    fn visit_item_mod(&mut self, _: &'a syn::ItemMod) {}
-    fn visit_item_fn(&mut self, item: &'a syn::ItemFn) {
-        if is_public(&item.vis) {
-            self.signature(&item.sig);
-        }
-    }
-    fn visit_impl_item_fn(&mut self, item: &'a syn::ImplItemFn) {
-        if is_public(&item.vis) {
-            self.signature(&item.sig);
-        }
-    }
-    fn visit_trait_item_fn(&mut self, item: &'a syn::TraitItemFn) {
-        self.signature(&item.sig);
-        visit::visit_trait_item_fn(self, item);
-    }
-}
-
-fn text_of(sources: &Path, module: &str) -> String {
-    let file = sources.join(module.replace("::", "/"));
-    fs::read_to_string(file.with_extension("rs"))
-        .or_else(|_| fs::read_to_string(file.join("mod.rs")))
-        .unwrap()
-}
-
 #[test]
 fn an_item_with_two_paths_or_an_enum_without_a_decision_is_in_no_published_crate() {
     let (mut faults, mut item_count) = (Vec::new(), 0);
     for name in PUBLISHED {
-        let directory = workspace::root().join("crates").join(name).join("src");
-        let mut sources = Sources::default();
-        sources.read("", &text_of(&directory, "lib"), &|module| text_of(&directory, module));
-        let (of_crate, items) = sources.faults();
-        faults.extend(of_crate.iter().map(|fault| format!("{name}: {fault}")));
-        item_count += items;
+        let (mut api, directory) = (Api::default(), format!("crates/{name}/src/"));
+        for (file, text) in not_for_tests(directory.trim_end_matches('/')) {
+            let module = file.trim_start_matches(&directory).trim_end_matches(".rs").trim_end_matches("/mod");
+            api.read(&if module == "lib" { String::new() } else { module.replace('/', "::") }, text);
+        }
+        faults.extend(api.faults().iter().map(|fault| format!("{name}: {fault}")));
+        item_count += api.items.len();
     }
     assert!(item_count > 180, "{item_count} items: the sources are not read as they are meant to be");
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -282,42 +203,30 @@ fn an_item_with_two_paths_or_an_enum_without_a_decision_is_in_no_published_crate
 
 #[test]
 fn what_a_crate_offers_is_found_as_the_compiler_finds_it() {
-    let faults = |text: &str| {
-        let mut sources = Sources::default();
-        sources.read("", text, &|module| panic!("{module} is in no file"));
-        sources.faults().0.len()
-    };
-    assert_eq!(faults("mod a { pub struct B; pub(crate) enum C {} } pub use a::B;"), 0);
-    assert_eq!(faults("pub mod a { pub struct B; } pub use a::B;"), 1, "through the module and not");
-    assert_eq!(faults("pub mod a { pub struct B; } use a::B;"), 0);
-    assert_eq!(faults("mod a { pub fn a() {} } pub use a::a; pub mod b { pub use crate::a::a as c; }"), 1);
     let twice = "mod a { pub struct B; } mod c { pub use super::a::B; } pub use a::B; pub use c::B as D;";
-    assert_eq!(faults(twice), 1);
-    assert_eq!(faults("pub mod a { pub const B: u8 = 0; } pub use a::*;"), 1);
-    assert_eq!(faults("pub mod a { pub const B: u8 = 0; } pub use a as c;"), 1);
-    assert_eq!(faults("pub use other::A; pub mod b { pub use other::A; }"), 1);
-    assert_eq!(faults("#[cfg(all(test, not(loom)))] mod tests; #[cfg(test)] pub enum A {}"), 0);
-
-    assert_eq!(faults("pub enum A {}"), 1);
-    assert_eq!(
-        faults("#[non_exhaustive] pub enum A {} /// Exhaustive: there is nothing else.\npub enum B {}"),
-        0
-    );
-    assert_eq!(faults("/// Exhaustive:\npub enum B {}"), 1, "it does not say why");
-    assert_eq!(faults("mod a { pub enum B {} } pub use a::B;"), 1);
-    assert_eq!(faults("mod a { pub enum B {} } use a::B;"), 0, "nobody else sees it");
-    assert_eq!(faults("pub struct A; pub fn b() -> Result<(), A> {}"), 1);
-    assert_eq!(faults("pub struct A; impl core::error::Error for A {}"), 1);
-    assert_eq!(faults("pub struct A(u8); impl core::error::Error for A {} pub struct B;"), 0);
-}
-
-#[test]
-fn the_licences_of_the_published_crates_are_those_of_the_tree() {
-    for name in PUBLISHED {
-        for licence in LICENCES {
-            let of_crate = fs::read(workspace::root().join("crates").join(name).join(licence)).unwrap();
-            let of_tree = fs::read(workspace::root().join(licence)).unwrap();
-            assert!(of_crate == of_tree, "{licence} of {name} is another one");
-        }
+    for (text, count) in [
+        ("mod a { pub struct B; pub(crate) enum C {} } pub use a::B;", 0),
+        // Through the module and not.
+        ("pub mod a { pub struct B; } pub use a::B;", 1),
+        ("pub mod a { pub struct B; } use a::B;", 0),
+        ("mod a { pub fn a() {} } pub use a::a; pub mod b { pub use crate::a::a as c; }", 1),
+        (twice, 1),
+        ("mod a { mod c { pub struct B; } pub use c::B; } pub use a::B;", 0),
+        ("pub mod a { pub const B: u8 = 0; } pub use a::*;", 1),
+        ("pub mod a { pub const B: u8 = 0; } pub use a as c;", 1),
+        ("pub use other::A; pub mod b { pub use other::A; }", 1),
+        ("#[cfg(all(test, not(loom)))] mod tests; #[cfg(test)] pub enum A {}", 0),
+        ("pub enum A {}", 1),
+        ("#[non_exhaustive] pub enum A {} /// Exhaustive: there is nothing else.\npub enum B {}", 0),
+        // It does not say why.
+        ("/// Exhaustive:\npub enum B {}", 1),
+        ("mod a { pub enum B {} } pub use a::B;", 1),
+        ("pub struct A; pub fn b() -> Result<(), A> {}", 1),
+        ("pub struct A; impl core::error::Error for A {}", 1),
+        ("pub struct A(u8); impl core::error::Error for A {} pub struct B;", 0),
+    ] {
+        let mut api = Api::default();
+        api.read("", text);
+        assert_eq!(api.faults().len(), count, "{text}: {:?}", api.faults());
     }
 }

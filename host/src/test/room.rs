@@ -2,18 +2,9 @@
 
 use super::cases::Case;
 use super::guests::Lab;
-use crate::arch::Platform;
 use crate::machine::emulator;
-use crate::machine::signals::Signals;
-use crate::machine::spec::Clock;
-use crate::vm::Hypervisor;
-use crate::workspace;
-use anyhow::{Context, Result};
-use hostlink::config::Switches;
+use crate::prelude::*;
 use std::cell::Cell;
-use std::env;
-use std::path::Path;
-use std::process::{Command, Stdio};
 
 /// This tool with these arguments, in its tree, with the same emulator and nothing to read.
 pub(super) fn tool(args: &[&str]) -> Result<Command> {
@@ -24,6 +15,9 @@ pub(super) fn tool(args: &[&str]) -> Result<Command> {
 }
 
 pub(super) type Act = fn(&Room<'_>) -> Result<()>;
+
+/// An act, by the name of its row.
+pub(super) type Named = (&'static str, Act);
 
 #[derive(Clone, Copy)]
 pub(super) struct Room<'a> {

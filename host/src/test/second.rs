@@ -5,10 +5,7 @@
 //! many rows that hang. So one row of a run may be tried once more, and not the same one in two
 //! consecutive runs.
 
-use crate::workspace;
-use anyhow::{Result, bail};
-use std::fs;
-use std::path::PathBuf;
+use crate::prelude::*;
 
 /// The rows that had a second try in this run, and in the previous one.
 pub(super) struct SecondTries {

@@ -7,9 +7,7 @@ use crate::test::prelude::*;
 use baremetal::random::Random;
 use hostlink::ctl::Access;
 use hostlink::ctl::record::Slot;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 
 /// A machine that has not answered for this long never will: a request takes tenths of a second, or
 /// a thousand times as long if the emulator gets next to no processor time.

@@ -4,16 +4,12 @@
 //! a commit's subject fits one line of a list. Functions are clippy's business (`too_many_lines`,
 //! with its limit in `clippy.toml`).
 
-use super::host::FORMAT;
+use super::host::STEPS;
 use crate::cli::CheckStyleArgs;
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
-use std::env;
+use crate::prelude::*;
 use std::fmt::Display;
-use std::fs::{self, Permissions};
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 
 /// The most columns of a line in a document or a comment.
 const WIDTH: usize = 100;
@@ -24,7 +20,7 @@ const LINES_MAX: usize = 400;
 const SHORT: [(&str, usize); 2] = [("ARCHITECTURE.md", 350), ("README.md", 130)];
 
 /// Tables, which are as long as there are rows.
-const TABLES: [&str; 2] = ["crates/coherence/src/shootdown/model/mutants.rs", "host/src/test/cases.rs"];
+const TABLES: [&str; 1] = ["crates/coherence/src/shootdown/model/mutants.rs"];
 
 /// Checks the tree, and the last commit's subject or that of the one being made; 1 if it is wrong.
 pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
@@ -39,8 +35,9 @@ pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
     let mut found: Vec<String> = wrong_message(&message).into_iter().collect();
     found.extend(faults()?);
     found.iter().for_each(|line| eprintln!("{line}"));
-    let is_formatted =
-        workspace::cargo().args(FORMAT.split_whitespace()).stdout(Stdio::inherit()).status()?.success();
+    let format = STEPS.iter().find(|step| step.name == "format").context("there is no step format")?;
+    let mut format = format.command(workspace::cargo());
+    let is_formatted = format.stdout(Stdio::inherit()).status()?.success();
     Ok(u8::from(!is_formatted || !found.is_empty()))
 }
 

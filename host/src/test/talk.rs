@@ -7,8 +7,6 @@ use crate::machine::control::Control;
 use crate::test::prelude::*;
 use hostlink::ctl::record::Slot;
 use hostlink::ctl::{Access, Input};
-use std::collections::BTreeSet;
-use std::thread;
 
 /// Memory of the guests. It is slot 0, at [`Arch::ram_base`].
 pub(super) const GUEST_MEMORY: u64 = 256 * MIB;

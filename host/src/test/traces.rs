@@ -1,11 +1,9 @@
 //! Compares the trace of a run with the hypervisor's counters, reads it with a parser other than
 //! the writer's library, and measures its cost.
 
-use crate::machine::counters::Snapshot;
 use crate::test::prelude::*;
 use crate::trace;
 use crate::trace::collect::{Collected, Collector};
-use crate::vm::Hypervisor;
 use hostlink::trace::Event;
 use tinyjson::JsonValue;
 
@@ -15,11 +13,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of instructions per record.
 const INSTRUCTIONS_MAX: f64 = 40.0;
 
-pub(super) const ROWS: [Case; 2] = [
-    act("trace_agrees_with_the_counters", agrees_with_the_counters)
-        .about("the trace has each counted exit, flush and kick, and its spans and arrows are consistent"),
-    act("trace_costs_at_most_40_instructions", costs_little)
-        .about("for each record, by the instruction counts of CPUID with and without the trace"),
+pub(super) const ACTS: &[Named] = &[
+    ("trace_agrees_with_the_counters", agrees_with_the_counters),
+    ("trace_costs_at_most_40_instructions", costs_little),
 ];
 
 fn agrees_with_the_counters(room: &Room<'_>) -> Result<()> {

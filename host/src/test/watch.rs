@@ -1,9 +1,7 @@
 //! `quell top` beside a guest that works: its rates against the counters before and after it.
 
-use crate::machine::counters::Snapshot;
 use crate::test::prelude::*;
 use crate::test::room::tool;
-use std::collections::BTreeSet;
 
 /// What a guest that flushes makes its hypervisor count, on more vCPUs than CPUs.
 const fn busy(arch: Arch) -> &'static [&'static str] {

@@ -138,14 +138,13 @@ pub(super) const fn linux(vcpus: u32, command: &'static str, metrics: &'static [
 
 const fn thrash(name: &'static str, about: &'static str, vcpus: u32, ratios: &'static [Comparison]) -> Case {
     let work = Work::Linux(linux(vcpus, "thrash --rounds {rounds} --report /dev/report", THRASH));
-    Case { name, about, work, ways: LINUX_WAYS, only_long: false, comparisons: ratios }
+    case(name, about, work, LINUX_WAYS, ratios)
 }
 
 const fn native(name: &'static str, targets: &'static str) -> Case {
     let work = Work::Tlbcheck(Tlbcheck { cpus: 4, samples: 301, targets });
     let about = "the same on up to 4 CPUs, also on the machine itself, whose targets spin or halt";
-    let ways = &[BARE, HYPERCALL, KVM_HYPERV];
-    Case { name, about, work, ways, only_long: true, comparisons: &[] }
+    case(name, about, work, &[BARE, HYPERCALL, KVM_HYPERV], &[]).only_long()
 }
 
 pub(super) const EXIT_MAX: Option<f64> = Some(0.15);
@@ -160,32 +159,27 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
     let mut all = [AMD64.to_vec(), memslot::CASES.to_vec(), vec![devices::CASE], loops::on_arm()].concat();
     all.extend(on_each(&unmap::CASES, &EVERYWHERE[1..]));
     all.extend(on_each(&[&migrate::CASES[..], &[isolation::CASE]].concat(), &EVERYWHERE));
-    let counts = AMD64.iter().filter(|case| ON_BOCHS.contains(&case.name)).cloned().collect::<Vec<_>>();
+    let counts = AMD64
+        .iter()
+        .filter(|case| ON_BOCHS.split(' ').any(|on| on == case.name))
+        .cloned()
+        .collect::<Vec<_>>();
     all.extend(on_each(&counts, &[Bochs::RYZEN, Bochs::SKYLAKE].map(Platform::Bochs)));
     all
 });
 
 /// What counts on Bochs, too: a tick of its clock is an instruction.
-const ON_BOCHS: [&str; 8] = [
-    "exits",
-    "flush",
-    "flush-254",
-    "remove-1G",
-    "log-1G",
-    "remove-beside-64M",
-    "remove-beside-256M",
-    "remove-beside-1G",
-];
+const ON_BOCHS: &str = "exits flush flush-254 remove-1G log-1G remove-beside-64M remove-beside-256M \
+    remove-beside-1G";
 
 const AMD64: &[Case] = &[
-    Case {
-        name: "boot",
-        about: "boot to the guest's first process, 2 vCPUs on 2 CPUs",
-        work: Work::Linux(linux(2, "true", &[])),
-        ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL, BARE],
-        only_long: false,
-        comparisons: &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],
-    },
+    case(
+        "boot",
+        "boot to the guest's first process, 2 vCPUs on 2 CPUs",
+        Work::Linux(linux(2, "true", &[])),
+        &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL, BARE],
+        &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],
+    ),
     thrash(
         "thrash-2:2",
         "2 threads map, read and unmap part of a file, a vCPU each on 2 CPUs",
@@ -195,10 +189,10 @@ const AMD64: &[Case] = &[
     thrash("thrash-4:2", "the same by 4 threads and vCPUs", 4, THRASH_RATIOS),
     thrash("thrash-8:2", "the same by 8 threads and vCPUs", 8, THRASH_TARGETS),
     thrash("thrash-16:2", "the same by 16 threads and vCPUs", 16, THRASH_RATIOS),
-    Case {
-        name: "thrash-128:2",
-        about: "the same by 65 threads on 128 vCPUs, more than a mask of 64 bits can name",
-        work: Work::Linux(Linux {
+    case(
+        "thrash-128:2",
+        "the same by 65 threads on 128 vCPUs, more than a mask of 64 bits can name",
+        Work::Linux(Linux {
             vcpus: 128,
             cpus: 2,
             memory: 1024 * MIB,
@@ -206,14 +200,14 @@ const AMD64: &[Case] = &[
             has_rom: false,
             metrics: THRASH,
         }),
-        ways: LINUX_WAYS,
-        only_long: true,
-        comparisons: THRASH_RATIOS,
-    },
-    Case {
-        name: "rom",
-        about: "8 threads on 2 CPUs use memory while a PCI device's ROM is added and removed",
-        work: Work::Linux(Linux {
+        LINUX_WAYS,
+        THRASH_RATIOS,
+    )
+    .only_long(),
+    case(
+        "rom",
+        "8 threads on 2 CPUs use memory while a PCI device's ROM is added and removed",
+        Work::Linux(Linux {
             vcpus: 8,
             cpus: 2,
             memory: 512 * MIB,
@@ -221,32 +215,29 @@ const AMD64: &[Case] = &[
             has_rom: true,
             metrics: &[end("round", "ms", "/round_us/median", 1e-3)],
         }),
-        ways: TWO_WAYS,
-        only_long: false,
-        comparisons: &[relative("round", Some(0.5))],
-    },
+        TWO_WAYS,
+        &[relative("round", Some(0.5))],
+    ),
     loops::LOOPS,
-    Case {
-        name: "shootdown",
-        about: "tlbcheck's flushes of another CPU, by each of its back ends",
-        work: Work::Tlbcheck(Tlbcheck { cpus: 2, samples: 51, targets: "spin" }),
-        ways: TWO_WAYS,
-        only_long: false,
-        comparisons: &[
+    case(
+        "shootdown",
+        "tlbcheck's flushes of another CPU, by each of its back ends",
+        Work::Tlbcheck(Tlbcheck { cpus: 2, samples: 51, targets: "spin" }),
+        TWO_WAYS,
+        &[
             relative("hypercall-2:1 initiator", None),
             relative("hypercall-2:all initiator", None),
             relative("ipi-serial-2:1 initiator", None),
         ],
-    },
+    ),
     native("shootdown-native", "spin"),
     native("shootdown-halted", "halt"),
-    Case {
-        name: "exits",
-        about: "instructions of single exits, exit and entry included",
-        work: Work::Probe { cmdline: "bench=exits", vcpus: 2 },
-        ways: TWO_WAYS,
-        only_long: false,
-        comparisons: &[
+    case(
+        "exits",
+        "instructions of single exits, exit and entry included",
+        Work::Probe { cmdline: "bench=exits", vcpus: 2 },
+        TWO_WAYS,
+        &[
             relative("cpuid", EXIT_MAX),
             relative("hypercall", EXIT_MAX),
             relative("port-out", EXIT_MAX),
@@ -254,27 +245,26 @@ const AMD64: &[Case] = &[
             relative("tsc-deadline", EXIT_MAX),
             relative("ipi-round-trip", EXIT_MAX),
         ],
-    },
-    Case {
-        name: "flush",
-        about: "instructions of a flush hypercall whose targets are not running",
-        work: Work::Probe { cmdline: "bench=flush count=64", vcpus: 65 },
-        ways: TWO_WAYS,
-        only_long: false,
-        comparisons: &[
+    ),
+    case(
+        "flush",
+        "instructions of a flush hypercall whose targets are not running",
+        Work::Probe { cmdline: "bench=flush count=64", vcpus: 65 },
+        TWO_WAYS,
+        &[
             relative("space-idle-1", FLUSH_MAX),
             relative("space-idle-8", FLUSH_MAX),
             relative("space-idle-64", FLUSH_MAX),
         ],
-    },
-    Case {
-        name: "flush-254",
-        about: "the same with the maximum number of targets",
-        work: Work::Probe { cmdline: "bench=flush", vcpus: 255 },
-        ways: TWO_WAYS,
-        only_long: true,
-        comparisons: &[relative("space-idle-128", FLUSH_MAX), relative("space-idle-254", FLUSH_MAX)],
-    },
+    ),
+    case(
+        "flush-254",
+        "the same with the maximum number of targets",
+        Work::Probe { cmdline: "bench=flush", vcpus: 255 },
+        TWO_WAYS,
+        &[relative("space-idle-128", FLUSH_MAX), relative("space-idle-254", FLUSH_MAX)],
+    )
+    .only_long(),
     slots::REMOVE,
     slots::LOG,
     slots::BESIDE_64M,
@@ -320,7 +310,22 @@ impl Work {
     }
 }
 
+/// A case that is run without `--long`, too.
+pub(super) const fn case(
+    name: &'static str,
+    about: &'static str,
+    work: Work,
+    ways: &'static [FlushWay],
+    comparisons: &'static [Comparison],
+) -> Case {
+    Case { name, about, work, ways, only_long: false, comparisons }
+}
+
 impl Case {
+    pub(super) const fn only_long(self) -> Self {
+        Self { only_long: true, ..self }
+    }
+
     /// Whether its numbers vary with the clock.
     pub(crate) const fn is_timed(&self) -> bool {
         !matches!(self.work, Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }))
@@ -342,38 +347,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_unique_and_comparisons_are_of_ways_that_are_run() {
+    fn names_are_unique_units_survive_the_file_and_what_is_compared_is_run_and_reported() {
         for (index, case) in CASES.iter().enumerate() {
-            assert!(CASES[..index].iter().all(|other| other.name != case.name), "{} twice", case.name);
-            assert!(case.ways.iter().all(|way| way.platform().arch() == case.arch()), "{}", case.name);
-            for comparison in case.comparisons {
-                let (quell, peers) = (comparison.quell, comparison.peers);
-                assert!(!quell.is_peer() && case.ways.contains(&quell), "{}", case.name);
-                assert!(
-                    !peers.is_empty() && peers.iter().all(|way| way.is_peer() && case.ways.contains(way))
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn units_survive_the_file() {
-        for case in CASES.iter() {
-            for metric in case.work.metrics() {
-                assert!(is_unit(metric.unit), "{}: {}", case.name, metric.unit);
-            }
-        }
-    }
-
-    #[test]
-    fn guests_report_what_is_compared() {
-        for case in CASES.iter() {
-            if !matches!(case.work, Work::Linux(_) | Work::Slots(_)) {
-                continue;
-            }
-            for comparison in case.comparisons {
-                let named = case.work.metrics().iter().any(|metric| metric.name == comparison.metric);
-                assert!(named || comparison.metric == USERSPACE, "{}: {}", case.name, comparison.metric);
+            let (name, metrics) = (case.name, case.work.metrics());
+            assert!(CASES[..index].iter().all(|other| other.name != name), "{name} twice");
+            assert!(case.ways.iter().all(|way| way.platform().arch() == case.arch()), "{name}");
+            metrics.iter().for_each(|metric| assert!(is_unit(metric.unit), "{name}: {}", metric.unit));
+            for Comparison { quell, peers, metric, .. } in case.comparisons {
+                assert!(!quell.is_peer() && case.ways.contains(quell), "{name}");
+                let are_run = peers.iter().all(|way| way.is_peer() && case.ways.contains(way));
+                assert!(!peers.is_empty() && are_run, "{name}");
+                let is_named = *metric == USERSPACE || metrics.iter().any(|known| known.name == *metric);
+                let is_of_guests = matches!(case.work, Work::Linux(_) | Work::Slots(_));
+                assert!(is_named || !is_of_guests, "{name}: {metric}");
             }
         }
     }

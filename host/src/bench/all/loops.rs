@@ -2,7 +2,7 @@
 //! on Quell. And the cases of Arm machines, whose guests flush by their own instructions: the ways
 //! of the peer are its kernels there.
 
-use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, compare, end, linux};
+use super::cases::{Case, Comparison, Metric, SECONDS, USERSPACE, Work, case, compare, end, linux};
 use super::own::{EVERYWHERE, Own, on_each, own};
 use super::removal::{self, DELETE, ENABLE, FETCH};
 use super::way::{
@@ -20,14 +20,14 @@ pub(super) fn on_arm() -> Vec<Case> {
 }
 
 /// On the models on which KVM does not run.
-const BOOT: Case = Case {
-    name: "boot",
-    about: "boot to the guest's first process on Arm, in seconds or instructions",
-    work: Work::Linux(linux(2, "true", &[])),
-    ways: &[HYPERCALL, BARE],
-    only_long: true,
-    comparisons: &[],
-};
+const BOOT: Case = case(
+    "boot",
+    "boot to the guest's first process on Arm, in seconds or instructions",
+    Work::Linux(linux(2, "true", &[])),
+    &[HYPERCALL, BARE],
+    &[],
+)
+.only_long();
 
 const EXITS: Case = Case {
     only_long: false,
@@ -76,10 +76,10 @@ const fn compared(quell: FlushWay, peers: &'static [FlushWay], targets: [f64; 10
 
 /// Each loop with 4 threads, and the build-like run. A loop that makes other vCPUs flush must be
 /// faster, the others must not be slower.
-pub(super) const LOOPS: Case = Case {
-    name: "loops",
-    about: "4 threads on 4 vCPUs and 2 CPUs repeat one small operation; then a run like a build",
-    work: Work::Linux(linux(
+pub(super) const LOOPS: Case = case(
+    "loops",
+    "4 threads on 4 vCPUs and 2 CPUs repeat one small operation; then a run like a build",
+    Work::Linux(linux(
         4,
         "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
                   l page_fault 100; l mmap 2000; l mprotect 100; l context_switch 500; l futex 1000; \
@@ -87,20 +87,15 @@ pub(super) const LOOPS: Case = Case {
                   mixed --jobs 4 --tasks 16 --report /dev/report",
         &METRICS,
     )),
-    ways: &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
-    only_long: false,
-    comparisons: &compared(
-        HYPERCALL,
-        &[KVM_HYPERV, KVM_PARAVIRTUAL],
-        [1.0, 0.8, 0.8, 1.0, 1.0, 1.0, 0.8, 0.8, 0.8, 1.0],
-    ),
-};
+    &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
+    &compared(HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], [1.0, 0.8, 0.8, 1.0, 1.0, 1.0, 0.8, 0.8, 0.8, 1.0]),
+);
 
 /// On Arm flushes reach other vCPUs without an exit, so this only checks that nothing is slower.
-pub(super) const ARM_LOOPS: Case = Case {
-    name: "arm-loops",
-    about: "the loops and the run like a build on Arm, with fewer rounds",
-    work: Work::Linux(linux(
+pub(super) const ARM_LOOPS: Case = case(
+    "arm-loops",
+    "the loops and the run like a build on Arm, with fewer rounds",
+    Work::Linux(linux(
         4,
         "l() { loops --loop $1 --threads 4 --rounds $2 --report /dev/report || exit 1; }; \
                   l page_fault 30; l mmap 1000; l mprotect 100; l context_switch 250; l futex 500; \
@@ -108,10 +103,10 @@ pub(super) const ARM_LOOPS: Case = Case {
                   mixed --jobs 4 --tasks 4 --report /dev/report",
         &METRICS,
     )),
-    ways: ARM_TWO_WAYS,
-    only_long: true,
-    comparisons: &compared(QUELL_ON_ARM, &[KVM_STOCK], [1.0; 10]),
-};
+    ARM_TWO_WAYS,
+    &compared(QUELL_ON_ARM, &[KVM_STOCK], [1.0; 10]),
+)
+.only_long();
 
 const ARM_WAYS: &[FlushWay] = &FlushWay::ALL_ON_ARM;
 
@@ -123,33 +118,31 @@ const fn against_kvm(metric: &'static str, target: Option<f64>) -> Comparison {
 }
 
 /// The removal has a target; logging is measured beside it.
-pub(super) const ARM_SLOT: Case = Case {
-    name: "arm-slot-1G",
-    about: "instructions to remove 1 GiB in pages of 4 KiB on Arm until the guest goes on, and to log stores",
-    work: Work::Own(removal::OWN),
-    ways: ARM_WAYS,
-    only_long: false,
-    comparisons: &[against_kvm(DELETE, Some(0.001)), against_kvm(ENABLE, None), against_kvm(FETCH, None)],
-};
+pub(super) const ARM_SLOT: Case = case(
+    "arm-slot-1G",
+    "instructions to remove 1 GiB in pages of 4 KiB on Arm until the guest goes on, and to log stores",
+    Work::Own(removal::OWN),
+    ARM_WAYS,
+    &[against_kvm(DELETE, Some(0.001)), against_kvm(ENABLE, None), against_kvm(FETCH, None)],
+);
 
-pub(super) const ARM_BOOT: Case = Case {
-    name: "arm-boot",
-    about: "boot to the guest's first process on Arm, 2 vCPUs on 2 CPUs",
-    work: Work::Linux(linux(2, "true", &[])),
-    ways: &[QUELL_ON_ARM, KVM_STOCK, KVM_NEWER, BARE.on(Platform::Aarch64(ON_ARM))],
-    only_long: false,
-    comparisons: &[against_kvm(USERSPACE, Some(0.8))],
-};
+pub(super) const ARM_BOOT: Case = case(
+    "arm-boot",
+    "boot to the guest's first process on Arm, 2 vCPUs on 2 CPUs",
+    Work::Linux(linux(2, "true", &[])),
+    &[QUELL_ON_ARM, KVM_STOCK, KVM_NEWER, BARE.on(Platform::Aarch64(ON_ARM))],
+    &[against_kvm(USERSPACE, Some(0.8))],
+);
 
-pub(super) const ARM_THRASH: Case = Case {
-    name: "arm-thrash-8:2",
-    about: "8 threads map, read and unmap part of a file on Arm, a vCPU each on 2 CPUs",
-    work: Work::Linux(linux(
+pub(super) const ARM_THRASH: Case = case(
+    "arm-thrash-8:2",
+    "8 threads map, read and unmap part of a file on Arm, a vCPU each on 2 CPUs",
+    Work::Linux(linux(
         8,
         "thrash --rounds {rounds} --report /dev/report",
         &[end("real", SECONDS, "/real", 1.0), end("sys", SECONDS, "/sys", 1.0)],
     )),
-    ways: ARM_TWO_WAYS,
-    only_long: true,
-    comparisons: &[compare("real", QUELL_ON_ARM, &[KVM_STOCK], None)],
-};
+    ARM_TWO_WAYS,
+    &[compare("real", QUELL_ON_ARM, &[KVM_STOCK], None)],
+)
+.only_long();

@@ -1,7 +1,7 @@
 //! Cases that a function of their own measures, and cases that several platforms have.
 
 use super::Runner;
-use super::cases::{Case, Comparison, EXIT_MAX, IDLE, Work};
+use super::cases::{Case, Comparison, EXIT_MAX, IDLE, Work, case};
 use super::record::Number;
 use super::way::{FlushWay, HYPERCALL};
 use crate::cli::AllArgs;
@@ -33,7 +33,7 @@ impl Own {
 
 /// A case on Quell alone, on AMD64 or where [`on_each`] puts it.
 pub(crate) const fn own(name: &'static str, about: &'static str, work: Own) -> Case {
-    Case { name, about, work: Work::Own(work), ways: &[HYPERCALL], only_long: true, comparisons: &[] }
+    case(name, about, Work::Own(work), &[HYPERCALL], &[]).only_long()
 }
 
 /// All platforms, those of Arm last.

@@ -5,7 +5,7 @@
 //! byte when it is done. On KVM our own monitor, kvmslots, does it itself. Both machines have one
 //! CPU and count instructions: kvmslots reports nanoseconds, and an instruction is one.
 
-use super::cases::{Case, Comparison, INSTRUCTIONS, Metric, TWO_WAYS, Work, relative};
+use super::cases::{Case, Comparison, INSTRUCTIONS, Metric, TWO_WAYS, Work, case, relative};
 use crate::bench::lab::BARE_MEMORY as OWN;
 use crate::bench::load::all_dirty;
 use crate::machine::control::Control;
@@ -69,8 +69,13 @@ const fn step(name: &'static str, pointer: &'static str) -> Metric {
     Metric { name, unit: INSTRUCTIONS, event: "round", of: None, pointer, factor: 1.0 }
 }
 
-const fn case(name: &'static str, about: &'static str, slots: Slots, ratios: &'static [Comparison]) -> Case {
-    Case { name, about, work: Work::Slots(slots), ways: TWO_WAYS, only_long: false, comparisons: ratios }
+const fn of_slots(
+    name: &'static str,
+    about: &'static str,
+    slots: Slots,
+    ratios: &'static [Comparison],
+) -> Case {
+    case(name, about, Work::Slots(slots), TWO_WAYS, ratios)
 }
 
 /// A GiB is removed; for how long does the guest not run?
@@ -82,7 +87,7 @@ const fn case(name: &'static str, about: &'static str, slots: Slots, ratios: &'s
 /// sum contains everything that Quell does: it reads the request, makes all steps, frees tables and
 /// memory, and answers, with the exits and entries around all that. The target is for the sum, so
 /// that nothing is gained by making steps.
-pub(super) const REMOVE: Case = case(
+pub(super) const REMOVE: Case = of_slots(
     "remove-1G",
     "a GiB in pages of 4 KiB is removed: how long the guest stands still",
     Slots {
@@ -101,7 +106,7 @@ pub(super) const REMOVE: Case = case(
 /// Stores to a GiB are logged: what it takes to begin, to store to each page, and to fetch the log,
 /// which names each page. To begin and to fetch is on KVM a call of the vCPU's own thread; on Quell
 /// it is the sum of the guest's stops, as above.
-pub(super) const LOG: Case = case(
+pub(super) const LOG: Case = of_slots(
     "log-1G",
     "stores to a GiB in pages of 4 KiB are logged: to begin, to store, and to fetch the log",
     Slots {
@@ -126,7 +131,7 @@ pub(super) const LOG: Case = case(
 /// the slot until the guest's next exit, without the exit by which a guest would ask for that.
 const fn beside(name: &'static str, about: &'static str, mib: u64) -> Case {
     let slots = Slots { probe: "memslot-1", monitor: "delete", beside: Some(mib), metrics: BESIDE_STEPS };
-    case(name, about, slots, BESIDE_RATIOS)
+    of_slots(name, about, slots, BESIDE_RATIOS)
 }
 
 const BESIDE_STEPS: &[Metric] = &[step("deletion", "/delete.until_on"), step("touch again", "/delete.again")];
@@ -138,8 +143,7 @@ pub(super) const BESIDE_64M: Case =
 pub(super) const BESIDE_256M: Case = beside("remove-beside-256M", "the same beside 256 MiB", 256);
 pub(super) const BESIDE_1G: Case = beside("remove-beside-1G", "the same beside 1 GiB", 1024);
 /// KVM takes more than a minute for it.
-pub(super) const BESIDE_2G: Case =
-    Case { only_long: true, ..beside("remove-beside-2G", "the same beside 2 GiB", 2048) };
+pub(super) const BESIDE_2G: Case = beside("remove-beside-2G", "the same beside 2 GiB", 2048).only_long();
 
 /// The requests that Quell's bare guest waits for, by the events of its reports.
 const ORDERS: [&str; 4] = [ADD, REMOVE_IT, LOG_START, LOG_FETCH];

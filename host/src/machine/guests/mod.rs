@@ -11,6 +11,9 @@ use std::mem::offset_of;
 
 /// The largest ring that is believed.
 const RING_BYTES_MAX: u64 = 16 << 20;
+const BUFFER_BYTES: usize = 16 << 10;
+/// Most reads of one ring in a row: a guest may write as fast as it is read.
+const READS_MAX: usize = 16;
 
 /// How often an entry that is being changed is read again at once.
 const TRIES: usize = 16;
@@ -194,6 +197,29 @@ impl Follower {
     /// Reads what was written since the last time, as much as fits into `buffer`.
     pub(crate) fn read<'b>(&mut self, ram: &Ram, buffer: &'b mut [u8]) -> Result<Taken<'b, u8>> {
         self.reader.read(&InMemory { ram, address: self.place.address }, buffer)
+    }
+
+    /// Passes on what was written since the last time, and how many bytes before that are lost, if
+    /// the guest is there. Otherwise the bytes may be anybody's. Returns whether it is.
+    pub(crate) fn follow(
+        &mut self,
+        ram: &Ram,
+        entries: &Entries,
+        guest: Identity,
+        mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<bool> {
+        let mut buffer = [0; BUFFER_BYTES];
+        for _ in 0..READS_MAX {
+            let Taken { lost, items: bytes } = self.read(ram, &mut buffer)?;
+            if !entries.has(ram, guest)? {
+                return Ok(false);
+            }
+            if lost == 0 && bytes.is_empty() {
+                break;
+            }
+            take(lost, bytes)?;
+        }
+        Ok(true)
     }
 }
 

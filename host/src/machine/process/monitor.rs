@@ -1,13 +1,10 @@
 //! What the CPUs of a machine that hangs are at, as QEMU's monitor shows it.
 
 use super::Machine;
-use crate::arch::Platform;
-use anyhow::{Context, Result, ensure};
-use serde_json::{Deserializer, Value, json};
+use crate::prelude::*;
+use serde_json::Deserializer;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::time::Duration;
 
 /// QEMU answers at once, unless it hangs itself.
 const PATIENCE: Duration = Duration::from_secs(5);

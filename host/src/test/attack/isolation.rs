@@ -2,8 +2,6 @@
 
 use crate::bench::isolation::pair::{self, Plan};
 use crate::bench::isolation::{limits, of_run};
-use crate::bench::limits::Limit;
-use crate::test::bochs::SKYLAKE;
 use crate::test::prelude::*;
 use hostile::attacks::Attack;
 
@@ -13,11 +11,9 @@ const BATCHES: u64 = 4;
 const SEED: u64 = 7;
 const TIMEOUT: Duration = Duration::from_secs(180);
 
-pub(in crate::test) const ROWS: &[Case] = &[
-    act("i1_guests_do_not_disturb_each_other", attacks)
-        .about("a guest keeps its memory, registers, flushes and share while another one attacks")
-        .on_both(),
-    act("i1_guests_do_not_disturb_each_other_on_vmx", attacks).about("nor where VMX runs them").on(SKYLAKE),
+pub(in crate::test) const ACTS: &[Named] = &[
+    ("i1_guests_do_not_disturb_each_other", attacks),
+    ("i1_guests_do_not_disturb_each_other_on_vmx", attacks),
 ];
 
 /// The weights of attacker and other guest, whether the attacker has a CPU set, and what it does.

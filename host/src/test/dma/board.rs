@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread;
 
 /// The machine is ended after this time, if the test has not done so.
 const TIMEOUT: Duration = Duration::from_secs(120);

@@ -11,7 +11,6 @@ use crate::test::prelude::*;
 use crate::test::siege::{self, Siege};
 use crate::test::storm::{self, Requests};
 use crate::test::talk;
-use hostlink::phase::Phase;
 
 /// The prompt of the guest's shell, and how long after its announcement it appears at most.
 const PROMPT: &str = "# ";

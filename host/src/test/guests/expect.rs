@@ -1,10 +1,8 @@
 //! The expectations for a run.
 
 use crate::check::{self, Verdict};
-use crate::machine::counters::Snapshot;
 use crate::machine::emulator::describe;
 use crate::machine::process::{CONSOLE_BYTES, complaint};
-use crate::run::tail;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS, ProbeEnd,
 };
@@ -272,7 +270,7 @@ fn expect_loops(outcome: &Outcome) -> Result<()> {
     ensure!(loops.len() == LOOPS_COUNT, "{} loops have ended instead of {LOOPS_COUNT}", loops.len());
     for end in &loops {
         let name = end["loop"].as_str().context("a loop has no name")?;
-        ensure!(LOOPS.split([' ', ';']).any(|word| word == name), "there is no loop {name}");
+        ensure!(LOOPS.split(' ').any(|word| word == name), "there is no loop {name}");
         ensure!(end["rounds_total"] == LOOPS_ROUNDS, "{name} made {} rounds", end["rounds_total"]);
     }
     let mixed = ends("mixed");

@@ -7,7 +7,6 @@ use crate::guest::cpio::Archive;
 use crate::machine::emulator;
 use crate::test::kernels::{From, Kernel};
 use crate::test::prelude::*;
-use crate::vm::StockGuest;
 
 fn battery(rounds: u32) -> String {
     format!("mount -t tracefs t /sys/kernel/tracing && battery --rounds {rounds} --report /dev/report")

@@ -17,10 +17,9 @@ use crate::guest::cache::NotToBeHad;
 use crate::moving::Arrivals;
 use crate::run::reporting_console;
 use crate::test::prelude::*;
-use crate::vm::{Hypervisor, StockGuest};
 use saved::Saved;
 use std::cell::Cell;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 
 /// Longest time for a boot with a short command, and for a long search.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);

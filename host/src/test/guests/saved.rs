@@ -12,8 +12,6 @@ use crate::test::talk;
 use hostlink::config::{ApicIds, FlushMode};
 use hostlink::ctl::Input;
 use hostlink::ctl::record::Taken;
-use std::sync::{Mutex, PoisonError};
-use tempfile::TempDir;
 
 /// What a guest runs that is saved. Its command is a line on the console, and is not shown there.
 const WAITS: &str = "stty -echo; echo '{\"event\":\"waits\"}' > /dev/report; read -r command; stty echo; \

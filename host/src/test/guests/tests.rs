@@ -15,6 +15,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// A command has come to its end.
 const DONE: &str = "+event=exit status=0\n";
 
+/// Of a section of `verdicts.txt` what is right, and the changes with which it must not be.
+fn section(name: &str) -> (String, String) {
+    let (_, text) = include_str!("verdicts.txt").split_once(&format!("[{name}]\n")).expect(name);
+    let (wrong, right): (Vec<_>, Vec<_>) =
+        text.lines().take_while(|line| !line.is_empty()).partition(|line| line.contains(" => "));
+    (right.join("\n"), wrong.join("\n"))
+}
+
 fn judge(outcome: &Outcome, expect: Expect) -> Result<()> {
     let switches = Switches { vmid_churn: Some(3), nested_page: NestedPage::Small, ..Switches::default() };
     judge_stock(outcome, expect, &switches, Some(1000))
@@ -28,6 +36,12 @@ fn stock(expect: Expect, right: &str, wrong: &str) {
         0.status=1 => the command's status is 1
         0.status=null => the command's status is null\n";
     refuses(|it| judge(it, expect), &(DONE.to_owned() + right), &(of_all.to_owned() + wrong));
+}
+
+/// The same of a section.
+fn listed(expect: Expect, name: &str) {
+    let (right, wrong) = section(name);
+    stock(expect, &right, &wrong);
 }
 
 #[test]
@@ -51,105 +65,37 @@ fn u50_a_stock_guest_ends_as_its_row_expects() {
     let wrong =
         "1.unix=1600000000 => the guest says it is 1600000000\n-1 => the guest did not say what time it is";
     stock(Expect::Date, &format!("+event=date unix={now}"), wrong);
-    let wrong = "
-        log nothing => CPUs [1] come late, and the log says []
-        log CPU 2 is not used => CPUs [1] come late, and the log says [\"CPU 2 is not used\"]";
-    stock(Expect::WithoutCpus(&[1]), "log CPU 1 is not used", wrong);
+    listed(Expect::WithoutCpus(&[1]), "without a CPU");
 }
 
 #[test]
 fn u50_a_search_has_remapped_in_each_way_and_seen_changes() {
     // Of all runs together.
-    let right = "
-        +event=end remaps={\"a\":1,\"b\":0} changes=3
-        +event=end remaps={\"a\":0,\"b\":1} changes=0
-        count flush.vmid=1000 flush.whole.pieces=1";
-    let wrong = "
-        1.event=other => not all ways were tried: {\"a\": 0, \"b\": 1}
-        -2 => not all ways were tried
-        1.changes=0 => the readers saw no change: {
-        count flush.vmid=999 flush.whole.pieces=1 => CPUs dropped everything 999 times only
-        count flush.vmid=1000 => 0 flushes of the tag for pieces, and 0 single pages
-        count flush.vmid=1000 flush.whole.pieces=1 flush.pages=1 => and 1 single pages
-        count => there are no counters";
-    stock(Expect::NothingStale, right, wrong);
+    listed(Expect::NothingStale, "nothing stale");
     let none = judge(&Outcome::of(DONE), Expect::NothingStale).expect_err("it has not ended");
     assert!(none.to_string().contains("the hunter did not come to its end"));
 }
 
 #[test]
 fn u50_what_is_not_reported_is_not_taken_for_as_much_as_was_wanted() {
-    let right = "
-        +event=begin toggles=5 threads=2 passes=3
-        +event=end toggles=5 passes=6 rom_errors=0 canary_errors=0
-        count slots.changes=10";
-    let wrong = "
-        -1 => mmtest did not begin
-        -2 => mmtest did not come to its end
-        1.toggles=null => no number of toggles is reported: {
-        1.threads=null => no number of threads is reported
-        1.passes=null => no number of passes is reported
-        2.toggles=null => no number of toggles is reported
-        2.passes=null => no number of passes is reported
-        2.toggles=4 => 4 toggles instead of 5
-        2.passes=5 => 5 passes instead of 6
-        2.rom_errors=1 => 1 rom_errors
-        2.canary_errors=null => null canary_errors
-        count slots.changes=9 => 9 changes of the guest's memory for 5 toggles
-        count => there are no counters";
-    stock(Expect::Intact, right, wrong);
-    let (_, names) = LOOPS.split_once(" in ").expect("names follow");
-    let names = names.split(';').next().unwrap_or_default().split(' ');
-    let loops = names
+    listed(Expect::Intact, "intact");
+    let loops = LOOPS
+        .split(' ')
         .map(|name| format!("+event=end workload=loops loop={name} rounds_total=800 damaged=false ns=1\n"));
     let right =
         format!("+event=end workload=mixed tasks=4 damaged=false ns=1\n{}", loops.collect::<String>());
-    let wrong = "
-        -2 => 8 loops have ended instead of 9
-        2.loop=other => there is no loop other
-        2.loop=null => a loop has no name
-        2.rounds_total=799 => page_fault made 799 rounds
-        2.damaged=true => damage was found: {
-        2.ns=0 => it took no time: {
-        1.workload=other => the mixed run did not come to its end
-        1.tasks=3 => 3 tasks instead of 4
-        1.damaged=null => damage was found";
-    stock(Expect::Loops, &right, wrong);
+    stock(Expect::Loops, &right, &section("loops").1);
 }
 
 #[test]
 fn u50_flushes_lost_kicks_and_stolen_time_are_counted() {
-    let thrash = "
-        -1 => thrash did not come to its end
-        1.tlb_ipis=null => thrash did not count TLB IPIs
-        count => there are no counters\n";
-    let wrong = "
-        1.tlb_ipis=0 => no TLB IPIs were sent
-        count flush.lists=1 => 1 flush hypercalls in spite of the missing hint";
-    stock(Expect::TlbIpis(true), "+event=end tlb_ipis=7\ncount flush.kicks=1", &(thrash.to_owned() + wrong));
-    let wrong = "
-        1.tlb_ipis=1 => 1 TLB IPIs in spite of the hypercalls
-        count exit.io=1000000 => no flush hypercalls either\n";
-    let all = thrash.to_owned() + wrong;
-    stock(Expect::TlbIpis(false), "+event=end tlb_ipis=0\ncount flush.lists=1", &all);
-    let right = "+event=end tlb_ipis=0\ncount exit.io=1000000 flush.lists=1 kick.late=300 kick.again=1000";
-    let wrong = "
-        count flush.lists=1 exit.io=10000 => 10000 exits tell nothing
-        count flush.lists=1 exit.io=1000000 kick.late=301 => in 1000000 exits the tick brought 301 kicks
-        count flush.lists=1 exit.io=1000000 kick.late=1 kick.missing=300 => found work 300 times
-        count flush.lists=1 exit.io=1000000 kick.again=1001 => exits all CPUs were kicked again 1001 times";
-    stock(Expect::FewLost, right, &(all + wrong));
-    let right = "+event=stat busy=10 stolen=10\n+event=stat busy=40 stolen=100\ncount sched.steal=1000";
-    let wrong = "
-        -2 => 1 reports of times instead of two
-        2.busy=29 => 19 hundredths of a second of work prove nothing
-        2.stolen=69 => 1.97 times the work was stolen: (
-        2.stolen=161 => 5.03 times the work was stolen
-        count sched.steal=900 => 100 hundredths were stolen, and 90.0 are counted
-        count sched.steal=1200 => 100 hundredths were stolen, and 120.0 are counted";
-    stock(Expect::Stolen, right, wrong);
+    listed(Expect::TlbIpis(true), "by IPIs");
+    listed(Expect::TlbIpis(false), "by hypercalls");
+    listed(Expect::FewLost, "few are lost");
+    listed(Expect::Stolen, "stolen");
+    let right = section("stolen").0;
     let judged =
-        judge_stock(&Outcome::of(&(DONE.to_owned() + right)), Expect::Stolen, &Switches::default(), None);
+        judge_stock(&Outcome::of(&(DONE.to_owned() + &right)), Expect::Stolen, &Switches::default(), None);
     assert!(judged.is_err_and(|error| error.to_string() == "the hypervisor's clock has no rate"));
 }
 
@@ -206,17 +152,8 @@ fn u50_bare_guests_pass_by_their_own_word_alone() {
 fn u50_a_kernel_passes_each_check_of_the_battery() {
     let kernel = Kernel { from: From::Backports, release: "6.12.", page_bytes: 4096 };
     let checks = CHECKS.map(|name| format!("\n+event=check check={name} ok=true why=b")).concat();
-    let wrong = "
-        -0 => the battery did not begin
-        0.kernel=6.1.0 => the kernel is 6.1.0, not 6.12.
-        0.page_bytes=16384 => its pages have 16384 bytes
-        -1 => there is a report of \"fork\" instead of mmap
-        -7 => there is no report of
-        +event=check => there are more checks than are known
-        1.ok=false => mmap: \"b\"
-        1.ok=null => mmap: \"b\"";
     let right = format!("+event=begin kernel=6.12.1 page_bytes=4096{checks}");
-    refuses(|it| expect_battery(it, &kernel), &right, wrong);
+    refuses(|it| expect_battery(it, &kernel), &right, &section("battery").1);
 }
 
 #[test]

@@ -10,7 +10,6 @@ use crate::machine::emulator;
 use crate::machine::spec::Payload;
 use crate::test::checks::Check;
 use crate::test::prelude::*;
-use std::env;
 use std::fs::File;
 
 /// Longest time for a run of tlbcheck.

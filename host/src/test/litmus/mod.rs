@@ -11,8 +11,7 @@ use record::{BREAK, MAKE, PAGES, RANGES, REPEATS, WHOLE};
 use std::fmt::Write;
 use text::{Mutant, Mutation, Role, View};
 
-pub(super) const ROWS: [Case; 1] = [act("litmus_arm_barriers", barriers)
-    .about("by Arm's own model each sequence is right, and no barrier and no TLBI of it can go")];
+pub(super) const ACTS: &[Named] = &[("litmus_arm_barriers", barriers)];
 
 /// The page with the table that a run makes.
 const DOCUMENT: &str = "docs/barriers.md";

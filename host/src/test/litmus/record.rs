@@ -14,7 +14,7 @@ use stay::Mistakes;
 use stay::broadcast::{self, AddressSpace, CpuStage2};
 use std::array;
 use std::cell::{Cell, RefCell};
-use std::ops::{ControlFlow, Range};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The watched entry becomes invalid, or valid again with another value.

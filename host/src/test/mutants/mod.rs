@@ -12,58 +12,35 @@ mod tree;
 use super::progress::ProgressView;
 use super::{Queue, Tally, verdict};
 use crate::cli::TestArgs;
-use crate::machine::signals::Signals;
-use crate::workspace;
-use anyhow::{Context, Result, ensure};
+use crate::prelude::*;
 use runs::{Known, Outcome, Test, Tests, on_all_cpus};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::sync::Mutex;
 use tree::Tree;
 
 /// The list of survivors, below the root of the source tree.
 const LIST: &str = "docs/mutants.md";
-/// Directories whose code is changed, and how many in a hundred mutants the tests of their package
-/// must kill there.
-const ROOMS: [(&str, usize); 23] = [
-    ("hypervisor/src/vm", 90),
-    ("hypervisor/src/x86", 90),
-    ("hypervisor/src/svm", 90),
-    ("hypervisor/src/vmx", 90),
-    ("hypervisor/src/arm64", 90),
-    ("hypervisor/src/iommu", 90),
-    ("hypervisor/src/owned", 90),
-    ("hypervisor/src/sched", 90),
-    ("hypervisor/src/devices", 90),
-    ("hypervisor/src/loader", 90),
-    ("crates/stay", 95),
-    ("crates/coherence", 95),
-    ("crates/tlfs", 95),
-    ("crates/transfer", 95),
-    ("crates/memslots", 95),
-    ("crates/paging", 95),
-    ("crates/iommu", 95),
-    ("crates/pci", 95),
-    ("crates/pic", 95),
-    ("host/src/moving", 90),
-    ("host/src/machine", 90),
-    ("host/src/bench", 90),
-    ("host/src/test", 90),
-];
-/// Packages of the rooms: directory, and the file that their modules begin in.
-const PACKAGES: [(&str, &str); 11] = [
-    ("hypervisor", "lib.rs"),
-    ("crates/stay", "lib.rs"),
-    ("crates/coherence", "lib.rs"),
-    ("crates/tlfs", "lib.rs"),
-    ("crates/transfer", "lib.rs"),
-    ("crates/memslots", "lib.rs"),
-    ("crates/paging", "lib.rs"),
-    ("crates/iommu", "lib.rs"),
-    ("crates/pci", "lib.rs"),
-    ("crates/pic", "lib.rs"),
-    ("host", "main.rs"),
-];
+/// Directories whose code is changed: of the hypervisor and of the tool, and crates.
+const HOUSE: &str = "hypervisor/src/vm hypervisor/src/x86 hypervisor/src/svm hypervisor/src/vmx \
+    hypervisor/src/arm64 hypervisor/src/iommu hypervisor/src/owned hypervisor/src/sched \
+    hypervisor/src/devices hypervisor/src/loader host/src/moving host/src/machine host/src/bench \
+    host/src/test";
+const CRATES: &str = "crates/stay crates/coherence crates/tlfs crates/transfer crates/memslots crates/paging \
+    crates/iommu crates/pci crates/pic";
+/// How many in a hundred mutants the tests of their package must kill there.
+const DUE: [usize; 2] = [90, 95];
+
+/// All of these, each with its share.
+fn rooms() -> impl Iterator<Item = (&'static str, usize)> {
+    [HOUSE, CRATES]
+        .into_iter()
+        .zip(DUE)
+        .flat_map(|(rooms, due)| rooms.split(' ').map(move |room| (room, due)))
+}
+
+/// The package of a room: its directory, and the file that its modules begin in.
+fn package(room: &'static str) -> (&'static str, &'static str) {
+    let directory = room.split_once("/src").map_or(room, |(directory, _)| directory);
+    (directory, if directory == "host" { "main.rs" } else { "lib.rs" })
+}
 
 /// A mutant of the sample, and what came of it.
 #[derive(serde::Serialize)]
@@ -87,7 +64,7 @@ pub(super) fn try_some(signals: &Signals) -> Result<u8> {
 pub(super) fn test(args: &TestArgs, wanted: &str, signals: &Signals) -> Result<u8> {
     let wanted = |room: &str| room.contains(wanted);
     if args.list {
-        ROOMS.iter().filter(|(room, _)| wanted(room)).for_each(|(room, _)| println!("{room}"));
+        rooms().filter(|(room, _)| wanted(room)).for_each(|(room, _)| println!("{room}"));
         return Ok(0);
     }
     try_rooms(args.sample, args.redundant, &wanted, signals)
@@ -101,9 +78,9 @@ fn try_rooms(
 ) -> Result<u8> {
     let progress = ProgressView::new();
     let running = progress.begin("mutants");
-    let rooms = ROOMS.map(|(room, _)| wanted(room).then_some(room));
-    let is_wanted = |package: &str| rooms.iter().flatten().any(|room| room.starts_with(package));
-    let packages: Vec<_> = PACKAGES.into_iter().filter(|(package, _)| is_wanted(package)).collect();
+    let rooms: Vec<_> = rooms().map(|(room, _)| wanted(room).then_some(room)).collect();
+    let packages: BTreeSet<_> = rooms.iter().flatten().map(|room| package(room)).collect();
+    let packages: Vec<_> = packages.into_iter().collect();
     ensure!(!packages.is_empty(), "no such directory: --list names them");
     let mut tree = Tree::read(&rooms, packages)?;
     let programs = tree.make(&running, signals)?;
@@ -153,7 +130,7 @@ fn listed() -> Result<BTreeSet<String>> {
 
 /// The mutants to be tried: of each room the same ones each time, in an order that says nothing.
 fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tried)> {
-    let mut all: Vec<Vec<_>> = ROOMS.iter().map(|_| Vec::new()).collect();
+    let mut all: Vec<Vec<_>> = rooms().map(|_| Vec::new()).collect();
     // Of those with one name the first, the second, and so on: no change elsewhere moves them.
     let mut seen = BTreeMap::<String, usize>::new();
     for (number, source, site) in tree.mutants() {
@@ -175,7 +152,7 @@ fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tri
 fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
     let header = ["room", "mutants", "tried", "killed", "survived", "not reached", "killed of 100", "due"];
     let (mut rows, mut passed) = (Vec::new(), (0, 0));
-    for (index, (room, due)) in ROOMS.iter().enumerate() {
+    for (index, (room, due)) in rooms().enumerate() {
         let tried: Vec<_> = done.iter().filter(|tried| tried.room == index).collect();
         let all = tree.mutants().filter(|(_, source, _)| source.room == index).count();
         if all == 0 {
@@ -189,7 +166,7 @@ fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
         let count =
             |outcome: fn(&Outcome) -> bool| tried.iter().filter(|tried| outcome(&tried.outcome)).count();
         let killed = count(|outcome| matches!(outcome, Outcome::Killed(_)));
-        passed = if has_share(killed, tried.len(), *due) {
+        passed = if has_share(killed, tried.len(), due) {
             (passed.0 + 1, passed.1)
         } else {
             (passed.0, passed.1 + 1)
@@ -201,9 +178,9 @@ fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
             count(|outcome| *outcome == Outcome::Survived),
             count(|outcome| *outcome == Outcome::NotReached),
             killed * 100 / tried.len().max(1),
-            *due,
+            due,
         ];
-        let row = [(*room).to_owned()].into_iter().chain(numbers.map(|number| number.to_string()));
+        let row = [room.to_owned()].into_iter().chain(numbers.map(|number| number.to_string()));
         rows.push(row.collect::<Vec<_>>());
     }
     println!("{}", crate::table::table(header, rows));

@@ -2,20 +2,13 @@
 //! each mutant against the tests that reach it, quickest first.
 
 use super::tree::Program;
-use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::test::progress::Running;
 use crate::test::{Queue, lines};
-use anyhow::{Context, Result, ensure};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::thread;
-use std::time::{Duration, Instant};
 
 /// Tests that run in one process take this long together, and are as many at most.
 const PART_TIME: Duration = Duration::from_secs(3);

@@ -6,9 +6,8 @@ use super::expressions::{
     assigned, has_attributes, has_let, is_effect, is_reference, is_result_of_nothing, is_simple, neighbour,
 };
 use super::inserted::Wrap;
+use crate::prelude::*;
 use proc_macro2::Span;
-use std::collections::BTreeMap;
-use std::ops::Range;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{BinOp, Block, Expr, ReturnType, Stmt, Type};

@@ -3,19 +3,11 @@
 use super::built::is_built;
 use super::inserted;
 use super::sites::{self, Found, Site};
-use crate::machine::signals::Signals;
+use crate::prelude::*;
 use crate::test::lines;
 use crate::test::progress::Running;
-use crate::workspace;
-use anyhow::{Context, Result, bail, ensure};
 use cargo_metadata::Message;
 use cargo_metadata::diagnostic::{Diagnostic, DiagnosticLevel, DiagnosticSpan};
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 /// Longest time for one build.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(3600);

@@ -6,7 +6,7 @@ use crate::test::prelude::*;
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
 
 /// Files that a package needs besides its sources; the licences are those of the tree.
-pub(super) const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+const LICENCES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 const OTHERS: [&str; 2] = ["README.md", "CHANGELOG.md"];
 
 /// The target that the packages are built for. It has no standard library.
@@ -15,15 +15,10 @@ const TARGET: &str = "x86_64-unknown-none";
 /// The tool that compares a crate's API with its former version, and the tool's version.
 const COMPARER: &str = "cargo-semver-checks@0.51.0";
 
-pub(super) const ROWS: [Case; 3] = [
-    act("packages_work_outside_the_tree", work_outside)
-        .about("each crate builds alone, its README's example runs, and a program uses all five"),
-    act("packages_build_with_the_rust_they_name", build_with_the_rust_they_name)
-        .about("each crate builds with the oldest compiler that it claims to support")
-        .only_long(),
-    act("packages_break_nobody_without_a_new_version", break_nobody)
-        .about("each crate's public API is compatible with the one that its version was released with")
-        .only_long(),
+pub(super) const ACTS: &[Named] = &[
+    ("packages_work_outside_the_tree", work_outside),
+    ("packages_build_with_the_rust_they_name", build_with_the_rust_they_name),
+    ("packages_break_nobody_without_a_new_version", break_nobody),
 ];
 
 struct Package {

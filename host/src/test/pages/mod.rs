@@ -7,17 +7,16 @@ use crate::report;
 use crate::test::prelude::*;
 use sample::{FLUSHES, sample};
 
-const ROWS: [Case; 1] = [act("reports_work_in_a_browser", works_in_a_browser)
-    .about("tables, plots and timelines are there, move and answer, in light, dark and on paper")];
+pub(super) const ACTS: &[Named] = &[("reports_work_in_a_browser", works_in_a_browser)];
 
-/// The row, where there is a browser. Debian has a package of it, which `./quell` installs for the
-/// tests; Ubuntu's is a snap, which needs more than a package manager.
-pub(super) fn rows() -> &'static [Case] {
+/// Whether there is a browser, or can be. Debian has a package of it, which `./quell` installs for
+/// the tests; Ubuntu's is a snap, which needs more than a package manager.
+pub(super) fn can_be_shown() -> bool {
     let is_debian = || fs::read_to_string("/etc/os-release").is_ok_and(|text| text.contains("\nID=debian\n"));
-    if browser::program().is_some() || is_debian() { &ROWS } else { &[] }
+    browser::program().is_some() || is_debian()
 }
 
-const ACTS: &str = include_str!("acts.js");
+const HANDS: &str = include_str!("acts.js");
 /// The maximum size of a report with two traces.
 const BYTES_MAX: u64 = 1 << 20;
 
@@ -26,7 +25,7 @@ fn works_in_a_browser(room: &Room<'_>) -> Result<()> {
     let size = fs::metadata(&page)?.len();
     ensure!(size <= BYTES_MAX, "the report has {size} bytes");
     let ask = |look, body: &str| {
-        Browser::ask(&page, look, &format!("{ACTS}\nasync function ask() {{ await moment(); {body} }}"))
+        Browser::ask(&page, look, &format!("{HANDS}\nasync function ask() {{ await moment(); {body} }}"))
     };
     let acts = format!("await acts({FLUSHES}); return wrong;");
     let wrong = ask(Look::Light, &acts)?;

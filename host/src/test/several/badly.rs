@@ -12,32 +12,7 @@ const LINES: u32 = 2;
 const TABLES: u32 = 24;
 
 /// Those that end. Each is started by a request.
-const SUBJECTS: &str = r#"
-[[guest]]
-name = "resets"
-program = "hostile"
-cmdline = "test=attack attack=resets"
-reset = "exit"
-vcpus = 1
-memory = "64M"
-start = "manual"
-
-[[guest]]
-name = "faults"
-program = "hostile"
-cmdline = "test=attack attack=faults"
-reset = "exit"
-vcpus = 2
-memory = "64M"
-start = "manual"
-
-[[guest]]
-name = "panics"
-exec = "echo c > /proc/sysrq-trigger"
-vcpus = 1
-memory = "128M"
-start = "manual"
-"#;
+const SUBJECTS: &str = include_str!("badly.toml");
 
 pub(super) fn end_badly(room: &Room<'_>) -> Result<()> {
     let (arch, base) = (room.platform.arch(), room.platform.arch().ram_base());

@@ -5,13 +5,7 @@ use crate::machine::guests::{Entries, Follower, GuestSeen, Identity};
 use crate::machine::ram::Ram;
 use crate::run::tail;
 use hostlink::guests::CONSOLES;
-use hostlink::ring::Taken;
 use std::sync::Arc;
-
-/// Bytes that are read from a ring at one time.
-const BUFFER_BYTES: usize = 16 << 10;
-/// Most reads of one ring in a row: a guest may write as fast as it is read.
-const READS_MAX: usize = 16;
 
 /// The consoles of all guests, for each name those of the last guest that had it.
 pub(super) struct Heard {
@@ -79,23 +73,15 @@ impl Life {
     }
 
     fn read(&mut self, ram: &Ram, entries: &Entries) -> Result<()> {
-        let mut buffer = [0; BUFFER_BYTES];
         for (console, text) in self.consoles.iter_mut().zip(&mut self.texts) {
-            for _ in 0..READS_MAX {
-                let Some(follower) = console else { break };
-                let Taken { lost, items: bytes } = follower.read(ram, &mut buffer)?;
-                if !entries.has(ram, self.id)? {
-                    // The bytes may be anybody's.
-                    return Ok(());
-                }
+            let Some(follower) = console else { continue };
+            follower.follow(ram, entries, self.id, |lost, bytes| {
                 if lost != 0 {
                     text.extend_from_slice(format!("\n({lost} bytes are missing)\n").as_bytes());
                 }
-                if bytes.is_empty() {
-                    break;
-                }
                 text.extend_from_slice(bytes);
-            }
+                Ok(())
+            })?;
         }
         Ok(())
     }

@@ -31,28 +31,9 @@ cmdline = "quiet"
 exec = '''{COMMAND}'''
 "#;
 
-const COMMAND: [&str; 16] = [
-    "D=/dev/nvme0n1; N=0",
-    r#"sum() { dd if=$1 bs=64k iflag=$2 skip=1 2>/dev/null | md5sum; }"#,
-    r#"odd() { grep -E '^ *(NMI|ERR|MIS):' /proc/interrupts; }"#,
-    "dd if=/dev/urandom of=/memory bs=64k count=64 2>/dev/null",
-    "M=$(sum /memory fullblock); S=$(sum $D direct); O=$(odd)",
-    "check() {",
-    "N=$((N + 1)); echo round $N | dd of=$D conv=sync,fsync bs=512 2>/dev/null",
-    r#"[ "$(dd if=$D bs=4k count=1 iflag=direct 2>/dev/null | head -n 1)" = "round $N" ] || echo CHANGED: block"#,
-    r#"[ "$(sum /memory fullblock)" = "$M" ] || echo CHANGED: memory"#,
-    r#"[ "$(sum $D direct)" = "$S" ] || echo CHANGED: disk"#,
-    r#"[ "$(odd)" = "$O" ] || echo CHANGED: interrupts"#,
-    "echo tick $N",
-    "}",
-    "while :; do check; sleep 0.1; done &",
-    "read line",
-    "echo good bye",
-];
-
 fn command_line() -> String {
     let end = |line: &str| if line.ends_with(['{', '&']) { " " } else { "; " };
-    COMMAND.iter().flat_map(|line| [*line, end(line)]).collect()
+    include_str!("careful.sh").lines().flat_map(|line| [line, end(line)]).collect()
 }
 
 /// The bad guest lives twice, with other numbers. Each time the hypervisor has all memory back.

@@ -10,13 +10,10 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-use super::arm::{A72, N1, on_max};
-use super::cases::STALE;
 use super::script::Script;
 use crate::bench::phases::{Counts, Phases};
 use crate::test::prelude::*;
 use hostlink::config::NestedPage;
-use hostlink::phase::Phase;
 
 /// Maintenance for removed memory. There may be nothing else of these kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +30,6 @@ pub(super) struct Sequence {
 /// Pages that are removed one by one without range instructions, and a number above that limit.
 const FEW: u64 = 100;
 const MANY: u64 = 2048;
-
-const FOREIGN: &str = "check --arch aarch64 --on quell --defect ring3";
-
-/// Between the two. Instructions that are counted take no time, so no cost could be measured.
-const LIMIT: &[&str] = &["flush_pages=200"];
 
 /// One range, entries of both stages, a DSB for each.
 const BY_RANGE: Sequence = Sequence { ripas2e1is: 1, ipas2e1is: 0, vmalle1is: 1, vmalls12e1is: 0, ish: 2 };
@@ -76,57 +68,23 @@ impl Sequence {
     }
 }
 
-pub(super) const ROWS: [Case; 18] = on_max([
-    act("p19_memory_that_goes_is_gone_on_max", is_gone)
-        .about("all vCPUs notice, and see zeroes when other memory is added"),
-    act("p19_memory_that_goes_is_gone_on_neoverse_n1", is_gone).about("and on a neoverse-n1").on(N1),
-    act("p19_memory_that_goes_is_gone_on_cortex_a72", is_gone).about("likewise").on(A72),
-    act("p19_memory_that_goes_is_gone_whole", is_gone)
-        .about("and where all that the VMID tags is dropped")
-        .with(&["stage2_unmap=whole"]),
-    act("p19_missing_combined_is_caught", is_stale)
-        .about("without VMALLE1IS a vCPU goes on reading")
-        .with(&["defect=stage2-no-combined"]),
-    act("stage2_missing_tlbi_is_caught", is_stale)
-        .about("and so it does without VMALLS12E1IS")
-        .with(&["defect=stage2-no-tlbi", "stage2_unmap=whole"]),
-    act("o12_sequence_on_max", |room| BY_RANGE.check(&counts(room, MANY)?))
-        .about("one range instruction, VMALLE1IS, two DSB ISH, DSB ISHST before"),
-    act("o12_sequence_on_cortex_a72", |room| BY_PAGE.check(&counts(room, FEW)?))
-        .about("without range instructions, one for each page")
-        .on(A72)
-        .with(LIMIT),
-    act("o12_sequence_whole_on_cortex_a72", |room| WHOLE.check(&counts(room, MANY)?))
-        .about("and VMALLS12E1IS where that is too many")
-        .on(A72)
-        .with(LIMIT),
-    act("o2_sequence_is_repeated_on_neoverse_n1", |room| BY_PAGE.repeated().check(&counts(room, FEW)?))
-        .about("its errata demand one more")
-        .on(N1)
-        .with(LIMIT),
-    act("o12_missing_ishst_is_counted", |room| is_refused(room, "not ordered before"))
-        .about("without DSB ISHST")
-        .with(&["defect=stage2-no-ishst"]),
-    act("o11_dsb_nsh_is_counted", |room| is_refused(room, "DSB NSH waits"))
-        .about("with DSB NSH for ISH")
-        .with(&["defect=stage2-dsb-nsh"]),
-    act("stage2_missing_ranges_are_counted", |room| is_refused(room, "ripas2e1is: 0"))
-        .about("without RIPAS2E1IS")
-        .with(&["defect=stage2-no-tlbi"]),
-    act("p19_missing_combined_is_counted", |room| is_refused(room, "vmalle1is: 0"))
-        .about("without VMALLE1IS")
-        .with(&["defect=stage2-no-combined"]),
-    act("a3_arrivals_drop", arrivals).about("an arrival of another vCPU on a CPU flushes its translations"),
-    stock("a3_missing_arrival_flush_is_audited", (4, 2), STALE, Expect::Panic("audit: the CPU holds"))
-        .about("and the auditor detects a missing flush")
-        .with(&["defect=no-arrival-flush"]),
-    stock("a4_nothing_stale_while_generations_roll_over", (4, 2), STALE, Expect::NothingStale)
-        .about("other machines constantly take VMIDs, of which there are three")
-        .with(&["vmid_bits=2", "vmid_churn=3"]),
-    tool("arm_foreign_defect_is_refused", FOREIGN)
-        .ends(1, "one of x86_64 alone: leave it out here")
-        .about("the hypervisor for Arm refuses a defect of flush hypercalls"),
-]);
+pub(super) const ACTS: &[Named] = &[
+    ("p19_memory_that_goes_is_gone_on_max", is_gone),
+    ("p19_memory_that_goes_is_gone_on_neoverse_n1", is_gone),
+    ("p19_memory_that_goes_is_gone_on_cortex_a72", is_gone),
+    ("p19_memory_that_goes_is_gone_whole", is_gone),
+    ("p19_missing_combined_is_caught", is_stale),
+    ("stage2_missing_tlbi_is_caught", is_stale),
+    ("o12_sequence_on_max", |room| BY_RANGE.check(&counts(room, MANY)?)),
+    ("o12_sequence_on_cortex_a72", |room| BY_PAGE.check(&counts(room, FEW)?)),
+    ("o12_sequence_whole_on_cortex_a72", |room| WHOLE.check(&counts(room, MANY)?)),
+    ("o2_sequence_is_repeated_on_neoverse_n1", |room| BY_PAGE.repeated().check(&counts(room, FEW)?)),
+    ("o12_missing_ishst_is_counted", |room| is_refused(room, "not ordered before")),
+    ("o11_dsb_nsh_is_counted", |room| is_refused(room, "DSB NSH waits")),
+    ("stage2_missing_ranges_are_counted", |room| is_refused(room, "ripas2e1is: 0")),
+    ("p19_missing_combined_is_counted", |room| is_refused(room, "vmalle1is: 0")),
+    ("a3_arrivals_drop", arrivals),
+];
 
 /// Memory of the guest itself.
 const MEMORY: u64 = 64 * MIB;
