@@ -83,7 +83,7 @@ fn a_flush_is_connected_with_its_targets() {
 #[test]
 fn vcpus_of_higher_banks_are_named() {
     // The guest's first row is 5.
-    let ask = |bank, bits| record(1, Event::FlushAsked, 7, 5 + 64 * bank, bits, 0);
+    let ask = |bank: u32, bits| record(1, Event::FlushAsked, 7, 5 + 64 * bank, bits, 0);
     let done = record(2, Event::FlushDone, 7, 0, 0, 0);
     let timeline = timeline([vec![ask(0, 1 << 63), ask(3, 0b101), done], Vec::new()]);
     assert_eq!(timeline.flushes[0].named, [68, 197, 199]);
