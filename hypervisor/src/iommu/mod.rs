@@ -5,6 +5,10 @@ pub mod amd_vi;
 pub mod lines;
 pub mod messages;
 pub mod mirror;
+#[cfg(test)]
+pub(crate) mod mock;
 pub mod remaps;
 pub mod routes;
 pub mod smmu;
+#[cfg(test)]
+pub(crate) mod tests;

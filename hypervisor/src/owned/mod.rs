@@ -12,6 +12,8 @@ mod platform;
 mod registers;
 mod slots;
 pub(crate) mod tables;
+#[cfg(test)]
+mod tests;
 mod trapped;
 
 pub use crate::vm::refused::Refused;

@@ -17,6 +17,8 @@ pub mod hyperv;
 pub mod offer;
 #[cfg(not(loom))]
 pub mod processor;
+#[cfg(test)]
+mod tests;
 #[cfg(not(loom))]
 pub mod vcpu;
 #[cfg(not(loom))]

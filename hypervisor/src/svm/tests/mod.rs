@@ -1,24 +1,26 @@
 //! Exits, entries and external events, on a mock [processor].
 
 mod audited;
+#[path = "../../x86/tests/cpuid.rs"]
 mod cpuid;
 pub(crate) mod due;
 mod entry;
 pub(crate) mod guest;
 mod handed;
 mod instructions;
-mod iommu;
-mod machine;
-mod memory;
+#[path = "../../x86/tests/memory.rs"]
+pub(crate) mod memory;
 mod migrated;
+#[path = "../../x86/tests/moved.rs"]
 pub(crate) mod moved;
-mod owned;
+#[path = "../../x86/tests/ports.rs"]
 mod ports;
 pub(crate) mod processor;
 pub(crate) mod random;
+#[path = "../../x86/tests/registers.rs"]
 mod registers;
+#[path = "../../x86/tests/reset.rs"]
 mod reset;
-mod routes;
 pub(crate) mod rows;
 
 use core::ptr::NonNull;
@@ -60,7 +62,7 @@ fn u7_the_largest_use_of_tables_fits_twice() {
 #[test]
 fn u7_the_tables_of_owned_registers_are_counted() {
     let taken = |devices: &str| {
-        machine::set_machine(Some(machine::Machine::new()));
+        crate::iommu::mock::set_machine(Some(crate::iommu::mock::Machine::new()));
         let config = &*format!("name=a\nvcpus=1\nmemory=16777216\n{devices}").leak();
         let board = processor::board_of(1, &[config]).unwrap_or_else(|why| panic!("{why}"));
         board.machine().tables.pages().1

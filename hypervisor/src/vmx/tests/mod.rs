@@ -3,28 +3,28 @@
 
 mod apic;
 mod control;
-#[path = "../../svm/tests/cpuid.rs"]
+#[path = "../../x86/tests/cpuid.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests for both kinds of processors")]
 mod cpuid;
 mod delivery;
 mod events;
-#[path = "../../svm/tests/memory.rs"]
+#[path = "../../x86/tests/memory.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod memory;
 pub(super) mod mock;
-#[path = "../../svm/tests/moved.rs"]
+#[path = "../../x86/tests/moved.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 pub(crate) mod moved;
-#[path = "../../svm/tests/ports.rs"]
+#[path = "../../x86/tests/ports.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod ports;
 pub(crate) mod processor;
 mod random;
 mod refusal;
-#[path = "../../svm/tests/registers.rs"]
+#[path = "../../x86/tests/registers.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod registers;
-#[path = "../../svm/tests/reset.rs"]
+#[path = "../../x86/tests/reset.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod reset;
 mod rows;

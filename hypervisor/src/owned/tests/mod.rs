@@ -1,5 +1,5 @@
-//! PCI functions that a guest owns, on a made [machine](super::machine): the guest writes to ports
-//! and registers as a driver does, and the functions do DMA and interrupt.
+//! PCI functions that a guest owns, on a made [machine](crate::iommu::mock): the guest writes to
+//! ports and registers as a driver does, and the functions do DMA and interrupt.
 
 mod coherence;
 mod interrupts;
@@ -12,13 +12,13 @@ mod spread;
 
 use alloc::vec::Vec;
 
-use super::machine::{Machine, set_machine};
-use super::memory::{WRITE, out};
-use super::processor::{self, Guest, MockSvm, board_with};
-use super::rows::NESTED;
 use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::iommu::mock::{Machine, set_machine};
+use crate::svm::tests::memory::{WRITE, out};
+use crate::svm::tests::processor::{self, Guest, MockSvm, board_with};
+use crate::svm::tests::rows::NESTED;
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::{Next, Vm};
 use crate::x86::vcpu::block::Segment;

@@ -11,8 +11,8 @@ use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
 use stay::iommu::{Device, Domain, amd_vi as engine, finish};
 
-use super::machine::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::amd_vi::{Iommu, NotStarted};
+use crate::iommu::mock::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::remaps::Rewritten;
 use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;

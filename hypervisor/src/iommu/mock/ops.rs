@@ -13,7 +13,7 @@ use crate::vm::mock::creation::index_of;
 
 /// How an interrupt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::svm::tests) enum Arrived {
+pub(crate) enum Arrived {
     /// At a CPU, on a vector.
     At(u8, u8),
     /// It is masked: it waits in the function.
@@ -24,7 +24,7 @@ pub(in crate::svm::tests) enum Arrived {
 }
 
 /// The id with which requests of a function reach the IOMMU.
-pub(in crate::svm::tests) fn device_id(function: &str) -> u16 {
+pub(crate) fn device_id(function: &str) -> u16 {
     // A conventional bridge sends in its own name.
     at(if function == BRIDGED { "00:02.0" } else { function }).id()
 }
@@ -34,7 +34,7 @@ impl Machine {
         self.bus.word(function, 4) & 4 != 0
     }
 
-    pub(in crate::svm::tests) fn dma_read(&self, function: &str, gpa: u64) -> Result<u64, Refusal> {
+    pub(crate) fn dma_read(&self, function: &str, gpa: u64) -> Result<u64, Refusal> {
         assert!(self.is_master(function), "{function} makes no requests");
         let host = self.iommu.dma(device_id(function), gpa, false)?;
         // SAFETY: memory of the board's.
@@ -42,12 +42,7 @@ impl Machine {
     }
 
     /// A function writes 8 bytes; returns where, as a host physical address.
-    pub(in crate::svm::tests) fn dma_write(
-        &self,
-        function: &str,
-        gpa: u64,
-        value: u64,
-    ) -> Result<u64, Refusal> {
+    pub(crate) fn dma_write(&self, function: &str, gpa: u64, value: u64) -> Result<u64, Refusal> {
         assert!(self.is_master(function), "{function} makes no requests");
         let host = self.iommu.dma(device_id(function), gpa, true)?;
         // SAFETY: memory of the board's.
@@ -69,21 +64,16 @@ impl Machine {
     }
 
     /// A CPU takes an interrupt.
-    pub(in crate::svm::tests) fn arrive(&self, cpu: u8, vector: u8) {
+    pub(crate) fn arrive(&self, cpu: u8, vector: u8) {
         assert!(self.devices.routes.deliver(CpuIndex(cpu.into()), vector), "it is somebody's");
     }
 
     /// A function has an event for a vector of MSI-X. One that is masked waits.
-    pub(in crate::svm::tests) fn raise(&self, function: &str, number: u16) -> Arrived {
+    pub(crate) fn raise(&self, function: &str, number: u16) -> Arrived {
         self.raise_with(function, number, |cpu, vector| self.arrive(cpu, vector))
     }
 
-    pub(in crate::svm::tests) fn raise_with(
-        &self,
-        function: &str,
-        number: u16,
-        deliver: impl FnOnce(u8, u8),
-    ) -> Arrived {
+    pub(crate) fn raise_with(&self, function: &str, number: u16, deliver: impl FnOnce(u8, u8)) -> Arrived {
         let (entry, control) = self.bus.with(function, |function| {
             let msix = function.msix.expect("it has MSI-X");
             (function.entry(number), function.word(msix.capability.into()))
@@ -101,13 +91,13 @@ impl Machine {
     }
 
     /// A function sends what waits, if it is not masked any more.
-    pub(in crate::svm::tests) fn send_pending(&self, function: &str, number: u16) -> Option<Arrived> {
+    pub(crate) fn send_pending(&self, function: &str, number: u16) -> Option<Arrived> {
         let waits = self.bus.with(function, |function| function.is_pending(number));
         waits.then(|| self.raise(function, number))
     }
 
     /// A function with MSI at 0x50 has an event.
-    pub(in crate::svm::tests) fn raise_msi(&self, function: &str) -> Arrived {
+    pub(crate) fn raise_msi(&self, function: &str) -> Arrived {
         let word = |register| self.bus.word(function, register);
         if word(0x50) & 1 << 16 == 0 || !self.is_master(function) {
             return Arrived::Off;
@@ -118,7 +108,7 @@ impl Machine {
     }
 
     /// A function writes whatever it likes to the address of interrupts.
-    pub(in crate::svm::tests) fn forge(&self, function: &str, data: u32) -> Arrived {
+    pub(crate) fn forge(&self, function: &str, data: u32) -> Arrived {
         self.send(function, 0xfee0_0000, data, |cpu, vector| self.arrive(cpu, vector))
     }
 }

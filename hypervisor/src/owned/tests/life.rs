@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, on, with_owned};
+use crate::iommu::mock::{Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
 use crate::owned::Verdict;
-use crate::svm::tests::machine::{Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
 use crate::svm::tests::processor::{DATA, MockSvm};
 use crate::vm::load::Load;
 use crate::vm::mock::{End, MockBoard as Board};

@@ -2,9 +2,9 @@
 
 use crate::devices::pc::pci::WINDOW;
 use crate::iommu::lines::{Gate, Lines, MachineDevices};
+use crate::iommu::mock::{Machine, NVME};
 use crate::iommu::smmu;
 use crate::owned::{Functions, nodes};
-use crate::svm::tests::machine::{Machine, NVME};
 use ::pci::Address;
 use ::pci::function::Windows;
 use baremetal::HardwareId;

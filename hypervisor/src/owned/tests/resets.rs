@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, board_of_several, on, with_owned};
-use crate::svm::tests::machine::{Arrived, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
+use crate::iommu::mock::{Arrived, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
 use crate::svm::tests::memory::{ROM, out};
 use crate::svm::tests::processor::{DATA, Guest};
 use baremetal::random::Random;

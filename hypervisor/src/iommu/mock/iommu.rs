@@ -40,14 +40,14 @@ pub(super) struct State {
     hook: Option<Box<dyn FnMut([u64; 2]) + Send>>,
 }
 
-pub(in crate::svm::tests) struct MadeIommu {
+pub(crate) struct MadeIommu {
     state: Mutex<State>,
     notes: &'static Notes,
-    pub(in crate::svm::tests) moment: Moment,
+    pub(crate) moment: Moment,
 }
 
 /// A block of ACPI's table for the IOMMU with an id, and the entries of its devices.
-pub(in crate::svm::tests) fn block(device: u16, entries: &[u8]) -> Vec<u8> {
+pub(crate) fn block(device: u16, entries: &[u8]) -> Vec<u8> {
     let mut table = alloc::vec![0; 48 + 24];
     table[48] = 0x10;
     table[50..52].copy_from_slice(&(24 + entries.len() as u16).to_le_bytes());
@@ -155,7 +155,7 @@ impl State {
 
 impl MadeIommu {
     /// One that can invalidate everything at once, and that firmware has left in use.
-    pub(in crate::svm::tests) fn new(notes: &'static Notes) -> Self {
+    pub(crate) fn new(notes: &'static Notes) -> Self {
         let mut state = State::default();
         state.set(FEATURES, 1 << 6);
         state.set(CONTROL, 0x0b0f | 1 << 12);
@@ -170,32 +170,32 @@ impl MadeIommu {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::svm::tests) fn register(&self, offset: u64) -> u64 {
+    pub(crate) fn register(&self, offset: u64) -> u64 {
         self.lock().register(offset)
     }
 
-    pub(in crate::svm::tests) fn poke(&self, offset: u64, value: u64) {
+    pub(crate) fn poke(&self, offset: u64, value: u64) {
         self.lock().set(offset, value);
     }
 
     /// From now on commands are carried out when the test says so ([`MadeIommu::go_on`]), which may
     /// be never, and not when the tail is written.
-    pub(in crate::svm::tests) fn hold(&self) {
+    pub(crate) fn hold(&self) {
         self.lock().held = u32::MAX;
     }
 
     /// The same until the tail is written a second time.
-    pub(in crate::svm::tests) fn hold_once(&self) {
+    pub(crate) fn hold_once(&self) {
         self.lock().held = 1;
     }
 
     /// From now on `hook` sees each command right before it is carried out.
-    pub(in crate::svm::tests) fn watch(&self, hook: impl FnMut([u64; 2]) + Send + 'static) {
+    pub(crate) fn watch(&self, hook: impl FnMut([u64; 2]) + Send + 'static) {
         self.lock().hook = Some(Box::new(hook));
     }
 
     /// Carries out what was read.
-    pub(in crate::svm::tests) fn go_on(&self) {
+    pub(crate) fn go_on(&self) {
         loop {
             let (command, hook) = {
                 let mut state = self.lock();
@@ -211,16 +211,16 @@ impl MadeIommu {
         }
     }
 
-    pub(in crate::svm::tests) fn interrupts(&self) -> u32 {
+    pub(crate) fn interrupts(&self) -> u32 {
         self.lock().interrupts
     }
 
-    pub(in crate::svm::tests) fn log(&self, event: [u64; 2]) {
+    pub(crate) fn log(&self, event: [u64; 2]) {
         self.lock().log(event);
     }
 
     /// The tail moves on before the entry is there; returns where that will be.
-    pub(in crate::svm::tests) fn announce_early(&self) -> u64 {
+    pub(crate) fn announce_early(&self) -> u64 {
         let mut state = self.lock();
         let tail = state.register(EVENT_TAIL);
         state.set(EVENT_TAIL, (tail + 16) % 4096);
@@ -228,26 +228,26 @@ impl MadeIommu {
         tail
     }
 
-    pub(in crate::svm::tests) fn put_late(&self, offset: u64, event: [u64; 2]) {
+    pub(crate) fn put_late(&self, offset: u64, event: [u64; 2]) {
         self.lock().put(offset, event);
     }
 
-    pub(in crate::svm::tests) fn entry_in_memory(&self, device: u16) -> [u64; 4] {
+    pub(crate) fn entry_in_memory(&self, device: u16) -> [u64; 4] {
         let at = (self.register(DEVICE_TABLE) & ADDRESS) + u64::from(device) * 32;
         core::array::from_fn(|index| word(at + 8 * index as u64))
     }
 
     /// What a device with this entry would reach at an address, if nothing was kept.
-    pub(in crate::svm::tests) fn walk(&self, entry: [u64; 4], gpa: u64) -> Result<u64, Refusal> {
+    pub(crate) fn walk(&self, entry: [u64; 4], gpa: u64) -> Result<u64, Refusal> {
         self.lock().walk(0, entry[0] & ADDRESS, gpa).map(|kept| kept.host + (gpa - kept.start))
     }
 
-    pub(in crate::svm::tests) fn kept(&self, domain: u16) -> usize {
+    pub(crate) fn kept(&self, domain: u16) -> usize {
         self.lock().kept.iter().filter(|kept| kept.domain == domain).count()
     }
 
     /// The host physical address that a device reaches at `gpa`.
-    pub(in crate::svm::tests) fn dma(&self, device: u16, gpa: u64, is_write: bool) -> Result<u64, Refusal> {
+    pub(crate) fn dma(&self, device: u16, gpa: u64, is_write: bool) -> Result<u64, Refusal> {
         let mut state = self.lock();
         let result = state.translate(device, gpa, is_write);
         if let Err(why) = result {
@@ -258,7 +258,7 @@ impl MadeIommu {
     }
 
     /// Destination and vector of an interrupt that a device sends with these data.
-    pub(in crate::svm::tests) fn msi(&self, device: u16, data: u32) -> Result<(u8, u8), Refusal> {
+    pub(crate) fn msi(&self, device: u16, data: u32) -> Result<(u8, u8), Refusal> {
         self.remap(device, 0xfee0_0000, data)
     }
 

@@ -3,9 +3,9 @@
 use baremetal::moment::each_moment;
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, Machine, with_owned};
+use crate::iommu::mock::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use crate::iommu::routes::FUNCTIONS;
 use crate::sched::CpuIndex;
-use crate::svm::tests::machine::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use crate::svm::tests::processor::Guest;
 
 pub(super) const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 
 use super::interrupts::{ONE, TABLE, enable};
 use super::{board_of, with_owned};
+use crate::iommu::mock::{Arrived, Machine, NVME};
 use crate::iommu::routes::{FUNCTIONS, Receiver};
+use crate::iommu::tests::routes::MockReceiver as Other;
 use crate::sched::{CpuIndex, Turn, VcpuIndex};
-use crate::svm::tests::machine::{Arrived, Machine, NVME};
 use crate::svm::tests::processor::Guest;
-use crate::svm::tests::routes::MockReceiver as Other;
 
 const MANY: &str = "vcpus=8\nmemory=16777216\ndevices=nvme";
 /// Addresses of messages: to everybody, and to the members of a logical destination.

@@ -15,14 +15,14 @@ use crate::vm::VpIndex;
 
 /// A guest that may use some of the CPUs, and notes what happens.
 #[derive(Default)]
-pub(super) struct MockReceiver {
+pub(crate) struct MockReceiver {
     cpus: u32,
-    pub(super) posted: Mutex<Vec<(VpIndex, Message)>>,
+    pub(crate) posted: Mutex<Vec<(VpIndex, Message)>>,
     told: Mutex<Vec<VpIndex>>,
 }
 
 impl MockReceiver {
-    pub(super) fn on(cpus: u32) -> &'static Self {
+    pub(crate) fn on(cpus: u32) -> &'static Self {
         Box::leak(Box::new(Self { cpus, ..Self::default() }))
     }
 }

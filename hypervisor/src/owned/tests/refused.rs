@@ -3,9 +3,9 @@
 use super::{board_of_several, with_owned};
 use crate::devices::pc::pci;
 use crate::iommu::messages::{AmdVi, MachineDevices};
+use crate::iommu::mock::{Machine, device_id, set_machine};
 use crate::iommu::routes::Routes;
 use crate::owned::{Functions, Refused};
-use crate::svm::tests::machine::{Machine, device_id, set_machine};
 use crate::svm::tests::processor::MockSvm;
 use ::pci::function::Windows;
 use hostlink::name::Name;

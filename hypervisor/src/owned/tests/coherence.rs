@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, with_owned};
-use crate::svm::tests::machine::{Machine, NVME, Note, Refusal, device_id};
+use crate::iommu::mock::{Machine, NVME, Note, Refusal, device_id};
 use crate::svm::tests::processor::MockSvm;
 use crate::vm::mock::{End, MockBoard as Board};
 use hostlink::exit::ExitCode;

@@ -1,7 +1,7 @@
 //! BARs among the guest's memory slots, and accesses that are trapped.
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, SECOND, on, with_owned};
-use crate::svm::tests::machine::{Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
+use crate::iommu::mock::{Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
 use crate::svm::tests::memory::ROM;
 use crate::svm::tests::processor::CODE;
 use crate::vm::dma::MapAhead;

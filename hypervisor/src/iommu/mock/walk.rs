@@ -6,7 +6,7 @@ use super::iommu::{ADDRESS, DEVICE_TABLE, State};
 
 /// Why an access or an interrupt was not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::svm::tests) enum Refusal {
+pub(crate) enum Refusal {
     /// The IOMMU is off, or has no valid entry for the device.
     NoEntry,
     /// The device's entry blocks it.

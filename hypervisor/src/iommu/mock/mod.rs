@@ -6,10 +6,10 @@ mod iommu;
 mod ops;
 mod walk;
 
-pub(super) use bus::{BRIDGED, MadeBus, NVME, SMALL, VIRTIO};
-pub(super) use iommu::{MadeIommu, block};
-pub(super) use ops::{Arrived, device_id};
-pub(super) use walk::Refusal;
+pub(crate) use bus::{BRIDGED, MadeBus, NVME, SMALL, VIRTIO};
+pub(crate) use iommu::{MadeIommu, block};
+pub(crate) use ops::{Arrived, device_id};
+pub(crate) use walk::Refusal;
 
 use ::iommu::DeviceId;
 use ::iommu::amd::ivrs::units;
@@ -26,7 +26,7 @@ use crate::owned::{buses, nodes};
 
 /// What has happened at the machine's borders, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Note {
+pub(crate) enum Note {
     Config(Address, u16, u32),
     /// A write to a function's registers, by their host physical address.
     Store(u64, u64),
@@ -36,38 +36,38 @@ pub(super) enum Note {
 }
 
 #[derive(Default)]
-pub(super) struct Notes(Mutex<Vec<Note>>);
+pub(crate) struct Notes(Mutex<Vec<Note>>);
 
 impl Notes {
-    pub(super) fn add(&self, note: Note) {
+    pub(crate) fn add(&self, note: Note) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(note);
     }
 
     /// Those since the last call.
-    pub(super) fn take(&self) -> Vec<Note> {
+    pub(crate) fn take(&self) -> Vec<Note> {
         core::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The commands since the last call; other notes are lost.
-    pub(super) fn commands(&self) -> Vec<[u64; 2]> {
+    pub(crate) fn commands(&self) -> Vec<[u64; 2]> {
         let command = |note| if let Note::Command(command) = note { Some(command) } else { None };
         self.take().into_iter().filter_map(command).collect()
     }
 }
 
-pub(super) struct Machine {
-    pub(super) bus: &'static MadeBus,
-    pub(super) iommu: &'static MadeIommu,
-    pub(super) devices: &'static MachineDevices,
-    pub(super) notes: &'static Notes,
+pub(crate) struct Machine {
+    pub(crate) bus: &'static MadeBus,
+    pub(crate) iommu: &'static MadeIommu,
+    pub(crate) devices: &'static MachineDevices,
+    pub(crate) notes: &'static Notes,
 }
 
 /// The id of the IOMMU itself.
-pub(super) const OWN: u16 = 1 << 3;
+pub(crate) const OWN: u16 = 1 << 3;
 
 impl Machine {
     /// A machine whose IOMMU is in operation.
-    pub(super) fn new() -> &'static Self {
+    pub(crate) fn new() -> &'static Self {
         let notes: &'static Notes = Box::leak(Box::default());
         let bus: &'static MadeBus = Box::leak(Box::new(MadeBus::new(notes)));
         let iommu: &'static MadeIommu = Box::leak(Box::new(MadeIommu::new(notes)));
@@ -92,11 +92,11 @@ thread_local! {
 }
 
 /// The calling thread's boards have this machine's devices from now on.
-pub(super) fn set_machine(machine: Option<&'static Machine>) {
+pub(crate) fn set_machine(machine: Option<&'static Machine>) {
     HERE.set(machine);
 }
 
 /// What the mock processor reports.
-pub(super) fn devices() -> Option<&'static MachineDevices> {
+pub(crate) fn devices() -> Option<&'static MachineDevices> {
     HERE.get().map(|machine| machine.devices)
 }

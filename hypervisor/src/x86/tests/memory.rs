@@ -65,7 +65,7 @@ fn access(bytes: &[u8], gpa: u64, info_1: u64, act: impl FnOnce(&mut Guest<'_, '
 
 const LOAD: &[u8] = &[0x8b, 0x03];
 const STORE: &[u8] = &[0x89, 0x03];
-pub(super) const WRITE: u64 = 1 << 1;
+pub(crate) const WRITE: u64 = 1 << 1;
 
 #[test]
 fn where_nothing_is_all_ones_are_read_and_stores_are_lost() {
@@ -145,10 +145,10 @@ fn an_event_that_cannot_be_delivered_becomes_a_double_fault_and_that_the_end() {
     }
 }
 
-pub(super) const ROM: u64 = 0xe100_0000;
+pub(crate) const ROM: u64 = 0xe100_0000;
 
 /// OUT of a double word: a write to a port, and the change of memory that it begins.
-pub(super) fn out(guest: &mut Guest<'_, '_>, number: u16, value: u64) -> Next {
+pub(crate) fn out(guest: &mut Guest<'_, '_>, number: u16, value: u64) -> Next {
     guest.set(RAX, value);
     guest.set_field(Rip, CODE);
     let next = guest.exit(IOIO, port(number, 4, false), CODE + 1);

@@ -14,15 +14,15 @@ use crate::owned::Bus;
 
 /// An NVMe controller, as QEMU has it but with a longer BAR 0: registers on both sides of the
 /// table.
-pub(in crate::svm::tests) const NVME: &str = "00:03.0";
+pub(crate) const NVME: &str = "00:03.0";
 pub(super) const NVME_BAR: u64 = 0xfeb8_0000;
 /// A virtio network device: a BAR that is all table, and one with registers. Firmware has placed it
 /// above 4 GiB.
-pub(in crate::svm::tests) const VIRTIO: &str = "00:04.0";
+pub(crate) const VIRTIO: &str = "00:04.0";
 /// One with 256 bytes of registers, and MSI.
-pub(in crate::svm::tests) const SMALL: &str = "00:05.0";
+pub(crate) const SMALL: &str = "00:05.0";
 /// One behind a conventional bridge, which sends in its name.
-pub(in crate::svm::tests) const BRIDGED: &str = "01:00.0";
+pub(crate) const BRIDGED: &str = "01:00.0";
 
 /// Eight of one device: as many as a guest may own.
 const SERIAL: [&str; 8] =
@@ -31,10 +31,10 @@ const SERIAL: [&str; 8] =
 /// The first two reach the IOMMU with the second one's id, the others with the last one's.
 const ALIASED: [&str; 4] = ["00:0d.0", "00:0e.0", "00:0f.0", "00:1f.0"];
 
-pub(in crate::svm::tests) struct MadeBus {
+pub(crate) struct MadeBus {
     functions: Mutex<BTreeMap<Address, MadeFunction>>,
     notes: &'static Notes,
-    pub(in crate::svm::tests) moment: Moment,
+    pub(crate) moment: Moment,
     now_us: AtomicU64,
     /// What passes from look to look.
     pace_us: AtomicU64,
@@ -113,30 +113,30 @@ impl MadeBus {
         act(self.lock().get_mut(&at(address)).expect("there is such a function"))
     }
 
-    pub(in crate::svm::tests) fn word(&self, address: &str, register: u16) -> u32 {
+    pub(crate) fn word(&self, address: &str, register: u16) -> u32 {
         self.with(address, |function| function.word(register))
     }
 
-    pub(in crate::svm::tests) fn resets(&self, address: &str) -> u32 {
+    pub(crate) fn resets(&self, address: &str) -> u32 {
         self.with(address, |function| function.resets())
     }
 
-    pub(in crate::svm::tests) fn register(&self, address: &str, bar: u8, offset: u64) -> u32 {
+    pub(crate) fn register(&self, address: &str, bar: u8, offset: u64) -> u32 {
         self.with(address, |function| function.memory.get(&(bar, offset)).copied().unwrap_or(0))
     }
 
     /// Sets a register of a function, as it does itself.
-    pub(in crate::svm::tests) fn set_register(&self, address: &str, bar: u8, offset: u64, value: u32) {
+    pub(crate) fn set_register(&self, address: &str, bar: u8, offset: u64, value: u32) {
         self.with(address, |function| function.memory.insert((bar, offset), value));
     }
 
     /// An entry of a function's MSI-X: address, data, and whether it is masked.
-    pub(in crate::svm::tests) fn entry(&self, address: &str, number: u16) -> (u64, u32, bool) {
+    pub(crate) fn entry(&self, address: &str, number: u16) -> (u64, u32, bool) {
         self.with(address, |function| function.entry(number))
     }
 
     /// Nobody can use the NVMe controller's MSI-X: table and pending bits are at the same place.
-    pub(in crate::svm::tests) fn break_table(&self) {
+    pub(crate) fn break_table(&self) {
         self.with(NVME, |function| {
             function.set_word(0x48, 0x2000);
             function.msix = None;
@@ -144,37 +144,37 @@ impl MadeBus {
     }
 
     /// A function's register of configuration space is this, whoever has written it.
-    pub(in crate::svm::tests) fn set_word(&self, address: &str, register: u16, value: u32) {
+    pub(crate) fn set_word(&self, address: &str, register: u16, value: u32) {
         self.with(address, |function| function.set_word(register, value));
     }
 
     /// The function's access control services are off for good.
-    pub(in crate::svm::tests) fn lose_acs(&self, address: &str) {
+    pub(crate) fn lose_acs(&self, address: &str) {
         self.with(address, MadeFunction::lose_acs);
     }
 
     /// The function's command register is this, whatever its guest has said.
-    pub(in crate::svm::tests) fn set_command(&self, address: &str, command: u32) {
+    pub(crate) fn set_command(&self, address: &str, command: u32) {
         self.with(address, |function| function.write(4, command));
     }
 
     /// So many microseconds pass from look to look at the clock.
-    pub(in crate::svm::tests) fn set_pace(&self, pace_us: u64) {
+    pub(crate) fn set_pace(&self, pace_us: u64) {
         self.pace_us.store(pace_us, Ordering::Relaxed);
     }
 
     /// The function makes requests.
-    pub(in crate::svm::tests) fn set_master(&self, address: &str) {
+    pub(crate) fn set_master(&self, address: &str) {
         self.set_command(address, 0x406);
     }
 
     /// The function does not answer for so many looks after each reset.
-    pub(in crate::svm::tests) fn answers_late(&self, address: &str, looks: u32) {
+    pub(crate) fn answers_late(&self, address: &str, looks: u32) {
         self.with(address, |function| function.absent_looks = looks);
     }
 
     /// The function reports pending transactions for so many looks.
-    pub(in crate::svm::tests) fn has_pending(&self, address: &str, looks: u32) {
+    pub(crate) fn has_pending(&self, address: &str, looks: u32) {
         self.with(address, |function| function.pending_looks = looks);
     }
 }

@@ -1,0 +1,2 @@
+mod amd_vi;
+pub(crate) mod routes;
