@@ -15,8 +15,10 @@ use crate::{Mistake, Mistakes};
 
 /// Levels of the longest walk.
 const LEVELS_MAX: usize = 4;
-/// Pages that are remembered, by the low bits of their number. A guest's exits occur in few places.
-const WAYS: usize = 16;
+/// Pages that are remembered, by the low bits of their number. A guest's exits occur in few places,
+/// but two of them, as those of a handler and of what it interrupts, must not take turns at one of
+/// these.
+const WAYS: usize = 64;
 
 /// One walk: its start, the entries that it read, and its end.
 struct Walk<R> {
