@@ -39,7 +39,8 @@ pub(in crate::test) fn share_cpus(room: &Room<'_>) -> Result<()> {
     stage.end("a", "qpoweroff\n").map(drop)
 }
 
-/// The same guests, one of which finds what is not its own.
+/// The same guests, one of which finds what is not its own: while it checks memory, or as it
+/// starts, where it has no handlers yet.
 pub(in crate::test) fn spoil_each_other(room: &Room<'_>) -> Result<()> {
     one_shows(room, &sharing(room), &SHARING, "load: panic")
 }
@@ -58,7 +59,8 @@ fn one_shows(room: &Room<'_>, text: &str, names: &[&str], says: &str) -> Result<
     let stage = room.play(text, TIMEOUT, |stage| {
         stage.until(says, |stage| {
             let shown = names.iter().map(|name| stage.has_shown(name, says, 0));
-            Ok(shown.collect::<Result<Vec<_>>>()?.contains(&true).then_some(()))
+            let has_shown = shown.collect::<Result<Vec<_>>>()?.contains(&true);
+            Ok((has_shown || stage.has_logged("shut down by triple fault")?).then_some(()))
         })
     })?;
     drop(stage);

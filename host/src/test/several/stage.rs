@@ -174,6 +174,11 @@ impl Stage<'_> {
         Ok(self.find(name, text, from)?.is_some())
     }
 
+    /// Whether the hypervisor has logged this.
+    pub(super) fn has_logged(&self, text: &str) -> Result<bool> {
+        Ok(fs::read_to_string(&self.log)?.contains(text))
+    }
+
     /// Where that ends.
     pub(super) fn find(&self, name: &str, text: &str, from: usize) -> Result<Option<usize>> {
         let Some(guest) = self.guest(name)? else { return Ok(None) };
