@@ -106,6 +106,7 @@ mod tests {
         let text = "#[cfg(test)] fn g() { a(); } #[cfg(target_os = \"none\")] mod m { fn h() { a(); } } \
                     fn i() { #[cfg(loom)] a(); } impl Display for X { fn fmt() { a(); } } fn n() -> ! { a(); loop {} }";
         assert_eq!(changed(text), (text.to_owned(), vec![]));
+        assert_eq!(changed("fn f() -> bool { false }").1, ["fn f: returns true", "fn f: true for `false`"]);
         let text = "#[cfg(not(loom))] fn f() { a(); }";
         assert_eq!(changed(text).1.len(), 1);
     }

@@ -39,6 +39,9 @@ fn m1_m5_a_guest_goes_on_at_the_other_side_with_what_it_stored() {
         let programs = [0, 1].map(|vcpu| history(&mut random, vcpu));
         let board = board_with(&programs.each_ref().map(|program| &program[..]));
         let seen = carry(board, Cut::Never, rounds);
+        let (wall, here) = (&board.host().wall, board.host().guest(0).expect("it is there"));
+        here.clock.set(wall, 1 << 20, 17, 1 << 60);
+        let date = here.clock.wall_ns(wall, 1 << 21);
         board.ask(4_000_000, &std::format!("1 guest-send here 0x7 {way}"));
         board.ask(4_000_000, "2 guest-receive there 0x9");
         assert_eq!(board.run(seed), OFF, "{way}: {:?}, {:?}", board.answers(), seen);
@@ -50,20 +53,24 @@ fn m1_m5_a_guest_goes_on_at_the_other_side_with_what_it_stored() {
         let sent = answers.iter().find_map(|line| record::Sent::parse(line.strip_prefix("1 : ")?).ok());
         let again = sent.is_some_and(|sent| sent.pages + sent.zeros > 1024);
         assert_eq!(again, rounds > 0, "pages are stored to between rounds: {answers:?}");
+        let clock = &board.host().guest(1).expect("it has ended").clock;
+        let (ticks, ns) = (clock.at(1 << 20), clock.wall_ns(wall, 1 << 21));
+        // Each machine rounds by itself.
+        assert!(ticks == 17 && ns.abs_diff(date) <= 1, "its own clock goes on: {ticks}, {ns}, {date}");
     }
 }
 
 #[test]
 fn a_guest_that_paused_and_was_not_sent_in_the_end_runs_when_it_is_sent_later() {
-    let board = board();
-    carry(board, Cut::Never, 1);
-    let asked = ["9 guest-pause here", "6 guest-send here 0x6 still", "8 guest-resume here"];
-    for (time, line) in
-        (3..).zip(asked.into_iter().chain(["1 guest-send here 0x7 live", "2 guest-receive there 0x9"]))
-    {
-        board.ask(time * 1_000_000, line);
+    for way in ["still", "live"] {
+        let board = board();
+        carry(board, Cut::Never, 1);
+        let in_vain = std::format!("6 guest-send here 0x6 {way}");
+        let sent = ["1 guest-send here 0x7 live", "2 guest-receive there 0x9"];
+        let asked = ["9 guest-pause here", &*in_vain, "8 guest-resume here"].into_iter().chain(sent);
+        (3..).zip(asked).for_each(|(time, line)| board.ask(time * 1_000_000, line));
+        assert_eq!(board.run(5), OFF, "{:?}", board.answers());
+        assert!(board.answers().contains(&"6 ok".to_owned()), "{:?}", board.answers());
+        assert_eq!(states(board), [GuestState::Empty, GuestState::Off]);
     }
-    assert_eq!(board.run(5), OFF, "{:?}", board.answers());
-    assert!(board.answers().contains(&"6 ok".to_owned()), "{:?}", board.answers());
-    assert_eq!(states(board), [GuestState::Empty, GuestState::Off]);
 }
