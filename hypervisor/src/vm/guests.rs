@@ -37,7 +37,7 @@ use crate::sched::{CpuIndex, Share, VcpuIndex};
 
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
 const HEAP_PER_GUEST: u64 = 1 << 20;
-const HEAP_PER_VCPU: u64 = 48 << 10;
+pub(crate) const HEAP_PER_VCPU: u64 = 48 << 10;
 
 fn share(config: &Config<'_>) -> Share {
     Share { weight: config.weight, cap: config.cap, cpus: config.cpus }

@@ -46,6 +46,7 @@ mod vcpu;
 pub use context::{Access, Context, FaultOutcome, Next};
 pub use counting::increase;
 pub use files::{CreateError, Files};
+pub(crate) use guests::HEAP_PER_VCPU;
 pub use host::Host;
 pub use log_target::{Charged, GUEST, caused_by};
 pub use machine::{Vcpu, Vm, VpIndex};

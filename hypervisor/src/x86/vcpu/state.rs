@@ -22,7 +22,7 @@ use crate::loader::{self, EntryState};
 use crate::sched::spinning::Look;
 use crate::vm::arch::State;
 use crate::vm::files::makes;
-use crate::vm::{GUEST, VpIndex};
+use crate::vm::{GUEST, HEAP_PER_VCPU, VpIndex};
 use crate::x86::cpuid::kept::Hidden;
 use crate::x86::hyperv::Vp;
 use crate::x86::processor::X86;
@@ -106,6 +106,8 @@ impl<B: ControlBlock> VcpuState<B> {
         clock: TimerClock,
         permissions: &Permissions,
     ) -> Self {
+        // Four pages for the processor and an image of 11 KiB, with AMX, are beside it.
+        const { assert!(size_of::<Self>() as u64 + (27 << 10) < HEAP_PER_VCPU) };
         let mut state = Self {
             block: B::boxed(),
             registers: Registers::default(),
