@@ -29,6 +29,7 @@
 #![no_std]
 #![deny(unsafe_code)]
 
+extern crate alloc;
 #[cfg(test)]
 extern crate std;
 

@@ -8,6 +8,7 @@
 //! there is nothing to invalidate. Like the walk that it replaces, it must be used in a section.
 //! Host addresses are valid for one version of the memory slots, which [`GuestMemory`] checks.
 
+use alloc::boxed::Box;
 use memslots::{AccessError, Gpa, GuestMemory, Located, Pattern, Record};
 use tlfs::PAGE_SIZE;
 
@@ -57,11 +58,13 @@ impl<R: Copy + Eq> Walk<R> {
 
 /// The walks that a vCPU remembers. `R` holds the other inputs of a walk besides address and
 /// tables: control registers and privilege level.
-pub struct Walks<R>([Option<Walk<R>>; WAYS]);
+pub struct Walks<R>(Box<[Option<Walk<R>>; WAYS]>);
 
 impl<R> Default for Walks<R> {
     fn default() -> Self {
-        Self([const { None }; WAYS])
+        // Not as an array first, which would be on the stack.
+        let ways: Box<[_]> = (0..WAYS).map(|_| None).collect();
+        Self(ways.try_into().unwrap_or_else(|_| unreachable!("there are so many")))
     }
 }
 
