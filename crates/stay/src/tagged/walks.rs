@@ -17,8 +17,8 @@ use crate::{Mistake, Mistakes};
 /// Levels of the longest walk.
 const LEVELS_MAX: usize = 4;
 /// Pages that are remembered, by the low bits of their number. A guest's exits occur in few places,
-/// but two of them, as those of a handler and of what it interrupts, must not take turns at one of
-/// these.
+/// but two of them, as those of a handler and of what it interrupts, should seldom take turns at
+/// one of these.
 const WAYS: usize = 64;
 
 /// One walk: its start, the entries that it read, and its end.
@@ -75,6 +75,9 @@ impl<R> core::fmt::Debug for Walks<R> {
 }
 
 impl<R: Copy + Eq> Walks<R> {
+    /// What they take of the heap, in bytes.
+    pub const BYTES: usize = size_of::<[Option<Walk<R>>; WAYS]>();
+
     /// Whether the bytes at `linear` are `usual`. Also false if that cannot be determined: the code
     /// cannot be read, or crosses a page. Call it in a section, with the memory of that section.
     ///

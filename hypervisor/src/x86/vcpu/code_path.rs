@@ -33,6 +33,9 @@ impl Regime {
 pub struct CodePaths(Walks<Regime>);
 
 impl CodePaths {
+    /// What they take of the heap, in bytes.
+    pub const BYTES: usize = Walks::<Regime>::BYTES;
+
     /// Whether the bytes at RIP are `usual`. False also if that is unknown: the code cannot be
     /// read, or crosses a page. Call in a section, with the memory of that section, and with the
     /// block's privilege level, which most callers know.

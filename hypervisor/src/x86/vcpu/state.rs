@@ -107,7 +107,7 @@ impl<B: ControlBlock> VcpuState<B> {
         permissions: &Permissions,
     ) -> Self {
         // Four pages for the processor and an image of 11 KiB, with AMX, are beside it.
-        const { assert!(size_of::<Self>() as u64 + (27 << 10) < HEAP_PER_VCPU) };
+        const { assert!((size_of::<Self>() + CodePaths::BYTES + (27 << 10)) < HEAP_PER_VCPU as usize) };
         let mut state = Self {
             block: B::boxed(),
             registers: Registers::default(),
