@@ -5,6 +5,8 @@ use super::tree::Program;
 use crate::prelude::*;
 use crate::test::progress::Running;
 use crate::test::{Queue, lines};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -47,35 +49,27 @@ pub(super) struct Tests {
     reaching: BTreeMap<u32, Vec<usize>>,
 }
 
-/// Outcomes by the numbers of mutants, in a file: a run goes on where another of the same programs
-/// has ended.
-pub(super) struct Known(BTreeMap<u32, Outcome>, Mutex<File>);
+/// What earlier runs have found, in a file to which each adds.
+pub(super) struct Kept<K, V>(BTreeMap<K, V>, Mutex<File>);
 
-impl Known {
+impl<K: Ord + Serialize + DeserializeOwned, V: Serialize + DeserializeOwned> Kept<K, V> {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let context = || format!("cannot write {}", path.display());
         let file = File::options().create(true).append(true).open(path).with_context(context)?;
-        // A line that was cut short is no outcome.
+        // A line that was cut short is left out.
         let lines = fs::read_to_string(path)?;
-        let known = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        Ok(Self(known, Mutex::new(file)))
+        let kept = lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        Ok(Self(kept, Mutex::new(file)))
     }
 
-    /// That of an earlier run, or what is found now.
-    pub(super) fn get_or_find(
-        &self,
-        number: u32,
-        find: impl FnOnce() -> Result<Option<Outcome>>,
-    ) -> Result<Option<Outcome>> {
-        if let Some(outcome) = self.0.get(&number) {
-            return Ok(Some(outcome.clone()));
-        }
-        let outcome = find()?;
-        if let Some(outcome) = &outcome {
-            let line = serde_json::to_string(&(number, outcome))?;
-            writeln!(self.1.lock().expect("no panic"), "{line}").context("cannot write outcomes")?;
-        }
-        Ok(outcome)
+    /// What was there when the file was opened.
+    pub(super) fn get(&self, key: &K) -> Option<&V> {
+        self.0.get(key)
+    }
+
+    pub(super) fn add(&self, key: &K, value: &V) -> Result<()> {
+        let line = serde_json::to_string(&(key, value))?;
+        writeln!(self.1.lock().expect("no panic"), "{line}").context("cannot write what was found")
     }
 }
 
@@ -134,16 +128,20 @@ impl Tests {
         &self.tests
     }
 
-    /// Runs a mutant against the tests that reach it, until one fails, or `to_the_end`.
+    /// Runs a mutant against the tests that reach it, `first` before the others, until one fails, or
+    /// `to_the_end`.
     pub(super) fn try_mutant(
         &self,
         number: u32,
+        first: Option<&String>,
         to_the_end: bool,
         signals: &Signals,
     ) -> Result<Option<Outcome>> {
         let Some(reaching) = self.reaching.get(&number) else { return Ok(Some(Outcome::NotReached)) };
         let mut killed = Vec::new();
-        for part in self.parts(reaching) {
+        let (first, others) =
+            reaching.iter().partition::<Vec<_>, _>(|test| Some(&self.tests[**test].name) == first);
+        for part in [first, others].iter().flat_map(|tests| self.parts(tests)) {
             let program = &self.programs[self.tests[part[0]].program];
             let mut left: Vec<_> = part.iter().map(|index| &self.tests[*index]).collect();
             while !left.is_empty() && (to_the_end || killed.is_empty()) {
@@ -162,11 +160,11 @@ impl Tests {
     }
 
     /// Tests by process: of one program, quickest first.
-    fn parts(&self, reaching: &[usize]) -> Vec<Vec<usize>> {
+    fn parts(&self, reaching: &[&usize]) -> Vec<Vec<usize>> {
         let mut parts: Vec<Vec<usize>> = Vec::new();
         let mut open = BTreeMap::<usize, (usize, Duration)>::new();
         for index in reaching {
-            let test = &self.tests[*index];
+            let test = &self.tests[**index];
             let fits = open
                 .get(&test.program)
                 .filter(|(part, time)| *time + test.time <= PART_TIME && parts[*part].len() < PART_TESTS);
@@ -174,7 +172,7 @@ impl Tests {
                 parts.push(Vec::new());
                 (parts.len() - 1, Duration::ZERO)
             });
-            parts[part].push(*index);
+            parts[part].push(**index);
             open.insert(test.program, (part, time + test.time));
         }
         parts
