@@ -16,7 +16,7 @@
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
 //! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], `moment`,
-//! [`nvme`], [`pages`], [`random`], [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`],
+//! [`nvme`], [`pages`], [`pm_timer`], [`random`], [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`],
 //! [`verdict`] and [`watch`]: the rest is assembly for the machine.
 #![no_std]
 
@@ -31,6 +31,7 @@ mod hardware_id;
 pub mod moment;
 pub mod nvme;
 pub mod pages;
+pub mod pm_timer;
 pub mod random;
 pub mod sleep;
 pub mod startup;

@@ -16,9 +16,7 @@ use super::routes::{self, CpuVector, Receiver, Routes};
 use crate::devices::pc::message::Message;
 use crate::owned::{self, Functions, Given, Interrupts, NotAttached, Platform, Refused, Translations};
 use crate::vm::VpIndex;
-
-/// The address of an interrupt. Its other bits are in the remapping entry.
-const INTERRUPTS_AT: u64 = 0xfee0_0000;
+use crate::x86::vectors::INTERRUPTS_AT;
 
 /// AMD-Vi, with messages that it remaps.
 pub enum AmdVi {}

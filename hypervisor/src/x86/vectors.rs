@@ -5,6 +5,7 @@
 //! whatever the devices of guests do, a CPU that takes interrupts takes these first.
 
 use baremetal::HardwareId;
+use pci::Message;
 
 /// An IOMMU has logged something. The lowest of the hypervisor's own: guests can cause it.
 pub const IOMMU: u8 = 0xf0;
@@ -23,6 +24,15 @@ pub const POSTED: u8 = 0xf5;
 /// all ones mean everybody.
 pub fn destination(id: HardwareId) -> Option<u8> {
     u8::try_from(id.0).ok().filter(|&id| id != u8::MAX)
+}
+
+/// Where a function writes to interrupt. An address that is remapped is this one.
+pub const INTERRUPTS_AT: u64 = 0xfee0_0000;
+
+/// The message that interrupts a CPU, fixed and edge-triggered, where nothing remaps it (Intel SDM
+/// volume 3A, "Message Signalled Interrupts").
+pub fn message(to: u8, vector: u8) -> Message {
+    Message { address: INTERRUPTS_AT | u64::from(to) << 12, data: vector.into() }
 }
 
 #[cfg(test)]
@@ -49,5 +59,11 @@ mod tests {
     fn u42_ids_that_do_not_fit_are_no_destinations() {
         let given = [0, 1, 0xfe, 0xff, 0x100, 0x1_0000_0001].map(|id| destination(HardwareId(id)));
         assert_eq!(given, [Some(0), Some(1), Some(0xfe), None, None, None]);
+    }
+
+    #[test]
+    fn a_message_has_its_destination_in_bits_19_to_12() {
+        assert_eq!(message(0xfe, IOMMU), Message { address: 0xfeef_e000, data: 0xf0 });
+        assert_eq!(message(1, 0x31), Message { address: 0xfee0_1000, data: 0x31 });
     }
 }

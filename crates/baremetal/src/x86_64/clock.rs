@@ -5,16 +5,10 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use x86_64::instructions::port::Port;
 
+use crate::pm_timer;
+
 pub use crate::clock::{delay, nanoseconds, ticks, wait_until};
 
-/// Frequency of ACPI's power management timer (ACPI 6.5, section 4.8.2.4), and the bits that every
-/// such timer has.
-const PM_TIMER_HZ: u64 = 3_579_545;
-const PM_TIMER_MASK: u32 = 0xff_ffff;
-/// Length of the measurement: 20 ms.
-const MEASURED_TICKS: u32 = (PM_TIMER_HZ / 50) as u32;
-/// Reads of the timer before it is declared dead.
-const TRIES: u32 = 1 << 26;
 /// The assumed rate of the TSC if nothing reports it.
 const HZ_DEFAULT: u64 = 1_000_000_000;
 
@@ -57,15 +51,8 @@ pub fn hz_by_cpuid() -> Option<u64> {
 pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
     let mut timer = Port::<u32>::new(port);
     // SAFETY: ACPI says that this is the timer's port; reading it has no effect.
-    let mut read = || unsafe { timer.read() };
-    let (start, begin) = (read(), now());
-    for _ in 0..TRIES {
-        let (ticks, end) = (read().wrapping_sub(start) & PM_TIMER_MASK, now());
-        if ticks >= MEASURED_TICKS {
-            return Some((u128::from(end - begin) * u128::from(PM_TIMER_HZ) / u128::from(ticks)) as u64);
-        }
-    }
-    None
+    let read = || unsafe { timer.read() };
+    Some(pm_timer::measure(read, || [now()])?.hz(0))
 }
 
 /// Hints that the processor waits for another one.

@@ -1,5 +1,6 @@
 //! Time: the TSC's and the APIC timer's frequencies, and the one-shot timer.
 
+use baremetal::pm_timer;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use x86_64::instructions::port::Port;
 use x86_64::registers::model_specific::Msr;
@@ -10,14 +11,6 @@ use crate::devices::pc::cmos::{self, Fields};
 use crate::vm::arch::Clock;
 use crate::x86::vectors;
 
-/// Frequency of the ACPI power management timer (ACPI 6.5, section 4.8.2.4).
-const PM_TIMER_HZ: u64 = 3_579_545;
-/// Length of the calibration: 20 ms.
-const CALIBRATION_TICKS: u32 = (PM_TIMER_HZ / 50) as u32;
-/// Readings of which the closest counts.
-const READINGS: usize = 32;
-/// Reads of the timer before it is declared dead.
-const CALIBRATION_TRIES: u32 = 1 << 28;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 
 static TSC_HZ: AtomicU64 = AtomicU64::new(0);
@@ -43,44 +36,18 @@ pub(crate) fn delay_us(us: u64) {
     }
 }
 
-/// What the three counters read at one time.
-#[derive(Clone, Copy)]
-struct Reading {
-    pm_timer: u32,
-    tsc: u64,
-    apic: u32,
-    /// Ticks of the TSC within which they were read.
-    within: u64,
-}
-
-/// The closest of several readings: where the hypervisor's processor is a program, that may stand
-/// still between any two.
-fn read_counters(pm_timer: &mut impl FnMut() -> u32) -> Reading {
-    let mut read = |_| {
-        let tsc = now();
-        let (pm_timer, apic) = (pm_timer(), apic::timer_ticks());
-        Reading { pm_timer, tsc, apic, within: now() - tsc }
-    };
-    (0..READINGS).map(&mut read).min_by_key(|reading| reading.within).unwrap_or_else(|| read(0))
-}
-
-/// Measures TSC and APIC timer against the power management timer at I/O port `pm_timer`.
-pub(crate) fn calibrate(pm_timer: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
-    let mut port = Port::<u32>::new(pm_timer);
-    // Every machine has at least 24 bits. SAFETY: ACPI says that this is the timer's port.
-    let mut read = || unsafe { port.read() } & 0xff_ffff;
+/// Measures TSC and APIC timer against the power management timer at I/O port `port`.
+pub(crate) fn calibrate(port: u16, has_tsc_deadline: bool) -> Result<(), &'static str> {
+    let mut port = Port::<u32>::new(port);
+    // SAFETY: ACPI says that this is the timer's port; reading it has no effect.
+    let read = || unsafe { port.read() };
     apic::set_timer_ticks(u32::MAX);
-    let start = read_counters(&mut read);
-    let passed = |timer: u32| timer.wrapping_sub(start.pm_timer) & 0xff_ffff;
-    let _waited = (0..CALIBRATION_TRIES).find(|_| passed(read()) >= CALIBRATION_TICKS);
-    let end = read_counters(&mut read);
+    // The APIC's timer counts down.
+    let measured = pm_timer::measure(read, || [now(), (u32::MAX - apic::timer_ticks()).into()]);
     apic::set_timer_ticks(0);
-    let (elapsed, tsc) = (passed(end.pm_timer), end.tsc - start.tsc);
-    let apic = u64::from(start.apic.saturating_sub(end.apic));
-    if elapsed < CALIBRATION_TICKS || tsc == 0 || apic == 0 {
-        return Err("the power management timer or the APIC timer does not count");
-    }
-    TSC_HZ.store(tsc * PM_TIMER_HZ / u64::from(elapsed), Ordering::Relaxed);
+    let measured = measured.ok_or("the power management timer or the APIC timer does not count")?;
+    let [tsc, apic] = measured.passed;
+    TSC_HZ.store(measured.hz(0), Ordering::Relaxed);
     APIC_PER_TSC.store((apic << 32) / tsc, Ordering::Relaxed);
     TSC_DEADLINE.store(has_tsc_deadline, Ordering::Relaxed);
     Ok(())

@@ -4,13 +4,13 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::HardwareId;
 use baremetal::x86_64::firmware::{Ecam, FirmwareTables};
+use baremetal::x86_64::pci::ConfigSpace as Ports;
 use core::ops::Range;
 use iommu::DeviceId;
 use iommu::amd::ivrs::{firmware_memory, units};
 use pci::physical::{Capabilities, Node};
-use pci::{Address, ConfigSpace, Message};
+use pci::{Address, ConfigSpace};
 use spin::{Mutex, Once};
-use x86_64::instructions::port::Port;
 
 use crate::image::registers::MappedBus;
 use crate::iommu::amd_vi::{Iommu, Registers};
@@ -98,8 +98,7 @@ impl Found {
             return log::error!("IOMMU {iommu} reports nothing: the boot CPU has APIC id {cpu}");
         };
         if let Some(msi) = Capabilities::read(&self.bus, iommu).msi {
-            let address = 0xfee0_0000 | u64::from(cpu) << 12;
-            msi.send(&self.bus, iommu, Some(Message { address, data: vectors::IOMMU.into() }));
+            msi.send(&self.bus, iommu, Some(vectors::message(cpu, vectors::IOMMU)));
         }
     }
 }
@@ -119,15 +118,6 @@ impl HostBus {
         let offset = address.offset(register, ecam.end - ecam.start)?;
         Some((ecam.start + offset) as *mut u32)
     }
-
-    /// Uses the data port, after the address was written.
-    fn with_port<R>(&self, address: Address, register: u16, act: impl FnOnce(&mut Port<u32>) -> R) -> R {
-        let _held = self.ports.lock();
-        let selected = 1 << 31 | u32::from(address.id()) << 8 | u32::from(register & 0xfc);
-        // SAFETY: the ports are the host bridge's, and its address register has no other effect.
-        unsafe { Port::new(0xcf8).write(selected) };
-        act(&mut Port::new(0xcfc))
-    }
 }
 
 impl ConfigSpace for HostBus {
@@ -136,8 +126,10 @@ impl ConfigSpace for HostBus {
             // SAFETY: configuration space is mapped there, uncached.
             Some(place) => unsafe { place.read_volatile() },
             None if register >= 256 => u32::MAX,
-            // SAFETY: reading configuration space changes nothing.
-            None => self.with_port(address, register, |port| unsafe { port.read() }),
+            None => {
+                let _held = self.ports.lock();
+                Ports::new(address.id()).read(register as u8)
+            }
         }
     }
 
@@ -147,8 +139,10 @@ impl ConfigSpace for HostBus {
             // function that the caller has to itself.
             Some(place) => unsafe { place.write_volatile(value) },
             None if register >= 256 => {}
-            // SAFETY: the same.
-            None => self.with_port(address, register, |port| unsafe { port.write(value) }),
+            None => {
+                let _held = self.ports.lock();
+                Ports::new(address.id()).write(register as u8, value);
+            }
         }
     }
 }

@@ -16,7 +16,7 @@ fn refused(machine: &'static Machine, names: &'static str) -> Option<Refused> {
     Functions::claim(Some(machine.devices), names, Name::GUEST, &windows).err()
 }
 
-fn at(text: &str) -> ::pci::Address {
+pub(super) fn at(text: &str) -> ::pci::Address {
     text.parse().expect("an address")
 }
 

@@ -2,6 +2,7 @@
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, SECOND, on, with_owned};
 use crate::iommu::mock::{Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
+use crate::owned::hypervisors_pages;
 use crate::svm::tests::memory::ROM;
 use crate::svm::tests::processor::CODE;
 use crate::vm::dma::MapAhead;
@@ -15,6 +16,26 @@ const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
 /// The slots of the controller's two pieces if its BAR is at an address.
 fn at(gpa: u64) -> Vec<(u64, u64, u64)> {
     vec![(gpa, 0x2000, REAL), (gpa + 0x4000, 0x4000, REAL + 0x4000)]
+}
+
+/// Tables of messages are trapped by whole pages; a page of a small BAR may have others.
+#[test]
+fn the_hypervisor_maps_tables_of_messages_and_what_is_less_than_a_page() {
+    let bus = Machine::new().bus;
+    for (at, pages) in [
+        (NVME, &[(REAL + 0x2000, 2)][..]),
+        (VIRTIO, &[(0xfebf_1000, 1)]),
+        (SMALL, &[(0xfebf_2000, 1)]),
+        ("00:06.0", &[(0xfebf_c000, 1), (0xfebf_e000, 1)]),
+        ("00:07.0", &[]),
+        ("00:00.0", &[]),
+        ("00:1d.0", &[]),
+    ] {
+        let pages = pages.iter().map(|&(first, count)| first..first + count * 0x1000);
+        let mut found = hypervisors_pages(bus, at.parse().unwrap());
+        found.sort_by_key(|range| range.start);
+        assert_eq!(found, pages.collect::<Vec<_>>(), "{at}");
+    }
 }
 
 #[test]
