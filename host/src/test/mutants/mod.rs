@@ -13,7 +13,7 @@ use super::progress::ProgressView;
 use super::{Queue, Tally, verdict};
 use crate::cli::TestArgs;
 use crate::prelude::*;
-use runs::{Kept, Outcome, Test, Tests, on_all_cpus};
+use runs::{Kept, Killers, Outcome, Test, Tests, on_all_cpus};
 use tree::Tree;
 
 /// The list of survivors, below the root of the source tree.
@@ -94,8 +94,7 @@ fn try_rooms(
     }
     let total = chosen.len();
     let known = Kept::open(&cache.join(if redundant { "all-outcomes" } else { "outcomes" }))?;
-    // What has killed a mutant of this name last time, whatever the tests were then.
-    let killers = Kept::open(&workspace::target_dir("mutants").join("killers"))?;
+    let killers = Killers::open(&workspace::target_dir("mutants").join("killers"))?;
     let (queue, done) = (Queue::of(chosen.into_iter().enumerate()), Mutex::new(Vec::new()));
     on_all_cpus(|| {
         while let Some((index, (number, mut tried))) = queue.next(signals) {
@@ -103,8 +102,8 @@ fn try_rooms(
             if let Some(outcome) = known.get(&number) {
                 tried.outcome = Outcome::clone(outcome);
             } else {
-                let first = killers.get(&tried.name);
-                let Some(outcome) = tests.try_mutant(number, first, redundant, signals)? else { continue };
+                let first = killers.of(&tried.name);
+                let Some(outcome) = tests.try_mutant(number, &first, redundant, signals)? else { continue };
                 known.add(&number, &outcome)?;
                 if let Outcome::Killed(names) = &outcome {
                     killers.add(&tried.name, &names[0])?;

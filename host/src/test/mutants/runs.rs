@@ -17,6 +17,8 @@ const PART_TIME: Duration = Duration::from_secs(3);
 const PART_TESTS: usize = 200;
 /// How many times as long as usual a test may take, in CPU time, and in time of its own.
 const SLOWER: u32 = 10;
+/// Tests that have killed mutants of the same function, and of the same file, that are tried first.
+const NEARBY: usize = 4;
 const SLACK: Duration = Duration::from_secs(10);
 /// Property tests try the same values for every mutant: none is killed by luck, or by a value that
 /// an earlier failure has saved.
@@ -70,6 +72,43 @@ impl<K: Ord + Serialize + DeserializeOwned, V: Serialize + DeserializeOwned> Kep
     pub(super) fn add(&self, key: &K, value: &V) -> Result<()> {
         let line = serde_json::to_string(&(key, value))?;
         writeln!(self.1.lock().expect("no panic"), "{line}").context("cannot write what was found")
+    }
+}
+
+/// Tests that are tried before others.
+pub(super) struct Killers {
+    /// What has killed a mutant of this name last time, whatever the tests were then.
+    before: Kept<String, String>,
+    /// What has killed mutants of a file, or of a function, the latest at the end.
+    nearby: Mutex<BTreeMap<String, Vec<String>>>,
+}
+
+impl Killers {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        Ok(Self { before: Kept::open(path)?, nearby: Mutex::default() })
+    }
+
+    /// The file of a mutant, and its function there, by its name.
+    fn places(name: &str) -> [&str; 2] {
+        [0, 1].map(|part| name.match_indices(": ").nth(part).map_or(name, |(end, _)| &name[..end]))
+    }
+
+    /// For a mutant, the most promising first.
+    pub(super) fn of(&self, name: &String) -> Vec<String> {
+        let nearby = self.nearby.lock().expect("no panic");
+        let [file, function] = Self::places(name).map(|place| nearby.get(place).into_iter().flatten().rev());
+        let all = self.before.get(name).into_iter().chain(function.take(NEARBY)).chain(file.take(NEARBY));
+        all.cloned().collect()
+    }
+
+    pub(super) fn add(&self, name: &String, test: &String) -> Result<()> {
+        let mut nearby = self.nearby.lock().expect("no panic");
+        for place in Self::places(name) {
+            let tests = nearby.entry(place.to_owned()).or_default();
+            tests.retain(|other| other != test);
+            tests.push(test.clone());
+        }
+        self.before.add(name, test)
     }
 }
 
@@ -133,14 +172,15 @@ impl Tests {
     pub(super) fn try_mutant(
         &self,
         number: u32,
-        first: Option<&String>,
+        first: &[String],
         to_the_end: bool,
         signals: &Signals,
     ) -> Result<Option<Outcome>> {
         let Some(reaching) = self.reaching.get(&number) else { return Ok(Some(Outcome::NotReached)) };
         let mut killed = Vec::new();
-        let (first, others) =
-            reaching.iter().partition::<Vec<_>, _>(|test| Some(&self.tests[**test].name) == first);
+        let place = |test: &usize| first.iter().position(|name| *name == self.tests[*test].name);
+        let (mut first, others) = reaching.iter().partition::<Vec<_>, _>(|test| place(test).is_some());
+        first.sort_by_key(|test| place(test));
         for part in [first, others].iter().flat_map(|tests| self.parts(tests)) {
             let program = &self.programs[self.tests[part[0]].program];
             let mut left: Vec<_> = part.iter().map(|index| &self.tests[*index]).collect();
@@ -160,11 +200,11 @@ impl Tests {
     }
 
     /// Tests by process: of one program, quickest first.
-    fn parts(&self, reaching: &[&usize]) -> Vec<Vec<usize>> {
+    fn parts(&self, reaching: &[usize]) -> Vec<Vec<usize>> {
         let mut parts: Vec<Vec<usize>> = Vec::new();
         let mut open = BTreeMap::<usize, (usize, Duration)>::new();
         for index in reaching {
-            let test = &self.tests[**index];
+            let test = &self.tests[*index];
             let fits = open
                 .get(&test.program)
                 .filter(|(part, time)| *time + test.time <= PART_TIME && parts[*part].len() < PART_TESTS);
@@ -172,7 +212,7 @@ impl Tests {
                 parts.push(Vec::new());
                 (parts.len() - 1, Duration::ZERO)
             });
-            parts[part].push(**index);
+            parts[part].push(*index);
             open.insert(test.program, (part, time + test.time));
         }
         parts
