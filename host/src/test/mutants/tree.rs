@@ -27,7 +27,7 @@ const CHOSEN: &str = "crates/mutant";
 const CHOSEN_SOURCE: &str = include_str!("chosen/lib.rs");
 const CHOSEN_MANIFEST: &str = "[package]\nname = \"quell_mutant\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n[lib]\npath = \"lib.rs\"\n";
 /// What is built: the tests that need no machine.
-const WHAT: &str = "--lib --bins --tests";
+const WHAT: &str = "--tests";
 
 /// A source file of a room.
 pub(super) struct Source {
