@@ -32,13 +32,24 @@ pub(crate) fn function() -> (Physical, Function) {
 
 const AT: Address = Address::new(0, 8, 0).unwrap();
 
+/// Lines, all but the last one wired, and a guest.
 #[derive(Default)]
-struct Machine {
+pub(crate) struct Machine {
     open: Mutex<[bool; PCI_LINES]>,
     aims: Mutex<Vec<(usize, u64)>>,
     high: Mutex<bool>,
     delivered: Mutex<Vec<u8>>,
     moment: Moment,
+}
+
+impl Machine {
+    pub(crate) fn leaked() -> &'static Self {
+        Box::leak(Box::default())
+    }
+
+    pub(crate) fn open(&self) -> [bool; PCI_LINES] {
+        *self.open.lock()
+    }
 }
 
 impl Gate for Machine {
@@ -83,7 +94,7 @@ fn pins_are_wired_to_the_lines_in_turn() {
 
 #[test]
 fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
-    let machine: &'static Machine = Box::leak(Box::default());
+    let machine = Machine::leaked();
     let lines = Lines::new(machine, Address::new(0, 1, 0));
     assert!(lines.is_own(1) && !lines.is_own(2));
     assert!(!lines.deliver(101), "the hypervisor's own");
@@ -103,7 +114,7 @@ fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
 #[test]
 fn an_event_of_any_moment_is_served_and_the_next_one_interrupts() {
     each_moment(|at| {
-        let machine: &'static Machine = Box::leak(Box::default());
+        let machine = Machine::leaked();
         let lines = Lines::new(machine, None);
         lines.take(0, AT, machine);
         *machine.high.lock() = true;
@@ -123,7 +134,7 @@ fn an_event_of_any_moment_is_served_and_the_next_one_interrupts() {
 
 #[test]
 fn u71_a_line_that_stays_high_leaves_its_guest_time() {
-    let machine: &'static Machine = Box::leak(Box::default());
+    let machine = Machine::leaked();
     let lines = Lines::new(machine, None);
     let ended = || {
         assert!(lines.deliver(100));
@@ -154,7 +165,7 @@ fn u71_a_line_that_stays_high_leaves_its_guest_time() {
 
 #[test]
 fn a_line_of_nobody_is_masked() {
-    let machine: &'static Machine = Box::leak(Box::default());
+    let machine = Machine::leaked();
     let lines = Lines::new(machine, None);
     let other = Address::new(0, 12, 0).unwrap();
     lines.take(0, AT, machine);

@@ -18,6 +18,8 @@ pub(crate) struct MockSmmu {
     words: Mutex<Vec<u64>>,
     done: Mutex<Vec<Command>>,
     is_broken: bool,
+    /// This register follows no other.
+    silent: Option<Register>,
     /// Of its event queue.
     interrupts: AtomicU64,
     moment: Moment,
@@ -29,18 +31,19 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_ffe0;
 impl MockSmmu {
     /// Stage 1, 64-bit tables, coherent, ASIDs of 16 bits; queues of 256; 16 bits of stream; 48
     /// bits of address, pages of 4 KiB.
-    fn new(is_broken: bool) -> &'static Self {
+    fn new() -> Self {
         let fake = Self {
             words: Mutex::new(vec![0; 0x8000]),
             done: Mutex::default(),
-            is_broken,
+            is_broken: false,
+            silent: None,
             interrupts: AtomicU64::new(0),
             moment: Moment::default(),
         };
         fake.set(IDR0, 1 << 1 | 2 << 2 | 1 << 4 | 1 << 12);
         fake.set(IDR1, 8 << 21 | 8 << 16 | 16);
         fake.set(IDR5, 1 << 4 | 5);
-        Box::leak(Box::new(fake))
+        fake
     }
 
     fn get(&self, register: Register) -> u64 {
@@ -86,8 +89,8 @@ impl Registers for MockSmmu {
         self.moment.pass();
         self.set(register, value);
         match register {
-            CR0 => self.set(CR0ACK, value),
-            IRQ_CTRL => self.set(IRQ_CTRL_ACK, value),
+            CR0 if self.silent != Some(CR0ACK) => self.set(CR0ACK, value),
+            IRQ_CTRL if self.silent != Some(IRQ_CTRL_ACK) => self.set(IRQ_CTRL_ACK, value),
             GBPA => self.set(GBPA, value & !u64::from(GBPA_UPDATE)),
             CMDQ_PROD if !self.is_broken => {
                 let mut cons = self.get(CMDQ_CONS);
@@ -114,7 +117,7 @@ fn pin() -> Pin {
 }
 
 pub(crate) fn started() -> (&'static MockSmmu, Smmu) {
-    let fake = MockSmmu::new(false);
+    let fake: &'static MockSmmu = Box::leak(Box::new(MockSmmu::new()));
     let smmu = Smmu::start(fake, 0).unwrap_or_else(|why| panic!("{why}"));
     fake.done();
     (fake, smmu)
@@ -254,8 +257,69 @@ fn events_at_any_moment_are_reported_once_and_in_order() {
 
 #[test]
 fn one_that_lacks_something_or_stands_still_is_not_used() {
-    let fake = MockSmmu::new(false);
-    fake.set(IDR0, 1);
-    assert_eq!(Smmu::start(fake, 0).err(), Some(NotStarted::Lacks), "stage 2 only");
-    assert_eq!(Smmu::start(MockSmmu::new(false), 256).err(), Some(NotStarted::Lacks), "another first stream");
+    let start = |change: &dyn Fn(&mut MockSmmu), first_stream| {
+        let mut fake = MockSmmu::new();
+        change(&mut fake);
+        Smmu::start(Box::leak(Box::new(fake)), first_stream).err()
+    };
+    let without = |register, bits: u64| {
+        start(&move |fake: &mut MockSmmu| fake.set(register, fake.get(register) & !bits), 0)
+    };
+    assert_eq!(start(&|_| {}, 0), None);
+    for (register, bits) in [(IDR0, 1 << 1), (IDR0, 1 << 4), (IDR5, 1 << 4), (IDR1, 0x3f)] {
+        assert_eq!(without(register, bits), Some(NotStarted::Lacks), "{register:?}, {bits:#x}");
+    }
+    assert_eq!(start(&|fake| fake.set(IDR1, 8 << 21 | 8 << 16 | 7), 0), Some(NotStarted::Lacks));
+    assert_eq!(start(&|fake| fake.set(IDR1, 8 << 21 | 8 << 16 | 8), 0), None, "256 streams suffice");
+    assert_eq!(start(&|_| {}, 1), Some(NotStarted::Lacks), "another first stream");
+    for register in [CR0ACK, IRQ_CTRL_ACK] {
+        let silent = start(&move |fake: &mut MockSmmu| fake.silent = Some(register), 0);
+        assert_eq!(silent, Some(NotStarted::Silent), "{register:?}");
+    }
+    let stuck = start(&|fake| fake.is_broken = true, 0);
+    assert!(matches!(stuck, Some(NotStarted::Stuck(_))), "{stuck:?}");
+}
+
+#[test]
+fn queues_are_as_long_as_the_smmu_is_told_and_it_interrupts_for_events() {
+    let (fake, smmu) = started();
+    let base = |register| (fake.get(register) & ADDRESS, fake.get(register) & 0x1f);
+    assert_eq!(base(EVENTQ_BASE), (address(smmu.events), 7), "128 of 32 bytes");
+    assert_eq!(base(CMDQ_BASE).1, 8, "256 of 16 bytes");
+    assert_eq!((smmu.events.len(), fake.get(IRQ_CTRL)), (128 * 4, EVENTQ_IRQEN.into()));
+    let requester = |id| smmu.requester(DeviceId(id));
+    assert_eq!(
+        [requester(0), requester(255), requester(256)],
+        [Some(DeviceId(0)), Some(DeviceId(255)), None]
+    );
+}
+
+#[test]
+fn a_wait_ends_when_the_queue_has_stopped_or_at_its_limit() {
+    let fake: &'static MockSmmu = Box::leak(Box::new(MockSmmu::new()));
+    let ends = || [0, 1, 1022, 1023, 1024, 2047, 4096, 4097].map(|turns| Ring(fake).relax(turns).is_break());
+    let never = [false, false, false, false, false, false, false, true];
+    assert_eq!(ends(), never);
+    // An error is active while the two registers differ (6.3.19); the first bit is this queue's.
+    for (error, acknowledged, stopped) in [(1, 0, true), (1, 1, false), (0, 1, true), (4, 0, false)] {
+        (fake.set(GERROR, error), fake.set(GERRORN, acknowledged));
+        let at_looks = [false, false, false, stopped, false, stopped, false, true];
+        assert_eq!(ends(), at_looks, "{error}, {acknowledged}");
+    }
+}
+
+#[test]
+fn all_of_an_event_is_reported_round_the_end_of_the_queue() {
+    let (fake, smmu) = started();
+    for number in 0..300 {
+        // A translation fault of stream 5 (7.3.12), at an address of its own.
+        let record = [0x10 | 5 << 32, 1 << 35 | 2 << 40, number << 12, 0x9000];
+        fake.event(record);
+        let mut found = Vec::new();
+        smmu.take_events(&mut |device, event| found.push((device, format!("{event}"))));
+        let expected = format!("{}", Event::decode(record));
+        assert!(expected.contains(&format!("{:#x}", number << 12)), "{expected}");
+        assert_eq!(found, [(Some(DeviceId(5)), expected)], "{number}");
+        assert_eq!(fake.get(EVENTQ_CONS), fake.get(EVENTQ_PROD), "{number}");
+    }
 }

@@ -3,7 +3,7 @@
 use ::iommu::amd::Event;
 use ::iommu::amd::ivrs::units;
 use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable};
-use ::iommu::{DeviceId, DomainId, Stuck};
+use ::iommu::{DeviceId, DomainId, Port, Stuck};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::moment::each_moment;
@@ -155,6 +155,10 @@ fn one_that_reads_no_commands_is_not_used() {
     assert_eq!(stuck, NotStarted::Stuck(Stuck { head: 2, queued: 2 }));
     assert!(stuck.to_string().contains("stands at entry 2"), "{stuck}");
     assert!(NotStarted::NoPlace.to_string().contains("cannot reach"));
+    let (made, _) = self::made();
+    let driver = start(made, 1).expect("it starts");
+    let ends = [0, 1023, 1024].map(|turns| driver.queue().port().relax(turns).is_break());
+    assert_eq!(ends, [false, false, true], "after so many turns, in tests");
 }
 
 #[test]

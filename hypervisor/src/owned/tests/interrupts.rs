@@ -5,11 +5,14 @@ use baremetal::moment::each_moment;
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, Machine, with_owned};
 use crate::iommu::mock::{Arrived, NVME, Note, Refusal, SMALL, VIRTIO};
 use crate::iommu::routes::FUNCTIONS;
+use crate::owned::Bus;
 use crate::sched::CpuIndex;
 use crate::svm::tests::processor::Guest;
 
 pub(super) const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
 pub(super) const TABLE: u64 = 0xefff_a000;
+/// The table of the machine's NVMe controller.
+const REAL_TABLE: u64 = 0xfeb8_2000;
 /// MSI-X's control, and its bits: enabled, all masked.
 pub(super) const MSIX: u32 = 0x40;
 pub(super) const ENABLE: u32 = 1 << 31;
@@ -48,6 +51,8 @@ fn dma_is_on_while_the_guest_says_so_and_the_pin_is_silent() {
 fn an_interrupt_reaches_the_vcpu_with_the_guests_vector() {
     with_owned(ONE, |machine, guest| {
         assert_eq!(machine.raise(NVME, 0), Arrived::Off);
+        // What was in the real table before is nobody's message.
+        (0..3).for_each(|word| machine.bus.store(REAL_TABLE + 2 * 16 + word * 4, 4, 0xffff_fff3));
         enable(guest, &[(0, 0x41), (2, 0x52), (64, 0x63)]);
         for (number, vector) in [(0, 0x41), (2, 0x52), (64, 0x63)] {
             let arrived = machine.raise(NVME, number);
