@@ -75,6 +75,26 @@ fn u41_one_guest_does_not_take_all_vectors() {
     }
 }
 
+/// Of a CPU's vectors one is kept for each function, and a guest has half of the others at most.
+#[test]
+fn u41_a_cpu_has_as_many_vectors_as_there_are_and_a_guest_gets_half() {
+    let len = FUNCTIONS.len();
+    let all = take_all(&Routes::default(), MockReceiver::on(1), 0, 1);
+    assert_eq!(all.len(), 1 + (len - 1).div_ceil(2));
+    let routes = Routes::default();
+    let firsts = (0..300).filter(|&function| {
+        let place = routes.take(MockReceiver::on(1), DeviceId(function), 1);
+        place.inspect(|place| assert!(FUNCTIONS.contains(&place.vector))).is_some()
+    });
+    assert_eq!(firsts.count(), len);
+    // The guest's share of CPU 0 is used up, where more is left than on CPU 1.
+    let routes = Routes::default();
+    let used: usize = (1..4).map(|other| take_all(&routes, MockReceiver::on(0b10), other, 4).len()).sum();
+    let places = take_all(&routes, MockReceiver::on(0b11), 0, 4);
+    let on = |id| places.iter().filter(|place| place.destination == id).count();
+    assert!(on(101) > 0 && len - on(100) > len - used - on(101), "{} {} {used}", on(100), on(101));
+}
+
 #[test]
 fn u41_each_cpu_has_vectors_of_its_own() {
     let routes = Routes::default();
@@ -149,6 +169,7 @@ fn a_vector_is_free_when_the_iommu_has_forgotten_its_function() {
     assert_eq!((guest.posted.lock().unwrap().len(), guest.told.lock().unwrap().len()), (1, 0));
     routes.free(place, &Forgotten::made(DeviceId(1)));
     assert!(!routes.deliver(CpuIndex(0), place.vector));
+    assert!(!routes.set(place, Delivery::InTurn(VpIndex(0))) && !routes.take_arrived(place));
     for vector in (0..=u8::MAX).filter(|vector| !FUNCTIONS.contains(vector)) {
         assert!(!routes.deliver(CpuIndex(0), vector), "{vector:#x}");
     }

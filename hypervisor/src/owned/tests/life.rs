@@ -5,12 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, on, with_owned};
 use crate::iommu::mock::{Arrived, BRIDGED, Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
-use crate::owned::Verdict;
 use crate::svm::tests::processor::{DATA, MockSvm};
 use crate::vm::load::Load;
 use crate::vm::mock::{End, MockBoard as Board};
 use ::iommu::DeviceId;
-use hostlink::name::Name;
 use paging::Progress;
 
 const ONE: &str = "vcpus=2\nmemory=16777216\ndevices=nvme";
@@ -129,39 +127,6 @@ fn a_function_behind_a_bridge_translates_by_the_bridges_id() {
         let other = machine.devices.owner_of(1, DeviceId(device_id(BRIDGED)));
         assert_eq!(other, None, "behind another IOMMU it would be another function");
         machine.devices.report_events();
-    });
-}
-
-#[test]
-fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
-    with_owned("vcpus=1\nmemory=16777216\ndevices=nvme", |machine, guest| {
-        let row = Name::parse("guest");
-        let fault = |machine: &Machine| machine.devices.count_fault(0, DeviceId(device_id(NVME)), row);
-        let at = NVME.parse().expect("an address");
-        let is_master = || machine.bus.word(NVME, 4) & MASTER != 0;
-        guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
-        machine.bus.set_pace(1);
-        for _ in 0..4095 {
-            assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Report));
-        }
-        assert!(is_master());
-        let (owner, verdict) = fault(machine).expect("it is owned");
-        assert_eq!((owner.as_str(), verdict), ("guest", Verdict::Silence(at)));
-        assert!(!is_master());
-        // Whatever the guest writes, and whoever was about to write when it was silenced.
-        for command in [MEMORY, MEMORY | MASTER, 0, MASTER] {
-            guest.write_config(FIRST, COMMAND, command);
-            assert!(!is_master(), "{command:#x}");
-        }
-        machine.bus.set_command(NVME, MEMORY | MASTER);
-        assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Late(at)));
-        assert!(!is_master());
-        machine.bus.set_pace(10_000);
-        let functions = &guest.0.vm.guest.owned.functions;
-        while functions.lock().reset() != Progress::Done {}
-        guest.write_config(FIRST, COMMAND, MEMORY | MASTER);
-        assert!(is_master(), "after a reset it works");
-        assert_eq!(machine.devices.count_fault(0, DeviceId(device_id(SMALL)), None), None, "nobody's");
     });
 }
 

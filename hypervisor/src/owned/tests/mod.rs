@@ -2,6 +2,7 @@
 //! ports and registers as a driver does, and the functions do DMA and interrupt.
 
 mod coherence;
+mod faults;
 mod interrupts;
 mod life;
 mod pins;
@@ -10,7 +11,9 @@ mod registers;
 mod resets;
 mod spread;
 
+use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use std::cell::RefCell;
 
 use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::lapic::{Lapic, TimerClock};
@@ -57,6 +60,35 @@ fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'st
 fn board_of(machine: &'static Machine, count: usize, configs: &[&'static str]) -> &'static Board<MockSvm> {
     set_machine(Some(machine));
     processor::board_of(count, configs).unwrap_or_else(|why| panic!("{why}"))
+}
+
+thread_local! {
+    static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Keeps what each thread warns of.
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LINES.with_borrow_mut(|lines| lines.push(record.args().to_string()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// What the calling thread warns of.
+fn warnings(act: impl FnOnce()) -> Vec<String> {
+    // A second logger is refused: it would be the same.
+    let _ = log::set_logger(&Warnings);
+    log::set_max_level(log::LevelFilter::Warn);
+    LINES.take();
+    act();
+    LINES.take()
 }
 
 /// Instructions by size: a load from EBX to AL, AX, EAX, and a store.
