@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn each_change_asks_and_all_of_them_fit_into_one_file() {
-        let (new, names) = changed("fn f(x: &X) { a(1, x.b); x.c += 1; d(); }");
+        let (new, names) = changed("fn f(x: &X) {\n  a(1, x.b);\n x.c += 1; d(); }");
         let expected = [
             "fn f: leave out `a(1, x.b);`",
             "fn f: leave out `x.c += 1;`",
@@ -77,8 +77,8 @@ mod tests {
             "fn f: exchange `a(1, x.b);` and `x.c += 1;`",
             "fn f: exchange `x.c += 1;` and `d();`",
             "fn f: exchange the arguments `1` and `x.b`",
-            "fn f: 2 for `1`",
-            "fn f: 2 for `1`",
+            "fn f: 2 for `1` in `a(1, x.b);`",
+            "fn f: 2 for `1` in `x.c += 1; d(); }`",
         ];
         assert_eq!(names, expected);
         assert!(
@@ -106,7 +106,10 @@ mod tests {
         let text = "#[cfg(test)] fn g() { a(); } #[cfg(target_os = \"none\")] mod m { fn h() { a(); } } \
                     fn i() { #[cfg(loom)] a(); } impl Display for X { fn fmt() { a(); } } fn n() -> ! { a(); loop {} }";
         assert_eq!(changed(text), (text.to_owned(), vec![]));
-        assert_eq!(changed("fn f() -> bool { false }").1, ["fn f: returns true", "fn f: true for `false`"]);
+        assert_eq!(
+            changed("fn f() -> bool { false }").1,
+            ["fn f: returns true", "fn f: true for `false` in `fn f() -> bool { false }`"]
+        );
         let text = "#[cfg(not(loom))] fn f() { a(); }";
         assert_eq!(changed(text).1.len(), 1);
     }

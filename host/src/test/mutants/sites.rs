@@ -101,6 +101,16 @@ impl Finder<'_> {
         self.add(what, spanned.span(), vec![Wrap { range, before, after: ") })" }]);
     }
 
+    /// The line says which of a function's constants it is.
+    fn constant(&mut self, constant: &impl Spanned, other: &str) {
+        let Range { start, end } = constant.span().byte_range();
+        let begin = self.text[..start].rfind('\n').map_or(0, |at| at + 1);
+        let end = self.text[end..].find('\n').map_or(self.text.len(), |len| end + len);
+        let line = short(&self.text[begin..end]);
+        let what = format!("{other} for `{}` in `{line}`", self.text_of(constant));
+        self.replace(&what, constant, other);
+    }
+
     fn omit(&mut self, spanned: &impl Spanned) {
         let what = format!("leave out `{}`", short(self.text_of(spanned)));
         let wrap = Wrap { range: spanned.span().byte_range(), before: format!("if !{YES} {{ "), after: " }" };
@@ -365,16 +375,14 @@ impl<'ast> Visit<'ast> for Finder<'_> {
 
     fn visit_expr_lit(&mut self, literal: &'ast syn::ExprLit) {
         if let Some(other) = neighbour(&literal.lit) {
-            let what = format!("{other} for `{}`", self.text_of(literal));
-            self.replace(&what, literal, &other);
+            self.constant(literal, &other);
         }
     }
 
     fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
         let neighbours = self.neighbours;
         if let Some(other) = path.path.get_ident().and_then(|name| neighbours.get(&name.to_string())) {
-            let what = format!("{other} for `{}`", self.text_of(path));
-            self.replace(&what, path, other);
+            self.constant(path, other);
         }
     }
 }
