@@ -33,7 +33,7 @@ fn holds(condition: &syn::Meta, in_test: bool) -> bool {
                 Expr::Lit(syn::ExprLit { lit: Lit::Str(text), .. }) => text.value(),
                 _ => String::new(),
             };
-            ["x86_64", "linux", "64", "little"].contains(&value.as_str())
+            ["x86_64", "linux", "64", "little", "trace"].contains(&value.as_str())
         }
     }
 }

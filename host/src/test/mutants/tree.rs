@@ -189,6 +189,9 @@ impl Tree {
             .args(WHAT.split(' '))
             .args(self.packages.iter().flat_map(|(package, _)| named(package)))
             .args(["--message-format=json", "--offline"]);
+        if self.packages.iter().any(|(package, _)| *package == "hypervisor") {
+            command.args(["--features", "quell-hypervisor/trace"]);
+        }
         let (mut programs, mut errors, mut said) = (Vec::new(), Vec::new(), Vec::new());
         let status = lines::read(command, BUILD_TIMEOUT, BUILD_TIMEOUT, signals, |line| {
             match serde_json::from_str(&line) {
