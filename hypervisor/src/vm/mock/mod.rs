@@ -185,6 +185,11 @@ impl<A: Arch> MockBoard<A> {
         self.clock.load(Ordering::Relaxed)
     }
 
+    #[cfg(test)]
+    pub(crate) fn set_time(&self, time: u64) {
+        self.clock.store(time, Ordering::Relaxed);
+    }
+
     /// Sends a line over the control channel at time `when` at the earliest. Lines must be in
     /// ascending order of their times.
     pub(crate) fn ask(&self, when: u64, line: &str) {

@@ -7,6 +7,7 @@ mod generation;
 mod guests;
 mod histories;
 mod hostile_stream;
+mod interrupts;
 mod memory;
 pub(crate) mod moving;
 mod random;
