@@ -3,6 +3,7 @@
 
 mod control;
 mod creation;
+mod frames;
 mod generation;
 mod guests;
 mod histories;
