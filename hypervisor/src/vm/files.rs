@@ -177,7 +177,7 @@ impl Files {
     /// # Errors
     ///
     /// There is no such guest.
-    pub(super) fn of_guest(
+    fn of_guest(
         reader: &Reader<'static, impl Fn(&str) -> Option<&'static [u8]>>,
         number: u32,
     ) -> Result<Self, CreateError> {
@@ -208,12 +208,22 @@ impl Bundle {
             let mut entries = archive.entries();
             entries.find(|entry| entry.filename().as_str() == Ok(name)).map(|entry| entry.data())
         };
-        let reader = Reader::new(member).map_err(CreateError::Bundle)?;
+        Self::of(&Reader::new(member).map_err(CreateError::Bundle)?)
+    }
+
+    /// What these members are.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the bundle.
+    pub(super) fn of(
+        reader: &Reader<'static, impl Fn(&str) -> Option<&'static [u8]>>,
+    ) -> Result<Self, CreateError> {
         Ok(Self {
             config: *reader.machine(),
             symbols: reader.symbols(),
             guests: (0..reader.guest_count())
-                .map(|number| Files::of_guest(&reader, number))
+                .map(|number| Files::of_guest(reader, number))
                 .collect::<Result<_, _>>()?,
         })
     }

@@ -298,7 +298,7 @@ impl<A: Arch> Host<A> {
 
 /// The date, from the machine's own clock at the start. It is read once. For runs to be
 /// reproducible the machine's clock must be too (QEMU: `-rtc base=…,clock=vm`).
-fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
+pub(super) fn wall_clock<A: Arch>(unix: Option<u64>) -> WallClock {
     if unix.is_none() {
         log::warn!("the machine does not say what time it is: guests begin in 1970");
     }

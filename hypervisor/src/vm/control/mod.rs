@@ -287,3 +287,13 @@ impl<A: Arch> Write for Line<A> {
         Ok(())
     }
 }
+
+#[test]
+fn a_line_is_cut_to_what_the_host_accepts() {
+    use crate::vm::mock::processor::{MockArch, board};
+    let board = board(1, "vcpus=1\nmemory=4194304", &[]);
+    for len in [0, LINE_MAX - 1, LINE_MAX, LINE_MAX + 1] {
+        say::<MockArch>(format_args!("{}", "x".repeat(len)));
+        assert_eq!(board.answers().pop().map(|line| line.len()), Some(len.min(LINE_MAX)));
+    }
+}

@@ -2,6 +2,8 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+#[cfg(test)]
+use core::sync::atomic::Ordering;
 
 use super::{End, MockBoard};
 use crate::vm::arch::Arch;
@@ -22,6 +24,17 @@ impl<A: Arch> MockBoard<A> {
         assert_eq!(self.run(1), End::Quiet, "{requests:?}");
         self.lock().enough = None;
         self.answers().split_off(before)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_time(&self, time: u64) {
+        self.clock.store(time, Ordering::Relaxed);
+    }
+
+    /// Kicks that are sent from this time on do not arrive.
+    #[cfg(test)]
+    pub(crate) fn lose_kicks(&self, from: u64) {
+        self.kicks_until.store(from, Ordering::Relaxed);
     }
 
     /// The run ends when so many requests have been answered.

@@ -97,13 +97,9 @@ impl<A: Arch> MockBoard<A> {
             None if name == config::KERNEL => Some(kernel),
             None => Some(&[][..]).filter(|_| name == bundle::CONFIG),
         };
-        let reader = Reader::new(member).map_err(CreateError::Bundle)?;
-        let guests = (0..reader.guest_count())
-            .map(|number| Files::of_guest(&reader, number))
-            .collect::<Result<_, _>>()?;
-        let config = *reader.machine();
+        let bundle = Bundle::of(&Reader::new(member).map_err(CreateError::Bundle)?)?;
         let board = Self::board(cpus);
-        board.found(bytes, Bundle { config, symbols: None, guests })?;
+        board.found(bytes, bundle)?;
         board.host().create_guests()?;
         Ok(board)
     }
@@ -163,6 +159,7 @@ impl<A: Arch> MockBoard<A> {
             }),
             turned: cpus.iter().map(|_| Condvar::new()).collect(),
             kicks: AtomicU64::new(0),
+            kicks_until: AtomicU64::new(u64::MAX),
             page_ticks: AtomicU64::new(0),
             turns_since: cpus.iter().map(|_| AtomicU32::new(0)).collect(),
             turns_most: AtomicU32::new(0),

@@ -25,6 +25,7 @@ use alloc::vec::Vec;
 use baremetal::random::Random;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hostlink::exit::ExitCode;
+use hostlink::guests::{GONE, GuestState};
 use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -135,6 +136,8 @@ pub(crate) struct MockBoard<A: Arch> {
     /// One per CPU.
     turned: Vec<Condvar>,
     kicks: AtomicU64,
+    /// Kicks that are sent from this time on are lost.
+    kicks_until: AtomicU64,
     /// How long it takes to zero a page.
     page_ticks: AtomicU64,
     /// For each CPU the number of vCPU turns that began since it last took interrupts; and the
@@ -309,11 +312,29 @@ impl<A: Arch> MockBoard<A> {
         }
     }
 
+    /// How a guest has ended is said while it is off or has failed, and at no other time.
+    fn assert_ends_are_said(&self) {
+        let Some(host) = self.host.get() else { return };
+        for number in 0..host.bundle.guests.len() as u32 {
+            let (state, code) = (host.state_of(number), host.entry(number).exit.load(Ordering::Relaxed));
+            let is_off =
+                [ExitCode::GuestPowerOff, ExitCode::GuestReset].map(|off| off as u32).contains(&code);
+            let is_right = match state {
+                GuestState::Off => is_off,
+                GuestState::Failed => code != 0 && !is_off,
+                GuestState::Empty => [0, GONE].contains(&code),
+                _ => code == 0,
+            };
+            assert!(is_right, "guest {number} is {state}, and has ended by {code:#x}");
+        }
+    }
+
     pub(crate) fn pass(&self, cpu: u32, waits: bool) {
         let mut turns = self.lock();
         if !turns.is_live {
             return;
         }
+        self.assert_ends_are_said();
         if turns.is_ended {
             self.stop(turns, End::Quiet);
         }

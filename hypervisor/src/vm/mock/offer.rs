@@ -122,7 +122,8 @@ unsafe impl<A: OnMockBoard + Arch> Cpus for A {
     fn kick(cpu: &PerCpu<A>) {
         let board = here::<A>().0;
         board.kicks.fetch_add(1, Ordering::Relaxed);
-        board.lock().lines[cpu.index.place()].kick = true;
+        let is_lost = board.time() >= board.kicks_until.load(Ordering::Relaxed);
+        board.lock().lines[cpu.index.place()].kick |= !is_lost;
         // The other CPU may take the interrupt at once.
         pass::<A>();
     }

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use super::Op::*;
 use crate::sched::{CpuIndex, Policy, Scheduler, Share, VcpuIndex};
 use crate::vm::arch::Clock;
+use crate::vm::host::wall_clock;
 use crate::vm::mock::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::vm::mock::{End, MockBoard as Board};
 use crate::vm::{Charged, GUEST, caused_by};
@@ -33,9 +34,13 @@ fn states(board: &'static Board<MockArch>) -> Vec<GuestState> {
 #[test]
 fn the_run_ends_with_the_last_guest() {
     let short: &[&[Op]] = &[&[Start(1), Work(100_000), Done], &[Done]];
+    // One after the other, or both at the same time: each finds the other one stopping.
+    let together: &[&[Op]] = &[&[Start(1), Work(100_000), PowerOff], &[Walk(100_000), Back(0, 100)]];
     for cpus in 1..=3 {
         for seed in 0..20 {
-            let board = several(cpus, &[(FIRST, short), (SECOND, &[LONG_FIRST, LONG])]);
+            let later: &[&[Op]] = if seed % 2 == 0 { together } else { &[LONG_FIRST, LONG] };
+            let board =
+                several(cpus, &[(FIRST, if seed % 2 == 0 { together } else { short }), (SECOND, later)]);
             assert_eq!(board.run(seed), OFF, "{cpus} CPUs, seed {seed}");
             assert_eq!(states(board), [GuestState::Off; 2]);
         }
@@ -274,9 +279,12 @@ fn u62_the_machine_has_its_clocks_rate_and_ticks_where_somebody_looks() {
     let host = several(1, &[(FIRST, &[]), (SECOND, &[])]).host();
     let later = MockArch::now() + 3 * MockArch::hz();
     assert_eq!(host.wall.ns(later) - host.wall.ns(later - 2 * MockArch::hz()), 2_000_000_000);
+    assert!(wall_clock::<MockArch>(None).ns(MockArch::now()) < 1000, "it does not say what time it is");
     assert_eq!(host.tick_max, MockArch::ticks_of_us(100_000), "the host tool shows what guests have had");
-    let single = board(1, "vcpus=1\nmemory=4194304", &[]);
-    assert_eq!(single.host().tick_max, u64::MAX);
+    for (config, tick) in [("", u64::MAX), ("\nboot_cpu=serve", MockArch::ticks_of_us(20_000))] {
+        let single = board(2, format!("vcpus=1\nmemory=4194304{config}").leak(), &[]);
+        assert_eq!(single.host().tick_max, tick, "{config}");
+    }
 }
 
 #[test]

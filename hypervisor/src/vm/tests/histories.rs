@@ -11,7 +11,7 @@ use crate::vm::mock::processor::{OFF, Op};
 /// Stores to, clears and reads 32 pages in a random order, and reads all of them in the end.
 fn history(random: &mut Random, vcpu: usize) -> Vec<Op> {
     let mut pages = [0; 32];
-    let at = |page: usize| (page as u64 % 2) << 32 | (0x80 + 32 * vcpu as u64 + page as u64) << 12;
+    let at = |page: usize| (page as u64 / 16) << 32 | (32 * vcpu as u64 + page as u64) << 12;
     // It begins when it is sent.
     let mut program = vec![[Start(1), Work(1)][vcpu], Sleep(3_900_000)];
     for _ in 0..20_000 {
@@ -73,4 +73,26 @@ fn a_guest_that_paused_and_was_not_sent_in_the_end_runs_when_it_is_sent_later() 
         assert!(board.answers().contains(&"6 ok".to_owned()), "{:?}", board.answers());
         assert_eq!(states(board), [GuestState::Empty, GuestState::Off]);
     }
+}
+
+#[test]
+fn m8_a_tool_that_goes_away_leaves_the_guest_and_all_memory_as_they_were() {
+    let mut free = Vec::new();
+    for frame in [0, 1, 2, 30, 90, 300] {
+        let board = board();
+        let seen = carry(board, Cut::Gone(frame), u64::MAX);
+        if frame > 0 {
+            board.ask(4_000_000, "1 guest-send here 0x7 live");
+            board.ask(4_000_000, "2 guest-receive there 0x9");
+        }
+        assert_eq!(board.run(frame), OFF, "{frame}: {:?}", board.answers());
+        assert_eq!(
+            (states(board), seen.lock().unwrap().is_cut),
+            ([GuestState::Off, GuestState::Empty], frame > 0)
+        );
+        free.push(board.host().free.lock().total());
+        board.machine().space.slots().memory().for_each(|slot| assert!(!slot.is_logged(), "{frame}"));
+    }
+    free.dedup();
+    assert_eq!(free.len(), 1, "{free:?}");
 }

@@ -3,10 +3,12 @@
 
 mod control;
 mod creation;
+mod frames;
 mod generation;
 mod guests;
 mod histories;
 mod hostile_stream;
+mod interrupts;
 mod memory;
 pub(crate) mod moving;
 mod random;

@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use super::Op::*;
 use super::moving;
 use crate::vm::mock::MockBoard as Board;
-use crate::vm::mock::processor::{MockArch, Op, create_several};
+use crate::vm::mock::processor::{MockArch, OFF, Op, create_several, notes_of};
 use hostlink::guests::GuestState;
 
 /// In the board's ticks.
@@ -203,4 +203,38 @@ fn a_change_that_a_guest_of_little_weight_has_begun_is_over_soon() {
             }
         }
     }
+}
+
+#[test]
+fn a_guest_that_starts_again_is_as_new_and_the_run_waits_for_it() {
+    let first: &[&[Op]] = &[&[Start(1), Note, Work(50_000), Done], &[Note, Done]];
+    let second: &[&[Op]] = &[&[Work(20 * MS), Done]];
+    for seed in 0..4 {
+        let guests = [("name=low\nvcpus=2\nmemory=4194304", first), ("name=other\nmemory=4194304", second)];
+        let board = several(2, &guests);
+        // It is loaded while the other one ends.
+        board.zero_takes(PAGE_TICKS);
+        board.ask(10 * MS, "1 guest-start low");
+        assert_eq!(board.run(seed), OFF, "seed {seed}");
+        assert_eq!(board.answers(), ["1 ok"]);
+        assert_eq!(
+            [0, 1].map(|vcpu| notes_of(board, vcpu).len()),
+            [2, 2],
+            "both have run twice: seed {seed}"
+        );
+    }
+}
+
+#[test]
+fn requests_that_come_at_once_are_begun_in_their_order() {
+    let another = "name=another\nmemory=4194304";
+    let board = several(1, &[("name=low\nmemory=4194304", &[WORKS]), (BUSY, &[WORKS]), (another, &[WORKS])]);
+    let requests = [(MS, "guest-destroy low"), (MS, "guests"), (50 * MS, "vms")];
+    let answers = board.answer_each(1, &asked(&requests));
+    assert!(answers.iter().all(|(line, _)| line == "ok"), "{answers:?}");
+    let listed =
+        board.answers().into_iter().filter_map(|line| line.strip_prefix("3 : vm=").map(str::to_owned));
+    assert_eq!(listed.map(|line| line[..1].to_owned()).collect::<String>(), "12");
+    let says = |state: &str| board.answers().iter().any(|line| line.contains(state));
+    assert!(says("guest=low state=leaving") && says("guest=busy state=running"), "{:?}", board.answers());
 }

@@ -15,7 +15,8 @@ fn resets_of(seed: u64, cpus: usize, first: &[Op], others: &[&[Op]]) {
     let config: &'static str = String::leak(format!("vcpus={}\nmemory=4194304", programs.len()));
     let board = run_to(OFF, cpus, config, seed, &programs);
     assert_eq!(board.machine().guest.resets.load(Ordering::Relaxed), 3, "seed {seed}");
-    assert_eq!(counted(board, Counter::Resets), 3);
+    let counts = [Counter::Resets, Counter::ResetRequests, Counter::KickMissing, Counter::KickLate];
+    assert_eq!(counts.map(|counter| counted(board, counter)), [3, 0, 0, 0]);
 }
 
 #[test]

@@ -191,18 +191,6 @@ fn vcpus_that_are_woken_for_nothing_keep_no_interrupt_away() {
 }
 
 #[test]
-fn interrupts_are_taken_after_so_many_turns_without_an_entry() {
-    let programs = ping_pong(8, 10);
-    for cpus in 1..=3 {
-        for seed in 0..10 {
-            let board = run_to(OFF, cpus, "vcpus=16\nmemory=4194304", seed, &refs(&programs));
-            let most = board.turns_without_interrupts();
-            assert!(most <= TURNS_MAX + 1, "{most} turns: seed {seed}");
-        }
-    }
-}
-
-#[test]
 fn what_ends_a_guest_ends_the_run_with_its_code() {
     for (op, policy, end) in [
         (PowerOff, "reboot", ExitCode::GuestPowerOff),
@@ -256,5 +244,21 @@ fn what_is_typed_is_taken_though_no_guest_is_there() {
         board.type_in(b"lost");
         interrupts::on_serial_interrupt::<MockArch>();
         assert_eq!(mock::offer::receive_console::<MockArch>(), None, "{start}");
+    }
+}
+
+#[test]
+fn a_kick_that_is_lost_is_made_up_for_by_the_tick_and_counted() {
+    let first: &[Op] = &[Start(1), Sleep(5_000_000), Note, Send(1), Work(250_000_000), PowerOff];
+    let second: &[Op] = &[WaitFor(0), Note, Done];
+    for (lost_from, count, late) in [(u64::MAX, 0, 0..1_000_000), (4_000_000, 1, 90_000_000..101_000_000)] {
+        let guest: (_, &[&[Op]]) = ("name=guest\nvcpus=2\nmemory=4194304", &[first, second]);
+        let board = create_several(2, 16 << 20, &[guest]).unwrap_or_else(|why| panic!("{why}"));
+        board.lose_kicks(lost_from);
+        assert_eq!(board.run(1), OFF);
+        assert_eq!(counted(board, Counter::KickMissing), count, "from {lost_from} on");
+        assert_eq!(counted(board, Counter::KickLate) > 0, count > 0, "from {lost_from} on");
+        let took = notes_of(board, 1)[0] - notes_of(board, 0)[0];
+        assert!(late.contains(&took), "{took}");
     }
 }

@@ -36,3 +36,17 @@ impl Stop {
         }
     }
 }
+
+#[test]
+fn a_guest_stands_still_from_the_first_beginning_to_the_end() {
+    let mut stop = Stop::default();
+    stop.end(7);
+    stop.stepped(40, false);
+    [100, 130].into_iter().for_each(|now| stop.begin(now));
+    // The step in which it began, one in between, and the one in which it ended.
+    [(3, false), (50, true)].into_iter().for_each(|(took, stood_still)| stop.stepped(took, stood_still));
+    assert_eq!((stop.is_now(), stop.ticks, stop.worked, stop.longest), (true, 0, 53, 50));
+    [150, 160].into_iter().for_each(|now| stop.end(now));
+    stop.stepped(6, true);
+    assert_eq!((stop.is_now(), stop.ticks, stop.worked, stop.longest), (false, 50, 59, 50));
+}

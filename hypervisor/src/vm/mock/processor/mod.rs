@@ -16,6 +16,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
+use crate::sched::CpuIndex;
 use crate::stopping;
 use crate::vm::arch::Board;
 use crate::vm::mock::{End, MockBoard, OnMockBoard};
@@ -27,6 +28,16 @@ const PAGE: u64 = 4096;
 
 /// All guests have switched themselves off.
 pub(in crate::vm) const OFF: End = End::Exit(ExitCode::GuestPowerOff);
+
+/// What is put into the memory of a guest whose command line is "placed": addresses and sizes, the
+/// first one of more than two steps.
+pub(in crate::vm) const PLACED: [(u64, u64); 3] =
+    [(0x3008, (513 << 10) + 5), (0x1f_f000, 4096), (1 << 32, 1)];
+
+/// The byte at this place of it.
+pub(in crate::vm) fn placed_byte(at: u64) -> u8 {
+    (at % 251) as u8 + 1
+}
 
 /// An operation of a vCPU's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +98,8 @@ fn assert_may_run(vm: &Vm<MockArch>) {
     let state = vm.host.state_of(vm.number);
     let stands_still = [Empty, Loaded, Paused, Offered, Given].contains(&state);
     assert!(!stands_still, "a vCPU of guest {} goes on, which is {state}", vm.number);
+    let shown = vm.guest.shown.lock().unwrap().last().map(|(id, _)| *id);
+    assert_eq!(shown, Some(*vm.generation.lock()), "a vCPU of guest {} sees another id", vm.number);
 }
 
 thread_local! {
@@ -176,6 +189,7 @@ impl OnMockBoard for MockArch {
             // A guest that is being loaded keeps its memory.
             let is_new = host.state_of(vm.number) == GuestState::Loaded;
             if is_new || vm.attention() & (stopping::RESET | stopping::END) != 0 {
+                vm.guest.cleaned_to_load.fetch_add(memory.end - memory.start, Ordering::Relaxed);
                 continue;
             }
             for vcpu in &vm.vcpus {
@@ -217,6 +231,9 @@ pub(in crate::vm) struct Shared {
     /// The generation ids that it was shown, and whether they were new.
     pub(in crate::vm) shown: Mutex<Vec<(u128, bool)>>,
     pub(in crate::vm) cleaned: AtomicU64,
+    /// The same while it was being loaded.
+    pub(in crate::vm) cleaned_to_load: AtomicU64,
+    pub(in crate::vm) holders: Holders,
     /// Number of times a vCPU left its CPU for a reset while a change of memory was in progress.
     pub(in crate::vm) taken_over: AtomicU32,
     /// Number of times a vCPU left its CPU for a pause while it carried out a reset.
@@ -227,6 +244,29 @@ pub(in crate::vm) struct Shared {
     pub(in crate::vm) notes: Mutex<Vec<(u32, u64)>>,
     /// No interrupt ends guest mode, and flushes give up waiting for it.
     pub(in crate::vm) stalls: core::sync::atomic::AtomicBool,
+}
+
+/// A bit for each CPU that has the guest's address space loaded: none when the guest is freed.
+#[derive(Default)]
+pub(in crate::vm) struct Holders(AtomicU64);
+
+impl Drop for Holders {
+    fn drop(&mut self) {
+        assert_eq!(*self.0.get_mut(), 0, "the address space of a guest that is freed is loaded");
+    }
+}
+
+impl Holders {
+    /// The CPU drops the address space that it has loaded, and loads this guest's, if any.
+    fn load(cpu: CpuIndex, next: Option<&Vm<MockArch>>) {
+        let host = MockArch::host().expect("the CPU runs vCPUs");
+        let mut from = 0;
+        while let Some(vm) = host.next_guest(from) {
+            from = vm.number + 1;
+            vm.guest.holders.0.fetch_and(!(1 << cpu.0), Ordering::Relaxed);
+        }
+        next.into_iter().for_each(|vm| _ = vm.guest.holders.0.fetch_or(1 << cpu.0, Ordering::Relaxed));
+    }
 }
 
 /// The sum of a counter over all vCPUs.

@@ -1,9 +1,9 @@
 //! The core's traits, implemented by this architecture.
 
 use super::vcpu::{Activity, Exit, TIMER, Vcpu};
-use super::{DEVICE, Inbox, MockArch, Op, PAGE, PROGRAMS, Programs, Shared};
+use super::{DEVICE, Holders, Inbox, MockArch, Op, PAGE, PLACED, PROGRAMS, Programs, Shared, placed_byte};
 use crate::devices::region::Region;
-use crate::loader::LoadError;
+use crate::loader::{LoadError, Placement};
 use crate::sched::notify::Published;
 use crate::sched::{CpuIndex, Turn};
 use crate::stopping;
@@ -120,7 +120,9 @@ unsafe impl Arch for MockArch {
         if most.is_some_and(|most: u32| before >= most) {
             return Err(LoadError::BigEndian);
         }
-        Ok(Plan { placements: Vec::new(), entry: () })
+        let placements = PLACED.iter().filter(|_| files.config.cmdline == "placed");
+        let placed = |&(gpa, len)| Placement { gpa, bytes: (0..len).map(placed_byte).collect() };
+        Ok(Plan { placements: placements.map(placed).collect(), entry: () })
     }
 
     fn begin(_: &Shared, (): (), (_, state): (&Inbox, &mut Vcpu)) {
@@ -201,6 +203,15 @@ unsafe impl Arch for MockArch {
         let name = context.vcpu.row.0 + 1;
         let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
         assert!(named.map(|cpu| cpu.index).eq([context.cpu.index]), "another CPU takes it for its own");
+        Holders::load(context.cpu.index, Some(context.vm));
+    }
+
+    fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
+        vm.guest.holders.0.load(Ordering::Relaxed) >> cpu.index.0 & 1 != 0
+    }
+
+    fn leave_space(_: &Programs, cpu: &PerCpu<Self>, (): &mut ()) {
+        Holders::load(cpu.index, None);
     }
 
     fn reload_state(context: &mut Context<'_, Self>) {
