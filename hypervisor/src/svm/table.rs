@@ -67,7 +67,7 @@ impl Exit {
 
     /// The access of an exit because of a port (section 15.10.2).
     #[inline(always)]
-    const fn port(&self) -> PortAccess {
+    pub(super) const fn port(&self) -> PortAccess {
         let info = self.info_1;
         PortAccess {
             port: (info >> 16) as u16,
@@ -79,7 +79,7 @@ impl Exit {
     }
 
     /// The access that nested translation refused (section 15.25.6).
-    const fn nested_fault(&self) -> NestedFault {
+    pub(super) const fn nested_fault(&self) -> NestedFault {
         let info = self.info_1;
         let access = match info {
             info if info & FAULT_IN_WALK != 0 => Access::Walk,

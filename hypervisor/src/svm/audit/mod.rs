@@ -169,6 +169,13 @@ fn bytes_are_equal(a: &Words, b: &Words, (start, end): Bytes) -> bool {
     })
 }
 
+/// The clean bits of what differs.
+#[cfg(test)]
+pub(super) fn changed(a: &Words, b: &Words) -> u32 {
+    let differs = |ranges: &[Bytes]| !ranges.iter().all(|&bytes| bytes_are_equal(a, b, bytes));
+    GROUPS.iter().fold(0, |all, (bit, _, ranges)| all | u32::from(differs(ranges)) << bit)
+}
+
 fn low_word(words: &Words, at: usize) -> u32 {
     (words[at / 8] >> (at % 8 * 8)) as u32
 }
@@ -360,13 +367,16 @@ mod tests {
     #[test]
     fn a6_what_is_marked_clean_has_not_changed_and_is_here() {
         for (bit, name, ranges) in GROUPS {
-            for at in ranges.iter().flat_map(|&(start, end)| start..end) {
+            // What is beside a range, in the same words, is not of its group.
+            for at in ranges.iter().flat_map(|&(start, end)| start & !7..end.next_multiple_of(8)) {
+                let is_its = ranges.iter().any(|&(start, end)| (start..end).contains(&at));
                 let mut machine = Books::new();
                 machine.cpus.iter_mut().for_each(|cpu| cpu.asids = u32::MAX);
                 assert_eq!(machine.enter(0, 0, &vmcb(2, FLUSH_ALL, 0)), Ok(()));
                 let mut changed = vmcb(2, FLUSH_ALL, 1 << bit);
                 changed[at / 8] ^= 1 << (at % 8 * 8);
-                assert_eq!(machine.enter(0, 0, &changed), Err(Finding::Changed(name)), "{at:#x}");
+                let expected = if is_its { Err(Finding::Changed(name)) } else { Ok(()) };
+                assert_eq!(machine.enter(0, 0, &changed), expected, "{at:#x}");
                 changed[CLEAN / 8] = !(1u64 << bit) & 0x3ff;
                 assert_eq!(machine.enter(0, 0, &changed), Ok(()), "{at:#x}");
                 assert_eq!(machine.enter(0, 1, &changed), Err(Finding::Moved));

@@ -5,9 +5,11 @@
 use alloc::string::String;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use super::moved::off;
 use super::processor::{Guest, MockSvm, Processor, board_of, processor};
 use crate::sched::{Turn, VcpuIndex};
 use crate::svm::vmcb::{EFER_SVME, Vmcb, clean};
+use crate::vm::arch::State;
 use crate::vm::mock::MockBoard as Board;
 
 const GUESTS: [&str; 2] = ["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"];
@@ -81,6 +83,26 @@ fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
         guest.0.state.load_debug_registers::<MockSvm>();
         assert_eq!(processor(|processor| processor.breakpoints), [1, 2, 3, 4]);
     });
+}
+
+/// What a vCPU has after a reset or INIT is its own.
+#[test]
+fn u61_a_vcpu_begins_with_its_own() {
+    type Begin = fn(&mut Guest<'_, '_>);
+    let begins: [Begin; 2] =
+        [|guest| guest.0.state.reset(&guest.0.vcpu.inbox), |guest| guest.0.state.set_init_state()];
+    for begin in begins {
+        processor(|processor| *processor = Processor::new());
+        let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
+        turn(board, 0, |guest| live(guest, 0));
+        turn(board, 1, |guest| live(guest, 1));
+        turn(board, 1, |guest| {
+            off(guest, |guest| begin(guest));
+            guest.begin(&[]);
+            guest.0.state.load_debug_registers::<MockSvm>();
+            assert!(guest.enter(|_, _| {}));
+        });
+    }
 }
 
 #[test]
