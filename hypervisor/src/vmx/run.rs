@@ -287,7 +287,7 @@ mod tests {
             vmcs.read_all();
             let is_read = (is_paged, is_pae, is_long, is_dirty) == (1, 1, 0, 0);
             let expected = if is_read { [0x280a, 0x280c, 0x280e, 0x2810] } else { [1; 4] };
-            assert_eq!(vmcs.pointers, expected, "{bits:#b}");
+            assert_eq!((vmcs.pointers, vmcs.stale), (expected, 0), "{bits:#b}");
         }
     }
 
@@ -297,6 +297,7 @@ mod tests {
             let mut vmcs = after_exits_without(lacks);
             assert!(enter_and(&mut vmcs, 0, |stay, _| stay.said.exception = 0x31));
             assert_eq!([vmcs.take_acknowledged(), vmcs.take_acknowledged()], [taken, None]);
+            assert_eq!(vmcs.interruption, 0);
         }
     }
 

@@ -91,7 +91,7 @@ fn u61_a_vcpu_begins_with_its_own() {
         turn(board, 0, |guest| live(guest, 0));
         turn(board, 1, |guest| live(guest, 1));
         turn(board, 1, |guest| {
-            off(guest, |guest| begin(guest));
+            off(guest, begin);
             guest.begin(&[]);
             guest.0.state.load_debug_registers::<MockSvm>();
             assert!(guest.enter(|_, _| {}));

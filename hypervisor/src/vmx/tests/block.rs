@@ -1,7 +1,7 @@
-//! The VMCS as a control block: what each operation leaves in it, whole, and what the next entry has
-//! to write. SDM volume 3, sections 25.6, 25.7, 27.6.
+//! The VMCS as a control block: what each operation leaves in it, whole, and what the next entry
+//! has to write. SDM volume 3, sections 25.6, 25.7, 27.6.
 
-use super::processor::{with_guest, with_guest_of};
+use super::processor::{Tested, with_guest, with_guest_of};
 use crate::devices::pc::message::Trigger;
 use crate::svm::tests::block::requests;
 use crate::vmx::apic::{Keeper, TPR};
@@ -41,7 +41,9 @@ fn a_request_replaces_the_one_before() {
         }
         vmcs.set_nmi_window(true);
         exactly(&mut vmcs, Vmcs::close_window);
-        assert_eq!((vmcs.controls.word(Word::Primary), vmcs.threshold), (0, threshold));
+        vmcs.set_priority(6);
+        let found = (vmcs.controls.word(Word::Primary), vmcs.threshold, vmcs.apic.priority());
+        assert_eq!(found, (0, threshold, 6));
         for (has_run, became) in [(false, Offered::Left(0x51)), (true, Offered::Taken)] {
             exactly(&mut vmcs, |vmcs| vmcs.request(second));
             vmcs.set_event(0x8000_0306);
@@ -54,31 +56,12 @@ fn a_request_replaces_the_one_before() {
     }
 }
 
-#[test]
-fn what_is_intercepted_at_times_is_one_control() {
-    for (pause_loop, word, bit) in [(true, Word::Secondary, 10), (false, Word::Primary, 30)] {
-        let mut vmcs = Vmcs::new();
-        vmcs.controls.pause_loop = pause_loop;
-        for wanted in [true, true, false, false] {
-            exactly(&mut vmcs, |vmcs| vmcs.intercept_pause(wanted));
-            let mut expected = [0; 5];
-            expected[word as usize] = u32::from(wanted) << bit;
-            assert_eq!(vmcs.controls.words, expected);
-        }
-        for wanted in [true, false] {
-            exactly(&mut vmcs, |vmcs| vmcs.intercept_debug(wanted));
-            assert_eq!(vmcs.controls.word(Word::Primary), u32::from(wanted) << 23);
-        }
-    }
-}
-
 /// No vCPU begins with requests, or with what another one's local APIC had.
 #[test]
 fn a_vcpu_begins_with_an_empty_page_and_asks_for_nothing() {
     with_guest(&[], |guest| {
         let (vm, vcpu) = (guest.0.vm, guest.0.vcpu);
-        let state = vm.guest.new_vcpu::<super::processor::MockVmx>(vcpu.index, vcpu.row.0);
-        let vmcs = &*state.block;
+        let vmcs = vm.guest.new_vcpu::<Tested>(vcpu.index, vcpu.row.0).block;
         assert!((0..512).all(|word| vmcs.apic.read(word) == 0));
         let asks = vmcs.controls.word(Word::Primary) & AT_TIMES;
         assert_eq!((asks, vmcs.delivered(), vmcs.threshold), (1 << 23, 0, 0));
