@@ -67,7 +67,7 @@ impl Exit {
 
     /// The access of an exit because of a port (section 15.10.2).
     #[inline(always)]
-    const fn port(&self) -> PortAccess {
+    pub(super) const fn port(&self) -> PortAccess {
         let info = self.info_1;
         PortAccess {
             port: (info >> 16) as u16,

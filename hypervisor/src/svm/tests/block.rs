@@ -1,12 +1,17 @@
 //! The VMCB as a control block: what each operation leaves in it, whole; and what has changed is
 //! marked dirty, and nothing else (A6). APM volume 2, sections 15.10, 15.15, 15.21, appendix B.
 
-use super::processor::{MockSvm, processor, with_guest};
+use hostlink::config::Switches;
+use iced_x86::Register;
+
+use super::processor::{CODE, MockSvm, processor, with_guest};
 use crate::svm::audit::auditor::words;
 use crate::svm::audit::changed;
 use crate::svm::features::Features;
 use crate::svm::step;
+use crate::svm::table::Exit;
 use crate::svm::vmcb::{Vmcb, clean};
+use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::described::REGISTERS;
 use crate::x86::vcpu::nmi::Nmi;
@@ -212,4 +217,45 @@ fn u22_a_step_leaves_what_the_guest_has_done() {
             assert!(!step::end(state), "it is over");
         }
     });
+}
+
+#[test]
+fn what_an_exit_says_of_a_port_is_where_the_manual_has_it() {
+    let exit = |info_1| Exit { code: 0, info_1, info_2: CODE, event: 0 };
+    for bits in 0..1 << 9 {
+        let (number, flags, info) = (bits & 7, bits >> 3 & 7, bits >> 6);
+        // The port; segment, sizes of addresses and of data; REP, STR, IN.
+        let (segment, address, data) = (number, [0, 1, 2, 4, 3, 1, 2, 4][info as usize], 1 << (info % 3));
+        let [is_input, is_string, is_repeated] = [0, 1, 2].map(|bit| flags >> bit & 1);
+        let info = 0x3f8 << 16 | segment << 10 | address << 7 | data << 4;
+        let found = exit(info | is_repeated << 3 | is_string << 2 | is_input).port();
+        assert_eq!((found.port, found.size, found.next_rip), (0x3f8, data as u32, CODE));
+        let registers = [Register::CS, Register::SS, Register::DS, Register::FS, Register::GS];
+        let segment = (segment as usize).checked_sub(1).and_then(|number| registers.get(number).copied());
+        let size = [None, Some(2), Some(4), None, Some(8)][address as usize];
+        let string = (is_string != 0).then_some((is_repeated != 0, size, segment));
+        let its = found.string.map(|string| (string.is_repeated, string.address_size, string.segment));
+        assert_eq!((found.is_input, its), (is_input != 0, string), "{bits:#b}");
+    }
+}
+
+#[test]
+fn what_a_processor_does_not_report_is_not_used() {
+    let mut vmcb = Vmcb::boxed();
+    vmcb.fetched_bytes = core::array::from_fn(|index| index as u8);
+    for bits in 0..4u32 {
+        processor(|processor| processor.features = Features((bits & 1) << 3 | (bits >> 1) << 7));
+        for (rip, count) in [(0, 0), (5, 3), (5, 15), (5, 16), (5, 255)] {
+            (vmcb.next_rip, vmcb.fetched_count) = (rip, count);
+            let next = (bits & 1 != 0 && rip != 0).then_some(rip);
+            let bytes = if bits & 2 != 0 { usize::from(count).min(15) } else { 0 };
+            let found = (MockSvm::next_rip(&vmcb), <MockSvm as Vendor>::fetched(&vmcb));
+            assert_eq!(found, (next, &vmcb.fetched_bytes[..bytes]));
+        }
+    }
+    for pretend in [false, true] {
+        processor(|processor| processor.features = Features(0));
+        MockSvm::heed(&Switches { pretend, ..Switches::default() });
+        assert_eq!(processor(|processor| processor.features), Features(if pretend { 0x60 } else { 0 }));
+    }
 }
