@@ -326,7 +326,7 @@ impl ControlBlock for Vmcb {
     }
 
     #[inline(always)]
-    fn end_step(state: &mut VcpuState<Self>) -> bool {
-        step::end(state)
+    fn end_step(state: &mut VcpuState<Self>) {
+        let _own = step::end(state);
     }
 }

@@ -70,7 +70,8 @@ fn hasten_exit<A: Cpus>(nmi: Nmi) {
     }
 }
 
-/// See [`ControlBlock::end_step`](crate::x86::vcpu::block::ControlBlock::end_step).
+/// See [`ControlBlock::end_step`](crate::x86::vcpu::block::ControlBlock::end_step). Returns whether
+/// a #DB is its own.
 #[inline]
 pub(super) fn end(state: &mut VcpuState<Vmcb>) -> bool {
     state.nmi.contains(Nmi::STEPPING) && finish(state)

@@ -9,13 +9,13 @@ use memslots::Gpa;
 
 use super::intercepts;
 use super::processor::Amd64;
+use super::step;
 use super::vmcb::Vmcb;
 use crate::vm::{Access, Context, Next};
 use crate::x86::exits::nested::NestedFault;
 use crate::x86::exits::port::{PortAccess, StringAccess};
 use crate::x86::exits::table::exits;
 use crate::x86::exits::{control, cpuid, event, hypercall, msr, nested, port};
-use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::event as events;
 
 /// VMRUN has refused the guest's state.
@@ -67,7 +67,7 @@ impl Exit {
 
     /// The access of an exit because of a port (section 15.10.2).
     #[inline(always)]
-    const fn port(&self) -> PortAccess {
+    pub(super) const fn port(&self) -> PortAccess {
         let info = self.info_1;
         PortAccess {
             port: (info >> 16) as u16,
@@ -130,7 +130,7 @@ pub fn handle_exit<A: Amd64>(context: &mut Context<'_, A>) -> Next {
     let exit = Exit::of(&context.state.block);
     // The part of the IRET's own #DB that the guest must see has been raised; nothing else is to be
     // handled.
-    if Vmcb::end_step(context.state) && Row::of(&exit) == Row::Event(Event::Debug) {
+    if step::end(context.state) && Row::of(&exit) == Row::Event(Event::Debug) {
         context.count_exit(Row::of(&exit).counter());
         return Next::Resume;
     }

@@ -271,6 +271,7 @@ impl ControlBlock for Vmcs {
     }
 
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        // The activity state stays 0.
         let mut state = (self.interruptibility(), self.activity(), self.pending_debug());
         archive.within(&mut state.0, SHADOWS | BLOCKING_BY_NMI)?;
         archive.within(&mut state.1, 0)?;
@@ -280,7 +281,6 @@ impl ControlBlock for Vmcs {
         self.pointers.describe(archive)?;
         if archive.is_reading() {
             self.set_interruptibility(state.0);
-            self.set_activity(state.1);
             self.set_pending_debug(state.2);
             self.set_pointers(self.pointers);
         }
@@ -289,7 +289,5 @@ impl ControlBlock for Vmcs {
 
     fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _: bool) {}
 
-    fn end_step(_: &mut VcpuState<Self>) -> bool {
-        false
-    }
+    fn end_step(_: &mut VcpuState<Self>) {}
 }

@@ -230,6 +230,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_fixed_of_control_registers_is_so() {
+        // Bits 0 and 31 are to be set, bit 2 is to be clear.
+        let fixed = [0x8000_0021, 0xffff_fffb];
+        let found = Capabilities { cr0: fixed, cr4: fixed, ..Capabilities::NONE };
+        assert_eq!([found.cr0(0x46), found.cr4(0x46)], [0x8000_0063; 2]);
+        assert_eq!((found.guest_cr0_fixed(), found.guest_cr4_fixed()), (0x20, 0x8000_0021));
+    }
+
+    #[test]
     fn i8_pages_are_small_unless_the_processor_stands_changes_of_size() {
         let largest = |has_others, others| {
             let read = |number| match number {

@@ -153,6 +153,7 @@ mod tests {
     use crate::x86::vcpu::block::{ControlBlock, Field, SegmentName};
     use crate::x86::vcpu::state::Permissions;
     use crate::x86::{CR0_PG, CR4_PAE};
+    use alloc::collections::BTreeMap;
 
     fn enter_and(vmcs: &mut Vmcs, cpu: u32, act: impl FnMut(&mut Stay, &mut Registers) + 'static) -> bool {
         if !vmcs.active.is_anywhere() {
@@ -237,6 +238,66 @@ mod tests {
             assert_eq!(mock(|mock| mock.writes.contains(&f::HOST_RIP.raw())), is_written);
             assert!(mock(|mock| !mock.writes.contains(&f::PIN_CONTROLS.raw())), "no CPU changes that");
             assert!(enter(&mut vmcs, cpu));
+        }
+    }
+
+    #[test]
+    fn a_vmcs_begins_with_what_the_cpu_and_every_guest_has() {
+        let (task, cr0) = ((6, 7), 0x6000_0020);
+        let (code, data, gdt, idt, pat, efer, rip) = (4, 5, 8, 9, 10, 11, 12);
+        let host = HostState { cr0: 1, cr3: 2, cr4: 3, code, data, task, gdt, idt, pat, efer, rip };
+        let mut vmcs = after_exits();
+        vmcs.apic.posted = 0x7040;
+        let (list, apic) = (vmcs.list.as_ref().expect("it lists pages").start(), vmcs.apic.address());
+        let [pin, exit] = [Word::Pin, Word::Exit].map(|word| vmcs.controls.word(word).into());
+        // Encodings, and values.
+        let hosts = [
+            0x0c00, 5, 0x0c02, 4, 0x0c04, 5, 0x0c06, 5, 0x0c08, 0, 0x0c0a, 0, 0x0c0c, 6, 0x2c00, 10, 0x2c02,
+            11, 0x4c00, 0, 0x6c00, 1, 0x6c02, 2, 0x6c04, 3, 0x6c06, 0, 0x6c08, 0, 0x6c0a, 7, 0x6c0c, 8,
+            0x6c0e, 9, 0x6c10, 0, 0x6c12, 0, 0x6c16, 12,
+        ];
+        let guests = [
+            0x0002, 0xf5, 0x2000, 0x1000, 0x2002, 0x2000, 0x2004, 0x3000, 0x200e, list, 0x2012, apic, 0x2016,
+            0x7040, 0x2800, !0, 0x2802, 0, 0x4000, pin, 0x4004, 0x6_0002, 0x4006, 0, 0x4008, 0, 0x400a, 0,
+            0x400c, exit, 0x400e, 0, 0x4010, 0, 0x4014, 0, 0x4016, 0, 0x401c, 0, 0x4020, 128, 0x4022, 4096,
+            0x6000, cr0, 0x6002, 0x2040,
+        ];
+        for (is_new, expected) in [(true, [&hosts[..], &guests].concat()), (false, hosts.to_vec())] {
+            vmcs.is_new = is_new;
+            let mut found = BTreeMap::new();
+            vmcs.begin(&host, |field, value| assert_eq!(found.insert(field.into(), value), None));
+            let expected: BTreeMap<u64, _> = expected.chunks(2).map(|pair| (pair[0], pair[1])).collect();
+            assert_eq!((found, vmcs.is_new), (expected, false));
+        }
+    }
+
+    #[test]
+    fn the_processors_entries_of_pae_tables_are_read_where_the_guest_has_such() {
+        for bits in 0..16 {
+            let [is_paged, is_pae, is_long, is_dirty] = [0, 1, 2, 3].map(|bit| bits >> bit & 1);
+            let mut vmcs = after_exits();
+            vmcs.pointers = [1; 4];
+            assert!(enter_and(&mut vmcs, 0, move |stay, _| {
+                stay.write(f::GUEST_CR0, is_paged << 31);
+                stay.write(f::GUEST_CR4, is_pae << 5);
+                stay.write(f::GUEST_EFER, is_long << 10);
+                f::POINTERS.into_iter().for_each(|field| stay.write(field, field.raw().into()));
+            }));
+            vmcs.dirty_words |= (is_dirty as u8) << 7;
+            vmcs.read_all();
+            let is_read = (is_paged, is_pae, is_long, is_dirty) == (1, 1, 0, 0);
+            let expected = if is_read { [0x280a, 0x280c, 0x280e, 0x2810] } else { [1; 4] };
+            assert_eq!((vmcs.pointers, vmcs.stale), (expected, 0), "{bits:#b}");
+        }
+    }
+
+    #[test]
+    fn i10_an_exit_has_taken_an_interrupt_only_where_it_does() {
+        for (lacks, taken) in [(None, Some(0x31)), (Some((Word::Pin, POSTED)), None)] {
+            let mut vmcs = after_exits_without(lacks);
+            assert!(enter_and(&mut vmcs, 0, |stay, _| stay.said.exception = 0x31));
+            assert_eq!([vmcs.take_acknowledged(), vmcs.take_acknowledged()], [taken, None]);
+            assert_eq!(vmcs.interruption, 0);
         }
     }
 

@@ -75,6 +75,12 @@ impl Auditor {
         self.left = Some(Left::read::<A>());
     }
 
+    /// The clean bits of what is not as the last exit has left it.
+    #[cfg(test)]
+    pub(in crate::svm) fn changed(&self, vmcb: &Vmcb) -> u32 {
+        super::changed(&self.books.last, words(vmcb))
+    }
+
     /// Called right before VMRUN.
     pub fn check<A: Amd64>(&mut self, cpu: &PerCpu<A>, vm: &Vm<A>, vmcb: &Vmcb) {
         let mut books = A::books(cpu).borrow_mut();
@@ -163,7 +169,7 @@ impl Auditor {
 }
 
 #[cfg(any(test, feature = "audit"))]
-fn words(vmcb: &Vmcb) -> &Words {
+pub(in crate::svm) fn words(vmcb: &Vmcb) -> &Words {
     const { assert!(size_of::<Vmcb>() == size_of::<Words>()) };
     // SAFETY: the block has the same size and a larger alignment, and consists of integers without
     // gaps. It is not written to while the guest does not run.

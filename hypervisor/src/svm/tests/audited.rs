@@ -5,10 +5,13 @@
 use alloc::string::String;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::processor::{Guest, MockSvm, Processor, board_of, processor};
+use super::moved::off;
+use super::processor::{Guest, MockSvm, Processor, board_of, processor, with_guest};
 use crate::sched::{Turn, VcpuIndex};
 use crate::svm::vmcb::{EFER_SVME, Vmcb, clean};
+use crate::vm::arch::State;
 use crate::vm::mock::MockBoard as Board;
+use crate::x86::vcpu::block::ControlBlock;
 
 const GUESTS: [&str; 2] = ["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"];
 
@@ -57,13 +60,6 @@ fn find(number: u32, spoil: impl FnOnce(&mut Processor, &mut Vmcb)) -> Option<St
     Some(finding.downcast_ref::<String>().expect("a formatted message").clone())
 }
 
-#[test]
-fn u61_two_vcpus_of_different_settings_take_turns() {
-    for number in [0, 1] {
-        assert_eq!(find(number, |_, _| {}), None);
-    }
-}
-
 /// A vCPU that had breakpoints once, and whose are not loaded any more, does not take another
 /// one's.
 #[test]
@@ -80,6 +76,36 @@ fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
     turn(board, 0, |guest| {
         guest.0.state.load_debug_registers::<MockSvm>();
         assert_eq!(processor(|processor| processor.breakpoints), [1, 2, 3, 4]);
+    });
+}
+
+/// What a vCPU has after a reset or INIT is its own.
+#[test]
+fn u61_a_vcpu_begins_with_its_own() {
+    type Begin = fn(&mut Guest<'_, '_>);
+    let begins: [Begin; 2] =
+        [|guest| guest.0.state.reset(&guest.0.vcpu.inbox), |guest| guest.0.state.set_init_state()];
+    for begin in begins {
+        processor(|processor| *processor = Processor::new());
+        let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
+        turn(board, 0, |guest| live(guest, 0));
+        turn(board, 1, |guest| live(guest, 1));
+        turn(board, 1, |guest| {
+            off(guest, begin);
+            guest.begin(&[]);
+            guest.0.state.load_debug_registers::<MockSvm>();
+            assert!(guest.enter(|_, _| {}));
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "audit: a flush was taken, and nothing is dropped")]
+fn u61_a_flush_that_is_taken_is_owed() {
+    with_guest(&[], |guest| {
+        assert!(guest.enter(|_, _| {}));
+        Vmcb::note_flush(&mut guest.0.state.own);
+        guest.enter(|_, _| {});
     });
 }
 

@@ -327,38 +327,6 @@ fn nmis_that_are_posted_are_taken_one_after_the_other() {
     });
 }
 
-#[test]
-fn what_a_cpu_exchanges_comes_back_with_the_vcpu() {
-    let board = board();
-    board.with_vcpu(0, |_| {
-        processor(|processor| (processor.tsc_aux, processor.xcr0) = (5, 3));
-    });
-    board.with_vcpu(1, |_| {
-        processor(|processor| assert_eq!((processor.tsc_aux, processor.xcr0), (0, 1)));
-        processor(|processor| processor.tsc_aux = 6);
-    });
-    board.with_vcpu(0, |_| processor(|processor| assert_eq!((processor.tsc_aux, processor.xcr0), (5, 3))));
-}
-
-#[test]
-fn breakpoints_come_along_while_they_are_on() {
-    let board = board();
-    board.with_vcpu(0, |context| {
-        let guest = &mut Guest(context);
-        guest.exit(0x30, 0, 0);
-        processor(|processor| processor.breakpoints = [1, 2, 3, 4]);
-        guest.vmcb().dr7 |= 1;
-    });
-    board.with_vcpu(1, |context| {
-        assert_ne!(context.state.block.intercept_dr, 0);
-        processor(|processor| processor.breakpoints = [9; 4]);
-    });
-    board.with_vcpu(0, |context| {
-        assert_eq!(context.state.block.intercept_dr, 0);
-        processor(|processor| assert_eq!(processor.breakpoints, [1, 2, 3, 4]));
-    });
-}
-
 /// Takes the virtual interrupt that the guest is offered, before its first instruction; returns its
 /// vector (APM volume 2, section 15.21.4).
 pub(super) fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {

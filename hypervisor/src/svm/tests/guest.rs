@@ -8,14 +8,16 @@ use baremetal::random::Random;
 
 use super::processor::{CODE, CpuData, DATA, MockSvm, TABLES, processor};
 use crate::devices::described::Reasons;
-use crate::svm::vmcb::Vmcb;
+use crate::svm::audit::auditor::words;
+use crate::svm::audit::changed;
+use crate::svm::vmcb::{Vmcb, clean};
 use crate::vm::arch::Cpus;
 use crate::vm::{Context, Next};
 use crate::x86::processor::X86;
 use crate::x86::vcpu::block::Field::{self, Cr0, Cr3, Cr4, Efer, Rflags, Rip, Rsp};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::registers::{RAX, RCX, RDX, Registers};
-use crate::x86::vcpu::state::Activity;
+use crate::x86::vcpu::state::{Activity, VcpuState};
 use crate::x86::{CR0_PE, CR4_PAE, EFER_LMA, EFER_LME, enter};
 
 /// Code of all addresses.
@@ -49,8 +51,15 @@ impl Kind for MockSvm {
         let vmcb = &mut *context.state.block;
         [vmcb.exit_code, vmcb.exit_info_1, vmcb.exit_info_2] = exit;
         (vmcb.exit_interrupt_info, vmcb.event_injection) = (event, 0);
+        // The processor has all of it, and is told what changes (APM volume 2, section 15.15).
+        let dirty = !core::mem::replace(&mut vmcb.clean_bits, clean::ALL);
+        let before = *words(vmcb);
         enter::after_exit(context);
-        crate::svm::table::handle_exit(context)
+        let next = crate::svm::table::handle_exit(context);
+        let vmcb = &mut *context.state.block;
+        assert_eq!(changed(&before, words(vmcb)) & vmcb.clean_bits, 0, "changed, and marked clean");
+        vmcb.mark_dirty(dirty);
+        next
     }
 
     fn enter_once(context: &mut Context<'_, Self>) -> bool {
@@ -253,6 +262,9 @@ impl Guest<'_, '_> {
     /// Enters the guest, which does `stay`; returns whether it was entered.
     pub(crate) fn enter(&mut self, stay: impl FnMut(&mut Vmcb, &mut Registers) + 'static) -> bool {
         processor(|processor| processor.stay = Some(Box::new(stay)));
+        // What the test has changed, the guest or an exit would have.
+        let VcpuState { block: vmcb, own, .. } = &mut *self.0.state;
+        vmcb.mark_dirty(own.auditor.changed(vmcb));
         enter::enter(self.0)
     }
 }

@@ -9,6 +9,7 @@ use memslots::Gpa;
 use stay::tagged::Named;
 
 use super::entry::flush;
+use super::moved::off;
 use super::processor::{CODE, DATA, Guest, MockSvm, board_with, processor};
 use super::rows::{IOIO, port};
 use crate::devices::pc::{cmos, ioapic, power};
@@ -159,6 +160,9 @@ fn u62_the_vmcb_gets_the_tag_and_is_cached_only_where_the_processor_can() {
             // A new tag: nothing may be taken as it was.
             guest.0.state.own.asid = AsidSlot::new();
             assert!(guest.enter(|vmcb, _| assert_eq!((vmcb.asid, vmcb.clean_bits), (2, 0))));
+            assert_ne!(guest.vmcb().clean_bits, 0);
+            off(guest, |_| {});
+            assert_eq!(guest.vmcb().clean_bits, 0, "another CPU knows nothing of it");
         });
     }
 }

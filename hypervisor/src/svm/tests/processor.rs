@@ -84,7 +84,7 @@ pub(crate) struct Processor {
 impl Processor {
     pub(crate) fn new() -> Self {
         Self {
-            features: Features(0),
+            features: Features(1 << 5),
             bits: None,
             without: &[],
             components: 7,

@@ -9,7 +9,7 @@ use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, TABLES, UNMAPPED, board,
 use crate::devices::pc::message::Trigger;
 use crate::svm::features::Features;
 use crate::svm::table::{Event, Row};
-use crate::svm::vmcb::{EFER_SVME, clean};
+use crate::svm::vmcb::EFER_SVME;
 use crate::vm::Next;
 use crate::x86::vcpu::block::Segment;
 use crate::x86::vcpu::event;
@@ -111,8 +111,8 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> (u64, Next) {
     vmcb.fetched_count = random.word() as u8;
     vmcb.fetched_bytes =
         std::array::from_fn(|index| if index < code.len() { code[index] } else { random.word() as u8 });
-    // A test's changes are no guest's: nothing that the processor holds is of use.
-    vmcb_is_new(guest);
+    // A test's changes are no guest's: no translation that the processor holds is of use.
+    guest.0.state.own.asid.owe_flush();
     processor(|processor| processor.features = Features(random.word() as u32));
     let code = loop {
         let code = match random.below(8) {
@@ -160,11 +160,6 @@ fn event_of(random: &mut Random, guest: &mut Guest<'_, '_>, may_cut: bool) -> u6
         _ => return 0,
     };
     event | event::VALID
-}
-
-fn vmcb_is_new(guest: &mut Guest<'_, '_>) {
-    guest.vmcb().mark_dirty(clean::ALL);
-    guest.0.state.own.asid.owe_flush();
 }
 
 fn check(guest: &mut Guest<'_, '_>, mask: u64) {

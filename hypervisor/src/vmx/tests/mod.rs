@@ -2,6 +2,7 @@
 //! has the same tests.
 
 mod apic;
+mod block;
 mod control;
 #[path = "../../x86/tests/cpuid.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same tests for both kinds of processors")]

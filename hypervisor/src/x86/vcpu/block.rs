@@ -223,8 +223,8 @@ pub trait ControlBlock: Sized + Send + 'static {
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw>;
 
     /// Ends what [`prepare_iret`](Self::prepare_iret) began, if anything. To be called after each
-    /// exit, before other code looks at RFLAGS and DR6. Returns whether a #DB is its own.
-    fn end_step(state: &mut VcpuState<Self>) -> bool;
+    /// exit, before other code looks at RFLAGS and DR6.
+    fn end_step(state: &mut VcpuState<Self>);
 
     /// Whether the guest runs 64-bit code.
     #[inline(always)]

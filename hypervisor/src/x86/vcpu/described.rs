@@ -151,7 +151,7 @@ impl<B: ControlBlock> VcpuState<B> {
 
     /// What is posted, or under way, becomes state of the vCPU.
     fn settle(&mut self, inbox: &Inbox) {
-        let _own = B::end_step(self);
+        B::end_step(self);
         self.take_apic_back();
         if let Some(drained) = inbox.take_vectors(&mut self.lapic, true) {
             let _readdressed = self.take_signals(inbox, drained);

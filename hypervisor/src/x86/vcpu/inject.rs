@@ -112,7 +112,7 @@ impl<B: ControlBlock> VcpuState<B> {
             return;
         }
         // There may be one from an entry that was not carried out.
-        let _own = B::end_step(self);
+        B::end_step(self);
         let mut injected = None;
         if let Some(exception) = self.exception.take() {
             // An exception while an event was being delivered: the interrupted event is an NMI,

@@ -135,7 +135,7 @@ impl<B: ControlBlock> VcpuState<B> {
 
     /// The processor's state after INIT: APM volume 2, table 14-1. The FPU keeps its state.
     pub fn set_init_state(&mut self) {
-        let _own = B::end_step(self);
+        B::end_step(self);
         B::init(self);
         let data = Segment { selector: 0, attributes: 0x093, limit: 0xffff, base: 0 };
         let table = Segment { attributes: 0, ..data };

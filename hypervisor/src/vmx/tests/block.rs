@@ -1,0 +1,80 @@
+//! The VMCS as a control block: what each operation leaves in it, whole, and what the next entry
+//! has to write. SDM volume 3, sections 25.6, 25.7, 27.6.
+
+use super::processor::{Tested, with_guest, with_guest_of};
+use crate::devices::pc::message::Trigger;
+use crate::svm::tests::block::requests;
+use crate::vmx::apic::{Keeper, TPR};
+use crate::vmx::controls::Word;
+use crate::vmx::vmcs::{THRESHOLD, Vmcs};
+use crate::x86::vcpu::block::{ControlBlock, InterruptRequest, Offered};
+
+/// Of the primary controls: interrupt-window and NMI-window exiting, MOV-DR and PAUSE exiting.
+const AT_TIMES: u32 = 1 << 2 | 1 << 22 | 1 << 23 | 1 << 30;
+
+/// What `act` changes of controls and threshold is written by the next entry, and nothing else.
+fn exactly<R>(vmcs: &mut Vmcs, act: impl FnOnce(&mut Vmcs) -> R) -> R {
+    vmcs.dirty_words = 0;
+    let (before, threshold) = (vmcs.controls.words, vmcs.threshold);
+    let result = act(vmcs);
+    let changed = (0..5).filter(|&word| vmcs.controls.words[word] != before[word]);
+    let threshold = if vmcs.threshold == threshold { 0 } else { THRESHOLD };
+    assert_eq!(vmcs.dirty_words, changed.fold(threshold, |all, word| all | 1 << word));
+    result
+}
+
+#[test]
+fn a_request_replaces_the_one_before() {
+    for (first, second) in requests().flat_map(|first| requests().map(move |second| (first, second))) {
+        let mut vmcs = Vmcs::new();
+        vmcs.request(first);
+        exactly(&mut vmcs, |vmcs| vmcs.request(second));
+        let InterruptRequest { priority, offered, window, priority_exits } = second;
+        let threshold = if priority_exits { priority } else { 0 };
+        let asks = (vmcs.controls.word(Word::Primary), vmcs.threshold, vmcs.apic.read(TPR));
+        assert_eq!(asks, (u32::from(window) << 2, threshold, u64::from(priority) << 4), "{second:?}");
+        assert_eq!(vmcs.delivered(), if offered.is_some() { 0x8000_0051 } else { 0 });
+        for its in 0..16 {
+            let is_settled = offered.is_none() && its == priority;
+            let found = (vmcs.is_settled(its), vmcs.is_quiet(its));
+            assert_eq!(found, (is_settled, is_settled && !window && threshold == 0), "{second:?}, {its}");
+        }
+        vmcs.set_nmi_window(true);
+        exactly(&mut vmcs, Vmcs::close_window);
+        vmcs.set_priority(6);
+        let found = (vmcs.controls.word(Word::Primary), vmcs.threshold, vmcs.apic.priority());
+        assert_eq!(found, (0, threshold, 6));
+        for (has_run, became) in [(false, Offered::Left(0x51)), (true, Offered::Taken)] {
+            exactly(&mut vmcs, |vmcs| vmcs.request(second));
+            vmcs.set_event(0x8000_0306);
+            assert_eq!(vmcs.delivered(), 0x8000_0306, "it comes first");
+            vmcs.leave(has_run);
+            let expected = if offered.is_some() { became } else { Offered::Nothing };
+            assert_eq!((vmcs.settle(), vmcs.event), ((priority, expected), 0));
+            assert_eq!(vmcs.settle(), (priority, Offered::Nothing));
+        }
+    }
+}
+
+/// No vCPU begins with requests, or with what another one's local APIC had.
+#[test]
+fn a_vcpu_begins_with_an_empty_page_and_asks_for_nothing() {
+    with_guest(&[], |guest| {
+        let (vm, vcpu) = (guest.0.vm, guest.0.vcpu);
+        let vmcs = vm.guest.new_vcpu::<Tested>(vcpu.index, vcpu.row.0).block;
+        assert!((0..512).all(|word| vmcs.apic.read(word) == 0));
+        let asks = vmcs.controls.word(Word::Primary) & AT_TIMES;
+        assert_eq!((asks, vmcs.delivered(), vmcs.threshold), (1 << 23, 0, 0));
+        assert_eq!((vmcs.interruptibility(), vmcs.activity(), vmcs.pending_debug()), (0, 0, 0));
+        assert_eq!(vmcs.apic.keeper, Keeper::Model);
+    });
+    with_guest_of("emulated_apic=on\nmemory=16777216", |guest| {
+        let state = &mut *guest.0.state;
+        state.lapic.accept_fixed(0x51, Trigger::Edge);
+        assert_eq!(
+            (state.block.apic.keeper, state.block.hand_over(&mut state.lapic)),
+            (Keeper::Never, false)
+        );
+        assert_eq!(state.lapic.highest_irr(), Some(0x51));
+    });
+}
