@@ -138,9 +138,9 @@ fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
 fn m7_what_a_guest_has_not_seen_is_hidden_where_it_arrives() {
     const SMAP: u64 = 1 << 21;
     const NXE: u64 = 1 << 11;
-    const WITHOUT: &[(Word, u32)] = &[((7, 0, 1), 1 << 20), ((0x8000_0001, 0, 3), 1 << 20)];
+    const WITHOUT: [(Word, u32); 2] = [((7, 0, 1), !(1 << 20)), ((0x8000_0001, 0, 3), !(1 << 20 | 1 << 26))];
     let bytes = with_guest(&[], |guest| {
-        processor(|processor| processor.without = WITHOUT);
+        processor(|processor| processor.words = WITHOUT.to_vec());
         written(guest)
     });
     let all = with_guest(&[], |guest| {
@@ -164,7 +164,7 @@ fn m7_what_a_guest_has_not_seen_is_hidden_where_it_arrives() {
         all
     });
     with_guest(&[], |guest| {
-        processor(|processor| processor.without = WITHOUT);
+        processor(|processor| processor.words = WITHOUT.to_vec());
         assert_eq!(read(guest, &all, 0), Err(Flaw::Differs("SMAP", 0, 1)));
     });
 }
