@@ -115,6 +115,15 @@ fn u32_an_interrupt_that_is_not_taken_is_a_request_again_and_comes_once() {
 }
 
 #[test]
+fn an_interrupt_for_a_vcpu_in_guest_mode_ends_its_stay() {
+    with_guest(&[], |guest| {
+        let (vm, kicks) = (guest.0.vm, guest.count(Counter::KickEvent));
+        assert!(guest.enter(move |_, _| vm.post_fixed_to(&vm.vcpus[0], VECTOR)));
+        assert_eq!(guest.count(Counter::KickEvent) - kicks, 1);
+    });
+}
+
+#[test]
 fn an_nmi_behind_an_exception_has_its_exit() {
     with_guest(&[], |guest| {
         guest.0.state.raise_undefined();
@@ -270,20 +279,6 @@ fn pages_are_dropped_one_by_one_and_counted() {
         assert_eq!(counts.map(|counter| guest.count(counter)), [1, 2, 3, 0]);
         assert!(guest.enter(|vmcb, _| assert_eq!(vmcb.tlb_control, 0)));
     });
-}
-
-#[test]
-fn where_no_page_can_be_dropped_alone_the_tag_goes() {
-    for (cr4, counter) in [(1 << 5 | 1 << 17, Counter::FlushWholePcid), (0, Counter::FlushWholeLegacy)] {
-        with_guest(&[], |guest| {
-            assert!(guest.enter(|_, _| {}));
-            flush(guest, &[0x7000]);
-            guest.vmcb().cr4 = cr4;
-            assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
-            assert_eq!((guest.count(counter), guest.count(Counter::FlushWhole)), (1, 1));
-            assert!(processor(|processor| processor.dropped.is_empty()));
-        });
-    }
 }
 
 #[test]

@@ -9,9 +9,10 @@ use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::{Next, VpIndex};
 use crate::x86::RFLAGS_VM;
-use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip};
-use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip, Rsp};
+use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::event;
+use crate::x86::vcpu::instruction::build_decoder;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 
 #[test]
@@ -90,9 +91,44 @@ fn devices_answer_accesses_of_their_width_alone() {
         assert_eq!((guest.raised(), guest.get(RAX) >> 32), (None, 0));
         assert_ne!(guest.get(RAX), 0xffff_ffff, "the local APIC's version");
     });
+    access(&[0x66, 0x8b, 0x03], 0xfee0_0030, 0, |guest, _| assert_eq!(guest.get(RAX), 0xffff));
+    access(LOAD, 0xfee0_0034, 0, |guest, _| assert_eq!(guest.get(RAX), 0xffff_ffff, "between registers"));
     access(STORE, 0xfee0_0320, WRITE, |guest, next| {
         assert_eq!((next, guest.raised()), (Next::Timers, None));
     });
+    access(&[0x83, 0x3b, 0xff], HOLE, 0, |guest, _| {
+        assert_eq!((guest.field(Rflags), guest.advanced()), (2 | 1 << 6 | 1 << 2, 3), "equal: ZF, PF");
+    });
+    with_guest(&[0x8b, 0x24, 0x24], |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set_field(Rsp, HOLE);
+        guest.exit(NESTED, 0, HOLE);
+        assert_eq!((guest.field(Rsp), guest.advanced()), (0xffff_ffff, 3), "mov esp, [esp]");
+    });
+}
+
+/// Behind the segment's base, and beyond 4 GiB, at an odd address.
+#[test]
+fn legacy_code_is_read_by_its_segment_and_wraps() {
+    build_decoder();
+    for (attributes, bytes, before, loaded) in [
+        (0, [0x8b, 0x07], u64::MAX << 32, u64::MAX << 32 | 0xffff),
+        (Segment::DEFAULT_32, [0x8b, 0x03], u64::MAX << 32, 0xffff_ffff),
+    ] {
+        with_guest(&[], |guest| {
+            guest.legacy_mode(attributes);
+            guest.write(CODE + 1, &bytes);
+            for (name, base) in [(SegmentName::Cs, CODE + 3), (SegmentName::Ds, HOLE - 0xf)] {
+                let segment = guest.0.state.block.segment(name);
+                guest.0.state.block.set_segment(name, Segment { base, ..segment });
+            }
+            guest.set_all(&[(RBX, 0x10), (RAX, before)]);
+            guest.set_field(Rip, 0xffff_fffe);
+            guest.exit(NESTED, 0, HOLE);
+            let found = (guest.raised(), guest.get(RAX), guest.field(Rip));
+            assert_eq!(found, (None, loaded, 0), "{attributes:#x}");
+        });
+    }
 }
 
 #[test]
