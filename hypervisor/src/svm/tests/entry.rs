@@ -132,6 +132,30 @@ fn an_nmi_behind_an_exception_has_its_exit() {
         assert!(crate::vm::mock::offer::is_interrupted::<MockSvm>(), "the kick ends the stay as it begins");
         assert!(guest.0.state.nmi.contains(Nmi::PENDING));
     });
+    with_guest(&[], |guest| {
+        guest.vmcb().interrupt_shadow = 1;
+        guest.0.state.nmi.post();
+        guest.0.state.prepare_events::<MockSvm>();
+        assert!(!crate::vm::mock::offer::is_interrupted::<MockSvm>(), "it has a window");
+    });
+}
+
+#[test]
+fn a_task_priority_exits_while_it_alone_holds_an_interrupt_off() {
+    const CR8_WRITE: u32 = 1 << 24;
+    with_guest(&[], |guest| {
+        guest.vmcb().rflags |= RFLAGS_IF;
+        guest.0.state.set_task_priority(0xf0);
+        guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+        assert_eq!(event_of_entry(guest), 0);
+        assert_eq!(guest.vmcb().intercept_cr & CR8_WRITE, CR8_WRITE);
+        guest.0.state.set_task_priority(0);
+        assert_eq!((event_of_entry(guest), guest.vmcb().intercept_cr & CR8_WRITE), (INTERRUPT, 0));
+        // A change of the memory types drops translations.
+        let before = guest.vmcb().asid;
+        guest.write_msr(0x277, 0x0606_0606_0606_0606);
+        assert!(guest.enter(move |vmcb, _| assert!(vmcb.asid != before || vmcb.tlb_control != 0)));
+    });
 }
 
 #[test]

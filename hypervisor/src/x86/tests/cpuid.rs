@@ -275,6 +275,8 @@ fn what_the_machine_has_is_said_by_the_bit_for_it() {
             [((1, 0, 2), features), ((0, 0, 0), highest), ((1, 0, 1), 0x77ff_ffff), ((0xb, 0, 3), 0x1234)];
         assert_eq!(with_words(0, &words, cpuid::host_apic_id::<Tested>), id.into(), "{highest:#x}");
     }
+    let width = [((0x8000_0008, 0, 0), 0x3029)];
+    assert_eq!(with_words(0, &width, cpuid::physical_address_bits::<Tested>), 0x29);
     // CR4: MCE and PCE need no feature.
     let masks = || (cpuid::guest_cr4_mask::<Tested>(), cpuid::guest_efer_mask::<Tested>());
     assert_eq!(with_words(0, &[], masks), (0x140, 0));

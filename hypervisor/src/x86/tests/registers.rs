@@ -4,7 +4,7 @@ use hostlink::counters::Counter;
 
 use super::processor::{DATA, Guest, Kind, TABLES, Tested, processor, with_guest};
 use super::rows::{CPUID, GP, MSR, NESTED, UD, VMMCALL, XSETBV};
-use crate::devices::pc::message::Trigger;
+use crate::devices::pc::message::{Logical, Trigger};
 use crate::sched::{CpuIndex, Line, PutBack, Released};
 use crate::svm::tests::rows::HLT;
 use crate::vm::arch::Clock;
@@ -37,6 +37,7 @@ fn xcr0_takes_what_the_processor_takes_and_nothing_else() {
                 assert_eq!(processor(|processor| processor.xcr0), if right { value } else { 1 });
             }
         }
+        assert!(!is_valid_xcr0(0xe7, 7) && !is_valid_xcr0(0x207, 0x207), "what is not there, or not shown");
         processor(|processor| processor.components = 7);
         processor(|processor| processor.xcr0 = 1);
     });
@@ -267,6 +268,12 @@ fn interrupts_to_others_are_counted_by_their_targets() {
                 guest.write_msr(0x830, command);
             });
             assert_eq!([by_page, by_interface, by_x2apic], [targets; 3], "{command:#x}");
+            let by_another = counted(guest, &|guest| {
+                guest.write_msr(0x3b, command);
+            });
+            assert_eq!((by_another, guest.0.state.tsc_adjust), (0, command));
+            guest.write_msr(0x1b, 0xfee0_0100);
+            assert_eq!((guest.raised(), guest.0.vcpu.inbox.logical()), (None, Logical::Off));
         });
     }
     with_guest(&[], |guest| {

@@ -285,4 +285,11 @@ fn u59_a_vcpu_begins_as_the_manuals_say() {
             assert_eq!(guest.0.state.block.segment(name), expected, "{name:?}");
         }
     });
+    // The FPU's control words, which are loaded with it.
+    processor(|processor| {
+        let mut image = processor.fpu;
+        assert_eq!((&image[..2], &image[24..28]), (&[0x7f, 3][..], &[0x80, 0x1f, 0, 0][..]));
+        image[..28].fill(0);
+        assert!(image.iter().all(|byte| *byte == 0));
+    });
 }
