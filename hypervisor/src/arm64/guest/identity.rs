@@ -219,6 +219,17 @@ mod tests {
         ] {
             assert_eq!(shown(crm, op2, u64::MAX), expected, "{crm} {op2}: {what}");
         }
+        // Of one that has nothing.
+        for crm in 0..16 {
+            for op2 in 0..8 {
+                let expected = match (crm, op2) {
+                    (4, 0) => 1 << 4 | 1 << 24,
+                    (5, 0) => 0xf << 36,
+                    _ => 0,
+                };
+                assert_eq!(shown(crm, op2, 0), expected, "{crm} {op2}");
+            }
+        }
         assert_eq!(shown(5, 0, 0x0010_5006), 0xf0_0010_5006, "fewer than the most, and no double lock");
         assert_eq!((shown(7, 0, 1) & 0xf, shown(2, 0, 0x1234)), (1, 0x1234));
         for (crm, op2) in [(4, 4), (4, 5), (4, 2), (5, 1), (5, 4), (6, 3), (7, 3), (7, 4), (0, 0), (8, 0)] {

@@ -115,6 +115,15 @@ fn u32_an_interrupt_that_is_not_taken_is_a_request_again_and_comes_once() {
 }
 
 #[test]
+fn an_interrupt_for_a_vcpu_in_guest_mode_ends_its_stay() {
+    with_guest(&[], |guest| {
+        let (vm, kicks) = (guest.0.vm, guest.count(Counter::KickEvent));
+        assert!(guest.enter(move |_, _| vm.post_fixed_to(&vm.vcpus[0], VECTOR)));
+        assert_eq!(guest.count(Counter::KickEvent) - kicks, 1);
+    });
+}
+
+#[test]
 fn an_nmi_behind_an_exception_has_its_exit() {
     with_guest(&[], |guest| {
         guest.0.state.raise_undefined();
@@ -122,6 +131,30 @@ fn an_nmi_behind_an_exception_has_its_exit() {
         guest.0.state.prepare_events::<MockSvm>();
         assert!(crate::vm::mock::offer::is_interrupted::<MockSvm>(), "the kick ends the stay as it begins");
         assert!(guest.0.state.nmi.contains(Nmi::PENDING));
+    });
+    with_guest(&[], |guest| {
+        guest.vmcb().interrupt_shadow = 1;
+        guest.0.state.nmi.post();
+        guest.0.state.prepare_events::<MockSvm>();
+        assert!(!crate::vm::mock::offer::is_interrupted::<MockSvm>(), "it has a window");
+    });
+}
+
+#[test]
+fn a_task_priority_exits_while_it_alone_holds_an_interrupt_off() {
+    const CR8_WRITE: u32 = 1 << 24;
+    with_guest(&[], |guest| {
+        guest.vmcb().rflags |= RFLAGS_IF;
+        guest.0.state.set_task_priority(0xf0);
+        guest.0.state.lapic.accept_fixed(VECTOR, Trigger::Edge);
+        assert_eq!(event_of_entry(guest), 0);
+        assert_eq!(guest.vmcb().intercept_cr & CR8_WRITE, CR8_WRITE);
+        guest.0.state.set_task_priority(0);
+        assert_eq!((event_of_entry(guest), guest.vmcb().intercept_cr & CR8_WRITE), (INTERRUPT, 0));
+        // A change of the memory types drops translations.
+        let before = guest.vmcb().asid;
+        guest.write_msr(0x277, 0x0606_0606_0606_0606);
+        assert!(guest.enter(move |vmcb, _| assert!(vmcb.asid != before || vmcb.tlb_control != 0)));
     });
 }
 
@@ -270,20 +303,6 @@ fn pages_are_dropped_one_by_one_and_counted() {
         assert_eq!(counts.map(|counter| guest.count(counter)), [1, 2, 3, 0]);
         assert!(guest.enter(|vmcb, _| assert_eq!(vmcb.tlb_control, 0)));
     });
-}
-
-#[test]
-fn where_no_page_can_be_dropped_alone_the_tag_goes() {
-    for (cr4, counter) in [(1 << 5 | 1 << 17, Counter::FlushWholePcid), (0, Counter::FlushWholeLegacy)] {
-        with_guest(&[], |guest| {
-            assert!(guest.enter(|_, _| {}));
-            flush(guest, &[0x7000]);
-            guest.vmcb().cr4 = cr4;
-            assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
-            assert_eq!((guest.count(counter), guest.count(Counter::FlushWhole)), (1, 1));
-            assert!(processor(|processor| processor.dropped.is_empty()));
-        });
-    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 use coherence::asid::{AsidSlot, TlbControl};
-use coherence::{GvaRange, Scope};
+use coherence::{GvaRange, Hardware, Scope};
 use hostlink::counters::Counter;
 use memslots::Gpa;
 use stay::tagged::Named;
@@ -11,17 +11,19 @@ use stay::tagged::Named;
 use super::entry::flush;
 use super::moved::off;
 use super::processor::{CODE, DATA, Guest, MockSvm, board_with, processor};
-use super::rows::{IOIO, port};
+use super::rows::{IOIO, VMMCALL, port};
 use crate::devices::pc::{cmos, ioapic, power};
 use crate::devices::wall_clock::NS;
 use crate::svm::features::Features;
 use crate::vm::arch::{Arch, Clock, Cpus, State};
+use crate::vm::mock;
 use crate::vm::space::FlushScratch;
+use crate::x86::guest::flush::Ipi;
 use crate::x86::hyperv::PartitionTraits;
-use crate::x86::vcpu::registers::RAX;
+use crate::x86::vcpu::registers::{RAX, RCX, RDX};
 use crate::x86::vcpu::signals::{Workspace, expire_timers, take_signals};
 use crate::x86::vcpu::state::Activity;
-use crate::x86::{CR4_PAE, CR4_PCIDE, cpuid};
+use crate::x86::{CR4_PAE, CR4_PCIDE};
 
 /// Every counter of a way in which a request for a list was carried out.
 const WAYS: [Counter; 5] = [
@@ -60,6 +62,7 @@ fn u62_each_field_of_the_mode_is_what_the_vcpu_has() {
                 (.., true) => Counter::FlushWholePieces,
                 _ => Counter::FlushRanges,
             };
+            assert_eq!(guest.count(Counter::FlushWhole), u64::from(expected != Counter::FlushRanges));
             for counter in WAYS {
                 let expected = u64::from(counter == expected);
                 assert_eq!(guest.count(counter), expected, "{pcid} {pae} {pieces}: {counter:?}");
@@ -96,6 +99,48 @@ fn u62_the_limit_is_the_guests_at_both_ends() {
             assert_eq!(guest.count(Counter::FlushWholeMerged), 1, "the target's");
         });
     }
+}
+
+#[test]
+fn h25_a_list_of_several_parts_is_continued_where_it_was() {
+    with_entered("vcpus=2\nmemory=16777216\nflush_pages=2000", |guest| {
+        const MOST: u64 = coherence::RANGE_CAPACITY as u64;
+        flush(guest, &[]);
+        guest.begin(&[0x0f, 0x01, 0xd9]);
+        for (page, index) in (0..MOST + 3).zip(3..) {
+            guest.write(DATA + 0x6000 + 8 * index, &(page * 0x2000).to_le_bytes());
+        }
+        let control = 3 | (MOST + 3) << 32;
+        guest.set_all(&[(RCX, control), (RDX, DATA + 0x6000), (RAX, 7)]);
+        guest.vmcb().interrupt_shadow = 1;
+        guest.exit(VMMCALL, 0, 0);
+        let found = (guest.advanced(), guest.get(RAX), guest.get(RCX), guest.vmcb().interrupt_shadow);
+        assert_eq!(found, (0, 7, control | MOST << 48, 0), "with interrupts in between");
+        guest.exit(VMMCALL, 0, 0);
+        assert_eq!((guest.advanced(), guest.get(RAX)), (3, (MOST + 3) << 32));
+        let counters = [Counter::FlushContinued, Counter::FlushLists, Counter::FlushWholeAsked];
+        assert_eq!(counters.map(|counter| guest.count(counter)), [1; 3]);
+    });
+}
+
+#[test]
+fn a_cpu_that_does_not_leave_is_kicked_again_and_then_given_up() {
+    with_entered("vcpus=1\nmemory=16777216", |guest| {
+        for (turns, goes_on, kicks) in [
+            (0, true, 0),
+            ((1 << 14) - 1, true, 1),
+            (1 << 14, true, 0),
+            ((1 << 15) - 1, true, 1),
+            ((1 << 32) - 1, true, 1),
+            (1 << 32, false, 0),
+        ] {
+            let before = guest.count(Counter::KickAgain);
+            assert_eq!(Ipi::<MockSvm>::of_machine().relax(turns).is_continue(), goes_on, "{turns}");
+            assert_eq!(guest.count(Counter::KickAgain) - before, kicks, "{turns}");
+            assert_eq!(mock::offer::is_interrupted::<MockSvm>(), kicks != 0, "{turns}");
+            mock::offer::take_what_pends::<MockSvm>();
+        }
+    });
 }
 
 #[test]
@@ -208,11 +253,11 @@ fn u62_the_partition_says_what_there_is_and_the_timer_has_that_rate() {
             let expected = PartitionTraits {
                 eoi_exits: true,
                 flush_hypercall,
-                invariant_tsc: cpuid::host_has_invariant_tsc::<MockSvm>(),
+                invariant_tsc: true,
                 nested_paging: true,
                 tsc_hz: MockSvm::hz(),
                 apic_hz: 1_000_000_000,
-                gpa_bits: cpuid::physical_address_bits::<MockSvm>() as u8,
+                gpa_bits: 40,
             };
             assert_eq!(traits, expected);
             let lapic = &mut guest.0.state.lapic;
@@ -223,7 +268,6 @@ fn u62_the_partition_says_what_there_is_and_the_timer_has_that_rate() {
             assert_eq!(lapic.next_deadline(), Some(5000 * traits.tsc_hz / traits.apic_hz));
         });
     }
-    assert!(!cpuid::host_has_invariant_tsc::<MockSvm>(), "this one's may change its rate");
 }
 
 #[test]
@@ -318,19 +362,39 @@ fn u67_the_operators_wake_is_a_sleep_button_that_the_guest_has_enabled() {
 #[cfg(feature = "trace")]
 #[test]
 fn a_trace_has_the_rows_of_vcpus() {
+    use crate::devices::pc::apic_ids::ApicId;
+    use crate::devices::pc::message::{Destination, Message, MessageKind, Trigger};
     use hostlink::trace::Event::{Exit, FlushAsked, FlushDone, FlushTaken, Posted};
     super::processor::with_guest(&[], |guest| {
         let (host, vm, cpu) = (guest.0.host, guest.0.vm, guest.0.cpu);
         let [own, other] = [0, 1].map(|vcpu: usize| vm.vcpus[vcpu].row.0);
         assert!(own > 1);
+        assert!(guest.enter(|_, _| {}));
         host.attach_trace(cpu);
+        flush(guest, &[0x7000, 0x9001]);
+        assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
         flush(guest, &[]);
         assert!(!guest.enter(|_, _| panic!("nobody enters with a flush pending")));
-        vm.post_fixed_to(&vm.vcpus[1], 0x51);
+        for (vector, trigger) in [(0x51, Trigger::Edge), (0x52, Trigger::Level)] {
+            let destination = Destination::Physical(ApicId(1));
+            let message = Message { kind: MessageKind::Fixed(vector), destination, trigger };
+            assert_eq!(vm.deliver(message, ApicId(0)), 1);
+        }
         let records = host.trace.records(cpu.index).filter(|record| record.event != Exit);
-        let records: Vec<_> = records.collect();
-        let found: Vec<_> = records.iter().map(|record| (record.event, u32::from(record.vcpu))).collect();
-        assert_eq!(found, [(FlushAsked, own), (FlushDone, own), (FlushTaken, own), (Posted, other)]);
-        assert_eq!((records[0].detail, records[0].a), (own, 0b11), "what the flush names");
+        let found: Vec<_> = records
+            .map(|record| (record.event, u32::from(record.vcpu), record.detail, [record.a, record.b]))
+            .collect();
+        let both = 2 | 2 << 32;
+        let expected = [
+            (FlushAsked, own, own, [0b11, 2]),
+            (FlushDone, own, 0, [both, 0]),
+            (FlushTaken, own, 0, [3, 0]),
+            (FlushAsked, own, own, [0b11, 0]),
+            (FlushDone, own, 0, [both, 0]),
+            (FlushTaken, own, 1, [0, 0]),
+            (Posted, other, 0x51, [0, 0]),
+            (Posted, other, 0x52, [0, 0]),
+        ];
+        assert_eq!(found, expected, "vCPUs by name, targets and those that are deferred, pages");
     });
 }

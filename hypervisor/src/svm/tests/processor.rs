@@ -61,8 +61,8 @@ pub(crate) struct Processor {
     pub(crate) features: Features,
     /// Of each register of CPUID, but for the highest leaves.
     pub(crate) bits: Option<u32>,
-    /// What it lacks of its CPUID.
-    pub(crate) without: &'static [(Word, u32)],
+    /// Registers of its CPUID that are other.
+    pub(crate) words: Vec<(Word, u32)>,
     /// Components of extended states.
     pub(crate) components: u64,
     pub(crate) xcr0: u64,
@@ -86,7 +86,7 @@ impl Processor {
         Self {
             features: Features(1 << 5),
             bits: None,
-            without: &[],
+            words: Vec::new(),
             components: 7,
             xcr0: 7,
             fpu: [0; FPU_SIZE],
@@ -202,6 +202,7 @@ fn answer_of_made(leaf: u32, subleaf: u32, bits: Option<u32>) -> CpuidResult {
         (0xd, 2) => (0x100, 0x240, 0, 0),
         (0x8000_0000, _) => (0x8000_001f, 0, 0, 0),
         (0x8000_0001, _) => (0x0080_0f12, 0, u32::MAX, !(1 << 26)),
+        (0x8000_0007, _) => (0, 0, 0, 1 << 8),
         (0x8000_000a, _) => (1, 8, 0, 0),
         (0x8000_0008, _) => (0x3028, u32::MAX, 0, 0),
         _ => (leaf, subleaf, 3, 4),
@@ -218,12 +219,17 @@ where
     }
 
     fn cpuid(leaf: u32, subleaf: u32) -> CpuidResult {
-        let (bits, without) = processor(|processor| (processor.bits, processor.without));
-        let CpuidResult { eax, ebx, ecx, edx } = answer_of_made(leaf, subleaf, bits);
+        assert!(subleaf == 0 || matches!(leaf, 4 | 7 | 0xb | 0xd), "{leaf:#x} may have {subleaf} one day");
+        let CpuidResult { eax, ebx, ecx, edx } =
+            answer_of_made(leaf, subleaf, processor(|processor| processor.bits));
         let mut registers = [eax, ebx, ecx, edx];
-        for &((its, sub, register), bits) in without {
-            registers[register] &= if (its, sub) == (leaf, subleaf) { !bits } else { u32::MAX };
-        }
+        processor(|processor| {
+            for &((.., register), word) in
+                processor.words.iter().filter(|((its, sub, _), _)| (*its, *sub) == (leaf, subleaf))
+            {
+                registers[register] = word;
+            }
+        });
         let [eax, ebx, ecx, edx] = registers;
         CpuidResult { eax, ebx, ecx, edx }
     }

@@ -295,6 +295,9 @@ fn gets_the_exception(code: u64) {
         assert_eq!(event >> 32, if has_error { 0x18 } else { 0 });
         assert_eq!((event & event::ERROR_VALID != 0, guest.vmcb().cr2 == HOLE), (has_error, vector == 14));
         assert_eq!(guest.advanced(), 0);
+        guest.vmcb().cr0 = 0;
+        guest.exit(0x4d, 0x18, 0);
+        assert_eq!(guest.0.state.exception, Some(event::exception(13)), "real mode has no error codes");
     });
 }
 

@@ -240,3 +240,21 @@ impl<A: X86> InputSource for MemorySource<'_, A> {
         A::xmm_words()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{CpuId, hold_back};
+    use crate::svm::tests::processor::{MockSvm, board};
+    use crate::vm::mock::offer::is_interrupted;
+
+    #[test]
+    fn a_kick_that_is_held_back_goes_with_the_next() {
+        board().with_vcpu(0, |_| {
+            let kicked = [(); 2].map(|()| {
+                hold_back::<MockSvm>(CpuId(0));
+                is_interrupted::<MockSvm>()
+            });
+            assert_eq!(kicked, [false, true]);
+        });
+    }
+}

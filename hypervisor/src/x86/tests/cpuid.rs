@@ -4,7 +4,7 @@ use super::processor::{Guest, TABLES, Tested, processor, with_guest};
 use super::rows::{CPUID, MSR, XSETBV};
 use crate::devices::pc::apic_ids::ApicId;
 use crate::x86::cpuid::kept::{Hidden, WORDS, Why, Word};
-use crate::x86::cpuid::{View, answer};
+use crate::x86::cpuid::{self, View, answer};
 use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::Field::{Cr3, Cr4, Efer};
 use crate::x86::vcpu::msr;
@@ -119,12 +119,6 @@ fn u55_every_feature_that_is_shown_is_listed_and_works() {
 #[test]
 fn u55_features_that_are_hidden_cannot_be_enabled() {
     with_bits(0, |guest| {
-        for ((leaf, subleaf, register), features) in WORDS {
-            let word = ask(guest, leaf, subleaf)[register];
-            let own = features.iter().filter(|feature| matches!(feature.2, Why::Own(_)));
-            let own = own.fold(0, |mask, feature| mask | 1 << feature.0);
-            assert_eq!(word & !own, 0, "{leaf:#x}.{subleaf}");
-        }
         for bit in 0..64 {
             guest.write_msr(EFER, 1 << 8 | 1 << 10 | 1 << bit);
             let (is_fixed, fault) = (matches!(bit, 8 | 10), guest.raised().is_some());
@@ -140,45 +134,170 @@ fn u55_features_that_are_hidden_cannot_be_enabled() {
     });
 }
 
-/// A guest goes on where there is another number of CPUs.
+/// SDM volume 2, CPUID; APM volume 3, appendix E. What describes the guest's processors is not the
+/// machine's: a guest goes on where there is another number of CPUs.
 #[test]
-fn m7_what_describes_the_guests_processors_is_not_the_machines() {
-    const DESCRIBES: [(u32, usize, u32); 8] = [
-        (1, 1, 0xffff << 16),
-        (1, 3, 1 << 28),
-        (0xb, 0, u32::MAX),
-        (0xb, 1, u32::MAX),
-        (0x8000_0001, 2, 1 << 1),
-        (0x8000_0008, 2, u32::MAX),
-        (0x8000_001e, 1, u32::MAX),
-        (0x1f, 1, u32::MAX),
-    ];
-    for vcpus in [1, 2, 3, 255] {
-        let view =
-            View { apic_id: ApicId(vcpus - 1), vcpus, apic: true, osxsave: false, invariant_tsc: false };
-        let seen = [0, u32::MAX].map(|bits| {
-            with_bits(bits, |_| {
-                DESCRIBES.map(|(leaf, register, of)| {
-                    let answer = answer::<Tested>(leaf, u32::from(leaf == 0xb), view, &Hidden::default());
-                    [answer.eax, answer.ebx, answer.ecx, answer.edx][register] & of
-                })
-            })
+fn m7_each_register_that_describes_is_the_machines_or_the_guests() {
+    const BITS: u32 = 0xa5c3_96e9;
+    const ALL: [u32; 4] = [BITS; 4];
+    /// Components of extended states: size and place, which end at 0x340, 0x380, 0x600 and 0x610.
+    const STATES: [(u32, [u32; 2]); 4] =
+        [(2, [0x100, 0x240]), (5, [0x40, 0x340]), (6, [0x200, 0x400]), (7, [0x10, 0x600])];
+    let (ours, amds) = if Tested::IS_INTEL { (ALL, 0) } else { ([0; 4], u32::MAX) };
+    // Number and id; count and id in leaf 1, cores, what shares a cache, and the width of an id.
+    for (vcpus, id, counts, cores, sharing, width) in [
+        (1, 0, 0x0001, 0, 0, 0),
+        (2, 1, 0x0102, 0x1001, 1 << 14 | 1 << 26, 1),
+        (3, 2, 0x0203, 0x2002, 3 << 14 | 3 << 26, 2),
+        (255, 0xfe, 0xfeff, 0x80fe, 0xff << 14 | 0x3f << 26, 8),
+        (300, 0x123, 0x23ff, 0x90ff, 0x1ff << 14 | 0x3f << 26, 9),
+        (5000, 5, 0x05ff, 0xd0ff, 0xfff << 14 | 0x3f << 26, 13),
+    ] {
+        let cache = if Tested::IS_INTEL { [0x16e9 | sharing, BITS, BITS, BITS] } else { [0; 4] };
+        let expected = [
+            (0, 0, [0xd, 0x6874_7541, 0x444d_4163, 0x6974_6e65]),
+            (1, 0, [BITS, counts << 16 | 0x9600, 0, 0]),
+            (2, 0, ours),
+            (4, 3, cache),
+            (6, 0, [1 << 2, 0, 0, 0]),
+            (0xb, 0, [0, 1, 0x100, id]),
+            (0xb, 1, [width, vcpus, 0x201, id]),
+            (0xb, 2, [0, 0, 2, id]),
+            (0xb, 0x103, [0, 0, 3, id]),
+            (0xd, 0, [0xe7, BITS, 0x610, 0]),
+            (0xd, 2, [0x100, 0x240, BITS, BITS]),
+            (0xd, 5, [0x40, 0x340, BITS, BITS]),
+            (0x8000_0000, 0, [0x8000_001e, 0, 0, 0]),
+            (0x8000_0001, 0, [BITS, BITS, 0, 0]),
+            (0x8000_0002, 0, ALL),
+            (0x8000_0006, 0, ALL),
+            (0x8000_0007, 0, [0, 0, 0, 1 << 8]),
+            (0x8000_0008, 0, [0x96e9, 0, cores & amds, 0]),
+            (0x8000_0019, 0, ALL),
+        ];
+        with_bits(BITS, |_| {
+            let words = STATES.iter().flat_map(|&(subleaf, [size, place])| {
+                [((0xd, subleaf, 0), size), ((0xd, subleaf, 1), place)]
+            });
+            processor(|processor| processor.words = words.collect());
+            let view = View { apic_id: ApicId(id), vcpus, apic: true, osxsave: true, invariant_tsc: true };
+            for (leaf, subleaf, words) in expected {
+                let answer = answer::<Tested>(leaf, subleaf, view, &Hidden::default());
+                let found = [answer.eax, answer.ebx, answer.ecx, answer.edx];
+                for register in (0..4).filter(|register| describes(leaf, subleaf) >> register & 1 != 0) {
+                    assert_eq!(found[register], words[register], "{vcpus}: {leaf:#x}.{subleaf} {register}");
+                }
+            }
+            let sizes = [3, 7, 0x27, 0x67, 0xe7].map(cpuid::image_size::<Tested>);
+            assert_eq!(sizes, [0x240, 0x340, 0x380, 0x600, 0x610]);
         });
-        assert_eq!(seen[0], seen[1], "{vcpus}");
-        assert_eq!(seen[0][1] != 0, vcpus > 1, "several processors");
-        assert_eq!(seen[0][4] != 0, vcpus > 1 && !Tested::IS_INTEL, "they are cores");
     }
-    // An Intel's cache says so, too: those of a core, and of all.
-    if Tested::IS_INTEL {
-        let caches = with_bits(u32::MAX, |_| {
-            [1, 2, 200].map(|vcpus| {
-                let view =
-                    View { apic_id: ApicId(0), vcpus, apic: true, osxsave: false, invariant_tsc: false };
-                answer::<Tested>(4, 3, view, &Hidden::default()).eax >> 14
-            })
+    // Caches of the first two levels are a core's own.
+    for (level, is_shared) in [(0, false), (1, false), (2, false), (3, true), (4, true)] {
+        with_bits(level << 5 | 0x11, |_| {
+            let view =
+                View { apic_id: ApicId(0), vcpus: 2, apic: true, osxsave: false, invariant_tsc: false };
+            let found = answer::<Tested>(4, 0, view, &Hidden::default()).eax >> 14 & 0xfff;
+            assert_eq!(found, u32::from(is_shared && Tested::IS_INTEL), "level {level}");
         });
-        assert_eq!(caches, [0, 1 | 1 << 12, 255 | 63 << 12]);
     }
+}
+
+/// What a guest is shown of a processor that has nothing is the hypervisor's own.
+#[test]
+fn u55_what_the_processor_need_not_have_is_always_shown() {
+    for (is_shown, word) in [(true, u32::MAX), (false, 0)] {
+        let view = View {
+            apic_id: ApicId(0),
+            vcpus: if is_shown { 2 } else { 1 },
+            apic: is_shown,
+            osxsave: is_shown,
+            invariant_tsc: is_shown,
+        };
+        let cores = if Tested::IS_INTEL { 0 } else { 1 << 1 };
+        let own = [1 << 27, 1 << 28 | 1 << 9, 0, 0, 0, 0, cores, 1 << 9, 0, 0].map(|bits| bits & word);
+        let always = [1 << 21 | 1 << 24 | 1 << 31, 0, 1 << 1, 0, 0, 0, 0, 0, 0, 0];
+        with_bits(0, |_| {
+            for (((leaf, subleaf, register), _), expected) in
+                WORDS.into_iter().zip(own.into_iter().zip(always).map(|(own, always)| own | always))
+            {
+                let answer = answer::<Tested>(leaf, subleaf, view, &Hidden::default());
+                let found = [answer.eax, answer.ebx, answer.ecx, answer.edx][register];
+                assert_eq!(found, expected, "{leaf:#x}.{subleaf} {register}");
+            }
+        });
+    }
+}
+
+/// With a CPUID of these bits but for these registers.
+fn with_words<R>(bits: u32, words: &[(Word, u32)], look: impl FnOnce() -> R) -> R {
+    with_bits(bits, |_| {
+        processor(|processor| processor.words = words.to_vec());
+        look()
+    })
+}
+
+#[test]
+fn what_the_machine_has_is_said_by_the_bit_for_it() {
+    for (word, bit, has) in [
+        ((1, 0, 2), 21, cpuid::host_has_x2apic::<Tested> as fn() -> bool),
+        ((1, 0, 2), 24, cpuid::host_has_tsc_deadline::<Tested>),
+        ((7, 0, 1), 0, cpuid::shows_fsgsbase::<Tested>),
+        ((0x8000_0001, 0, 3), 26, cpuid::host_has_1g_pages::<Tested>),
+        ((0x8000_0001, 0, 3), 27, cpuid::host_has_rdtscp::<Tested>),
+        ((0x8000_0007, 0, 3), 8, cpuid::host_has_invariant_tsc::<Tested>),
+    ] {
+        let found = [(0, 1 << bit), (u32::MAX, !(1 << bit))]
+            .map(|(others, value)| with_words(others, &[(word, value)], has));
+        assert_eq!(found, [true, false], "{word:x?} {bit}");
+    }
+    // QEMU's emulation says who it is: TCGTCGTCGTCG.
+    let tcg = [((1, 0, 2), 1 << 31)].into_iter().chain(
+        [0x5447_4354, 0x4354_4743, 0x4743_5447]
+            .into_iter()
+            .zip(1..)
+            .map(|(word, at)| ((0x4000_0000, 0, at), word)),
+    );
+    let tcg: Vec<_> = tcg.collect();
+    assert!(with_words(0, &tcg, cpuid::host_has_invariant_tsc::<Tested>));
+    for missing in 0..4 {
+        let mut words = tcg.clone();
+        words[missing].1 = 0;
+        assert!(!with_words(0, &words, cpuid::host_has_invariant_tsc::<Tested>), "{missing}");
+    }
+    // Leaf 7 and leaf 0xb are there if the highest leaf is as high.
+    for (highest, has) in [(6, false), (7, true)] {
+        let words = [((0, 0, 0), highest)];
+        assert_eq!(with_words(u32::MAX, &words, cpuid::shows_fsgsbase::<Tested>), has);
+    }
+    for (features, highest, id) in [(1 << 21, 0xb, 0x1234), (1 << 21, 0xa, 0x77), (!(1 << 21), 0xb, 0x77)] {
+        let words =
+            [((1, 0, 2), features), ((0, 0, 0), highest), ((1, 0, 1), 0x77ff_ffff), ((0xb, 0, 3), 0x1234)];
+        assert_eq!(with_words(0, &words, cpuid::host_apic_id::<Tested>), id.into(), "{highest:#x}");
+    }
+    let width = [((0x8000_0008, 0, 0), 0x3029)];
+    assert_eq!(with_words(0, &width, cpuid::physical_address_bits::<Tested>), 0x29);
+    // CR4: MCE and PCE need no feature.
+    let masks = || (cpuid::guest_cr4_mask::<Tested>(), cpuid::guest_efer_mask::<Tested>());
+    assert_eq!(with_words(0, &[], masks), (0x140, 0));
+    assert_eq!(with_words(u32::MAX, &[], masks), (0x37_0fff, 0x4901));
+}
+
+#[test]
+fn u55_what_a_vcpu_has_enabled_is_shown() {
+    with_guest(&[], |guest| {
+        for value in [1, 0] {
+            guest.write_msr(tlfs::msr::TSC_INVARIANT_CONTROL, value);
+            assert_eq!((guest.raised(), ask(guest, 0x8000_0007, 0)), (None, [0, 0, 0, (value as u32) << 8]));
+            guest.set_field(Cr4, 1 << 5 | value << 18);
+            guest.set_all(&[(RAX, 1), (RCX, 0)]);
+            guest.exit(CPUID, 0, 0);
+            assert_eq!(guest.get(RCX) >> 27 & 1, value, "OSXSAVE");
+            guest.write_msr(0x1b, 0xfee0_0100 | value << 11);
+            let apic = [1, 0x8000_0001].map(|leaf| u64::from(ask(guest, leaf, 0)[3] >> 9 & 1));
+            assert_eq!((guest.raised(), apic), (None, [value; 2]));
+        }
+    });
 }
 
 /// What features have in common stays while one of them is shown.
@@ -197,17 +316,4 @@ fn m7_what_enables_a_hidden_feature_is_hidden_with_it() {
     let none = Hidden::between(all, Default::default());
     assert_eq!((none.components, none.efer & (1 << 11)), (0xe4, 1 << 11));
     assert_eq!(Hidden::between(all, all), Hidden::default());
-}
-
-#[test]
-fn u55_a_local_apic_that_is_off_is_not_shown() {
-    with_bits(u32::MAX, |guest| {
-        for (base, shown) in [(0xfee0_0900, 1), (0xfee0_0100, 0)] {
-            guest.write_msr(0x1b, base);
-            assert_eq!(guest.raised(), None);
-            for leaf in [1, 0x8000_0001] {
-                assert_eq!(ask(guest, leaf, 0)[3] >> 9 & 1, shown, "{leaf:#x}");
-            }
-        }
-    });
 }

@@ -8,11 +8,12 @@ use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
 use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
 use crate::vm::{Next, VpIndex};
-use crate::x86::RFLAGS_VM;
-use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip};
-use crate::x86::vcpu::block::Segment;
+use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip, Rsp};
+use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::event;
-use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
+use crate::x86::vcpu::instruction::build_decoder;
+use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDI, RDX};
+use crate::x86::{RFLAGS_TF, RFLAGS_VM};
 
 #[test]
 fn hypercalls_read_inputs_only_from_memory() {
@@ -38,17 +39,26 @@ fn hypercalls_read_inputs_only_from_memory() {
 
 #[test]
 fn hypercalls_have_their_callers() {
-    for (attributes, cr0, cpl, rflags) in
-        [(0, 0, 0, 2), (0, 1, 3, 2), (Segment::DEFAULT_32, 1, 3, 2), (0, 1, 3, 2 | RFLAGS_VM)]
-    {
+    let code = Segment::DEFAULT_32;
+    for (attributes, cr0, cpl, rflags, is_allowed) in [
+        (0, 0, 0, 2, false),
+        (0, 1, 3, 2, false),
+        (code, 1, 3, 2, false),
+        (0, 1, 3, 2 | RFLAGS_VM, false),
+        (code, 1, 0, 2, true),
+        (code, 1, 0, 2 | RFLAGS_VM, false),
+    ] {
         with_guest(&[0x0f, 0x01, 0xd9], |guest| {
             guest.enable_hypercalls();
             guest.legacy_mode(attributes);
             guest.set_field(Cr0, cr0);
             guest.set_cpl(cpl);
             guest.set_field(Rflags, rflags);
+            guest.set_all(&[(RDX, 0), (RAX, 0xfff)]);
             guest.exit(VMMCALL, 0, 0);
-            assert_eq!((guest.raised(), guest.advanced()), (UD, 0));
+            let found = (guest.raised(), guest.advanced(), guest.get(RAX));
+            let expected = if is_allowed { (None, 3, 2) } else { (UD, 0, 0xfff) };
+            assert_eq!(found, expected, "{attributes:#x} {cr0} {cpl} {rflags:#x}");
         });
     }
 }
@@ -90,9 +100,56 @@ fn devices_answer_accesses_of_their_width_alone() {
         assert_eq!((guest.raised(), guest.get(RAX) >> 32), (None, 0));
         assert_ne!(guest.get(RAX), 0xffff_ffff, "the local APIC's version");
     });
+    access(&[0x66, 0x8b, 0x03], 0xfee0_0030, 0, |guest, _| assert_eq!(guest.get(RAX), 0xffff));
+    access(LOAD, 0xfee0_0034, 0, |guest, _| assert_eq!(guest.get(RAX), 0xffff_ffff, "between registers"));
     access(STORE, 0xfee0_0320, WRITE, |guest, next| {
         assert_eq!((next, guest.raised()), (Next::Timers, None));
     });
+    access(&[0x83, 0x3b, 0xff], HOLE, 0, |guest, _| {
+        assert_eq!((guest.field(Rflags), guest.advanced()), (2 | 1 << 6 | 1 << 2, 3), "equal: ZF, PF");
+    });
+    with_guest(&[0x8b, 0x24, 0x24], |guest| {
+        guest.legacy_mode(Segment::DEFAULT_32);
+        guest.set_field(Rsp, HOLE);
+        guest.exit(NESTED, 0, HOLE);
+        assert_eq!((guest.field(Rsp), guest.advanced()), (0xffff_ffff, 3), "mov esp, [esp]");
+    });
+    // Of a long string a part is done, and with TF one element and its trap.
+    for (flags, trap, is_one) in [(2, None, false), (2 | RFLAGS_TF, Some(1), true)] {
+        with_guest(&[0xf3, 0xab], |guest| {
+            guest.legacy_mode(Segment::DEFAULT_32);
+            guest.set_field(Rflags, flags);
+            guest.set_all(&[(RDI, HOLE), (RCX, 1000)]);
+            guest.exit(NESTED, WRITE, HOLE);
+            assert_eq!((guest.raised(), guest.advanced()), (trap, 0), "rep stosd, {flags:#x}");
+            assert!(guest.get(RCX) < 1000 && (guest.get(RCX) == 999) == is_one);
+        });
+    }
+}
+
+/// Behind the segment's base, and beyond 4 GiB, at an odd address.
+#[test]
+fn legacy_code_is_read_by_its_segment_and_wraps() {
+    build_decoder();
+    for (attributes, bytes, before, loaded) in [
+        (0, [0x8b, 0x07], u64::MAX << 32, u64::MAX << 32 | 0xffff),
+        (Segment::DEFAULT_32, [0x8b, 0x03], u64::MAX << 32, 0xffff_ffff),
+        (Segment::DEFAULT_32 | Segment::LONG, [0x8b, 0x03], u64::MAX << 32, 0xffff_ffff),
+    ] {
+        with_guest(&[], |guest| {
+            guest.legacy_mode(attributes);
+            guest.write(CODE + 1, &bytes);
+            for (name, base) in [(SegmentName::Cs, CODE + 3), (SegmentName::Ds, HOLE - 0xf)] {
+                let segment = guest.0.state.block.segment(name);
+                guest.0.state.block.set_segment(name, Segment { base, ..segment });
+            }
+            guest.set_all(&[(RBX, 0x10), (RAX, before)]);
+            guest.set_field(Rip, 0xffff_fffe);
+            guest.exit(NESTED, 0, HOLE);
+            let found = (guest.raised(), guest.get(RAX), guest.field(Rip));
+            assert_eq!(found, (None, loaded, 0), "{attributes:#x}");
+        });
+    }
 }
 
 #[test]

@@ -138,9 +138,9 @@ fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
 fn m7_what_a_guest_has_not_seen_is_hidden_where_it_arrives() {
     const SMAP: u64 = 1 << 21;
     const NXE: u64 = 1 << 11;
-    const WITHOUT: &[(Word, u32)] = &[((7, 0, 1), 1 << 20), ((0x8000_0001, 0, 3), 1 << 20)];
+    const WITHOUT: [(Word, u32); 2] = [((7, 0, 1), !(1 << 20)), ((0x8000_0001, 0, 3), !(1 << 20 | 1 << 26))];
     let bytes = with_guest(&[], |guest| {
-        processor(|processor| processor.without = WITHOUT);
+        processor(|processor| processor.words = WITHOUT.to_vec());
         written(guest)
     });
     let all = with_guest(&[], |guest| {
@@ -164,30 +164,37 @@ fn m7_what_a_guest_has_not_seen_is_hidden_where_it_arrives() {
         all
     });
     with_guest(&[], |guest| {
-        processor(|processor| processor.without = WITHOUT);
+        processor(|processor| processor.words = WITHOUT.to_vec());
         assert_eq!(read(guest, &all, 0), Err(Flaw::Differs("SMAP", 0, 1)));
     });
 }
 
-/// Of a processor with misaligned SSE, which both have.
+/// By XRSTOR: APM volume 2, section 11.5. A processor may have misaligned SSE.
 #[test]
-fn m7_sse_that_may_be_misaligned_stays_so() {
-    const MXCSR: usize = 24;
-    let with = |has_feature| {
-        let bits = if has_feature { u32::MAX } else { !(1 << 7) };
-        with_guest(&[], |guest| {
+fn m7_extended_states_are_such_as_can_be_loaded() {
+    let header = Err(Flaw::Value("an XSAVE header"));
+    for (at, value, bits, expected) in [
+        (24, 0x2_1f80_u32, u32::MAX, Ok(())),
+        (24, 0x2_1f80, !(1 << 7), Err(Flaw::Value("MXCSR"))),
+        (24, 0x1_1f80, u32::MAX, Err(Flaw::Value("MXCSR"))),
+        (508, u32::MAX, u32::MAX, Ok(())),
+        (512, u32::MAX, u32::MAX, Ok(())),
+        (520, 1, u32::MAX, header),
+        (572, 1 << 31, u32::MAX, header),
+        (576, u32::MAX, u32::MAX, Ok(())),
+    ] {
+        let found = with_guest(&[], |guest| {
             processor(|processor| {
                 processor.bits = Some(bits);
-                processor.fpu[MXCSR..MXCSR + 4].copy_from_slice(&0x2_1f80_u32.to_le_bytes());
+                processor.fpu[at..at + 4].copy_from_slice(&value.to_le_bytes());
             });
             off(guest, |guest| {
                 let mut bytes = vec![0; 1 << 16];
                 describe(guest, &mut Archive::writer(&mut bytes))
             })
-        })
-    };
-    assert_eq!(with(true), Ok(()));
-    assert_eq!(with(false), Err(Flaw::Value("MXCSR")));
+        });
+        assert_eq!(found, expected, "{at}: {value:#x}");
+    }
 }
 
 #[test]

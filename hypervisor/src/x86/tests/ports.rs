@@ -1,6 +1,6 @@
 //! Ports by the check that refuses them, and strings that cannot be moved.
 
-use super::processor::{CODE, DATA, HOLE, MEMORY, Tested, UNMAPPED, board, processor, with_guest};
+use super::processor::{CODE, DATA, HOLE, MEMORY, TABLES, Tested, UNMAPPED, board, processor, with_guest};
 use super::rows::{GP, IOIO, PF, port};
 use crate::devices::pc::platform::{PortSize, SerialPort};
 use crate::devices::pc::power;
@@ -9,7 +9,7 @@ use crate::vm::Next;
 use crate::vm::arch::Arch;
 use crate::x86::RFLAGS_VM;
 use crate::x86::vcpu::block::ControlBlock;
-use crate::x86::vcpu::block::Field::{Cr2, Rflags};
+use crate::x86::vcpu::block::Field::{Cr2, Rflags, Rip};
 use crate::x86::vcpu::block::{Segment, SegmentName};
 use crate::x86::vcpu::registers::{RAX, RCX, RDI, RSI};
 
@@ -110,6 +110,87 @@ fn what_is_typed_beyond_the_fifo_comes_whenever_there_is_room() {
         Tested::reset_devices(context.vm);
         assert_eq!(context.vm.port_read(0x3fd, PortSize::Byte) & 1, 1, "after a reset");
     });
+}
+
+/// By each segment's base, at an odd address that wraps.
+#[test]
+fn a_string_of_ports_is_where_its_segment_is() {
+    const NAMES: [(u8, SegmentName); 6] = [
+        (0x26, SegmentName::Es),
+        (0x2e, SegmentName::Cs),
+        (0x36, SegmentName::Ss),
+        (0x3e, SegmentName::Ds),
+        (0x64, SegmentName::Fs),
+        (0x65, SegmentName::Gs),
+    ];
+    const PLACE: u64 = DATA + 1;
+    for (prefix, name) in NAMES {
+        for is_64bit in [false, true] {
+            with_guest(&[], |guest| {
+                if !is_64bit {
+                    guest.legacy_mode(Segment::DEFAULT_32);
+                }
+                for (other, index) in NAMES.iter().zip(0..) {
+                    let segment = guest.0.state.block.segment(other.1);
+                    let base = if other.1 == name { 0x8000_0000 } else { 0x100 << index };
+                    guest.0.state.block.set_segment(other.1, Segment { base, ..segment });
+                }
+                let has_base = !is_64bit || matches!(name, SegmentName::Fs | SegmentName::Gs);
+                let (base, limit) =
+                    (if has_base { 0x8000_0000_u64 } else { 0 }, 1_u64 << if is_64bit { 63 } else { 32 });
+                let code = if is_64bit { 0 } else { guest.0.state.block.segment(SegmentName::Cs).base };
+                guest.set_field(Rip, CODE.wrapping_sub(code) & (limit - 1));
+                guest.write(CODE, &[prefix, 0x6e]);
+                guest.write(PLACE, b"s");
+                let offset = PLACE.wrapping_sub(base) & if is_64bit { u64::MAX } else { limit - 1 };
+                guest.set_all(&[(RSI, offset), (RCX, 0x77)]);
+                guest.exit(IOIO, port(0x3f8, 1, false) | 1 << 2, guest.field(Rip) + 2);
+                assert_eq!(
+                    (guest.raised(), guest.get(RSI), guest.get(RCX)),
+                    (None, offset + 1, 0x77),
+                    "{name:?}"
+                );
+                let sent = processor(|processor| processor.sent.clone());
+                assert_eq!(sent, [(SerialPort::Com1, b's')], "{name:?}");
+            });
+        }
+    }
+}
+
+/// The entry for the page has neither bit before.
+#[test]
+fn an_access_marks_the_tables_as_the_processor_does() {
+    for (is_input, cpl, page, fault, marked) in [
+        (false, 0, 0x87, None, [0x20, 0x20, 0x20]),
+        (true, 0, 0x87, None, [0x20, 0x20, 0x60]),
+        (false, 3, 0x83, PF, [0; 3]),
+        (true, 3, 0x85, PF, [0; 3]),
+        (true, 0, 0x85, PF, [0; 3]),
+    ] {
+        with_guest(&[], |guest| {
+            guest.write(CODE, &[0xf3, 0x6c | (!is_input as u8) << 1]);
+            guest.set_cpl(cpl);
+            guest.set_field(Rflags, 2 | 3 << 12);
+            guest.write(TABLES + 0x2010, &(2_u64 << 21 | page).to_le_bytes());
+            let entries = [TABLES, TABLES + 0x1000, TABLES + 0x2010];
+            let before = entries.map(|at| guest.read(at));
+            guest.set_all(&[(RSI, 2 << 21), (RDI, 2 << 21), (RCX, 1)]);
+            // The processor says the address's size, and the segment.
+            let info = string(0x3f8, is_input) | 1 << 9 | 3 << 10;
+            guest.exit(IOIO, info, CODE + 2);
+            assert_eq!(guest.raised(), fault, "{is_input} {cpl} {page:#x}");
+            let after = entries.map(|at| guest.read(at));
+            let marks: Vec<_> = after.iter().zip(before).map(|(after, before)| after ^ before).collect();
+            // Its code may be looked at, by the upper two.
+            let first = if fault.is_some() { 2 } else { 0 };
+            assert_eq!(marks[first..], marked[first..], "{is_input} {cpl} {page:#x}");
+            if fault.is_some() {
+                let code = 1 | u32::from(is_input) << 1 | u32::from(cpl == 3) << 2;
+                assert_eq!(guest.0.state.exception.map(|event| event >> 32), Some(code.into()));
+                assert_eq!(guest.field(Cr2), 2 << 21);
+            }
+        });
+    }
 }
 
 #[test]

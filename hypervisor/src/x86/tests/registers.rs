@@ -1,14 +1,18 @@
 //! Values that registers do not accept.
 
-use super::processor::{Guest, Kind, TABLES, Tested, processor, with_guest};
-use super::rows::{GP, MSR, UD, XSETBV};
+use hostlink::counters::Counter;
+
+use super::processor::{DATA, Guest, Kind, TABLES, Tested, processor, with_guest};
+use super::rows::{CPUID, GP, MSR, NESTED, UD, VMMCALL, XSETBV};
+use crate::devices::pc::message::{Logical, Trigger};
 use crate::sched::{CpuIndex, Line, PutBack, Released};
+use crate::svm::tests::rows::HLT;
 use crate::vm::arch::Clock;
 use crate::vm::{Next, mock};
 use crate::x86::processor::Vendor;
-use crate::x86::vcpu::block::ControlBlock;
-use crate::x86::vcpu::block::Field::{Cr3, Cr4, Cstar, Efer, KernelGs, Lstar, Pat};
+use crate::x86::vcpu::block::Field::{Cr3, Cr4, Cstar, Efer, KernelGs, Lstar, Pat, Rsp, Sfmask, Star};
 use crate::x86::vcpu::block::SegmentName;
+use crate::x86::vcpu::block::{ControlBlock, Segment};
 use crate::x86::vcpu::checks;
 use crate::x86::vcpu::fpu::is_valid_xcr0;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
@@ -33,6 +37,7 @@ fn xcr0_takes_what_the_processor_takes_and_nothing_else() {
                 assert_eq!(processor(|processor| processor.xcr0), if right { value } else { 1 });
             }
         }
+        assert!(!is_valid_xcr0(0xe7, 7) && !is_valid_xcr0(0x207, 0x207), "what is not there, or not shown");
         processor(|processor| processor.components = 7);
         processor(|processor| processor.xcr0 = 1);
     });
@@ -120,6 +125,21 @@ fn registers_that_vmrun_reads_take_no_value_that_it_refuses() {
         guest.write_msr(0xc000_0080, 1 << 8 | 1 << 10 | 1 << 11);
         let own = <Tested as Vendor>::Block::EFER_OWN;
         assert_eq!((guest.raised(), guest.field(Efer) & 1 << 12), (None, own), "SVME stays");
+        guest.begin(&[0x0f, 0x30]);
+        guest.legacy_mode(0);
+        guest.set_all(&[(RCX, 0xc000_0080), (RAX, 1 << 8), (RDX, 0)]);
+        guest.exit(MSR, 1, 0);
+        assert_eq!((guest.raised(), guest.field(Efer) & !own), (None, 1 << 8), "paging is off");
+        for (number, field, value) in [(0xc000_0081, Star, u64::MAX), (0xc000_0084, Sfmask, 0xffff_ffff)] {
+            guest.write_msr(number, value);
+            assert_eq!((guest.raised(), guest.field(field)), (None, value));
+        }
+        guest.write_msr(0xc000_0084, 1 << 32);
+        assert_eq!((guest.raised(), guest.field(Sfmask)), (GP, 0xffff_ffff));
+        guest.begin(&[0x0f, 0x22, 0xe4]);
+        guest.set_field(Rsp, 0xa0);
+        guest.exit(0x14, 0, 0);
+        assert_eq!((guest.raised(), guest.field(Cr4)), (None, 0xa0), "mov cr4, rsp");
     });
 }
 
@@ -157,6 +177,146 @@ fn u58_addresses_that_are_not_canonical_are_refused() {
         };
         assert_eq!(Tested::msr_exits(number), expected, "{number:#x}");
     }
+}
+
+/// Without a value of the guest's. Writes of what only configures are lost.
+#[test]
+fn each_register_reads_as_what_it_is_after_a_reset() {
+    let both =
+        [(0x8b, 0x0830_107c), (0x1d9, 0), (0x3b, 0), (0x277, 0x0007_0406_0007_0406), (0xc000_0080, 0x500)];
+    let intels = [(0x3a, 1), (0x1a0, 0x1801)];
+    let amds = [(0xc001_0010, 0), (0xc001_0015, 1 << 24), (0xc001_001f, 0), (0xc001_1020, 0)]
+        .into_iter()
+        .chain([(0xc001_1022, 0), (0xc001_1029, 2), (0xc001_102a, 0)])
+        .chain((0xc001_0000..=0xc001_0007).map(|counter| (counter, 0)));
+    let all = both.into_iter().chain(intels).map(|register| (register, true));
+    with_guest(&[], |guest| {
+        for ((number, value), is_intels) in all.chain(amds.map(|register| (register, false))) {
+            let is_there = both.contains(&(number, value)) || is_intels == Tested::IS_INTEL;
+            for round in 0..2 {
+                guest.begin(&[0x0f, 0x32]);
+                guest.set(RCX, number.into());
+                guest.exit(MSR, 0, 0);
+                let found = (guest.raised(), guest.get(RDX) << 32 | guest.get(RAX) & 0xffff_ffff);
+                assert_eq!(found.0, if is_there { None } else { GP }, "{number:#x}");
+                assert!(!is_there || found.1 == value, "{number:#x} {round}: {:#x}", found.1);
+                if !matches!(number, 0x3b | 0x277 | 0xc000_0080) {
+                    guest.write_msr(number, !value);
+                    let is_refused = !is_there || number == 0x3a;
+                    assert_eq!(guest.raised().is_some(), is_refused, "{number:#x}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn others_than_the_kernel_are_refused_at_every_level() {
+    for cpl in 0..4 {
+        for (code, bytes, is_anybodys) in
+            [(MSR, &[0x0f, 0x32][..], false), (HLT, &[0xf4], false), (CPUID, &[0x0f, 0xa2], true)]
+        {
+            with_guest(bytes, |guest| {
+                guest.set_cpl(cpl);
+                guest.set(RCX, 0x277);
+                guest.exit(code, 0, 0);
+                assert_eq!(
+                    guest.raised(),
+                    if cpl == 0 || is_anybodys { None } else { GP },
+                    "{code:#x} {cpl}"
+                );
+            });
+        }
+    }
+}
+
+/// To one, to all but itself, to all, and to nobody: by the page's register, the x2APIC's, the
+/// hypervisor interface's, and by a hypercall.
+#[test]
+fn interrupts_to_others_are_counted_by_their_targets() {
+    const ICR: u64 = 0xfee0_0300;
+    let of_interface = |value: u64| (value & 0xf_ffff) | value >> 32 << 56;
+    for (command, targets) in
+        [(1 << 32 | 0x51, 1), (0xc_0051, 1), (0x8_0051, 2), (9 << 32 | 0x51, 0), (1 << 32 | 0x4051, 1)]
+    {
+        with_guest(&[], |guest| {
+            let counted = |guest: &mut Guest<'_, '_>, act: &dyn Fn(&mut Guest<'_, '_>)| {
+                let before = guest.count(Counter::IrqIpi);
+                act(guest);
+                assert_eq!(guest.raised(), None);
+                guest.count(Counter::IrqIpi) - before
+            };
+            let by_page = counted(guest, &|guest| {
+                for (at, value) in [(ICR + 0x10, command >> 32 << 24), (ICR, command & 0xffff_ffff)] {
+                    guest.begin(&[0x89, 0x03]);
+                    guest.legacy_mode(Segment::DEFAULT_32);
+                    guest.set_all(&[(RBX, at), (RAX, value)]);
+                    guest.exit(NESTED, 1 << 1, at);
+                }
+            });
+            let by_interface = counted(guest, &|guest| {
+                guest.write_msr(tlfs::msr::ICR, of_interface(command));
+            });
+            let command_of_page = guest.0.state.lapic.read_page(ICR, 0);
+            assert_eq!(u64::from(command_of_page) & 0xf_efff, command & 0xf_efff);
+            guest.begin(&[0x0f, 0x32]);
+            guest.set(RCX, tlfs::msr::ICR.into());
+            guest.exit(MSR, 0, 0);
+            assert_eq!((guest.get(RDX) << 32 | guest.get(RAX)) & !(1 << 12), of_interface(command));
+            guest.write_msr(0x1b, 0xfee0_0d00);
+            let by_x2apic = counted(guest, &|guest| {
+                guest.write_msr(0x830, command);
+            });
+            assert_eq!([by_page, by_interface, by_x2apic], [targets; 3], "{command:#x}");
+            let by_another = counted(guest, &|guest| {
+                guest.write_msr(0x3b, command);
+            });
+            assert_eq!((by_another, guest.0.state.tsc_adjust), (0, command));
+            guest.write_msr(0x1b, 0xfee0_0100);
+            assert_eq!((guest.raised(), guest.0.vcpu.inbox.logical()), (None, Logical::Off));
+        });
+    }
+    with_guest(&[], |guest| {
+        guest.enable_hypercalls();
+        guest.begin(&[0x0f, 0x01, 0xd9]);
+        // Fast: the vector, and a mask with one that is not there.
+        guest.set_all(&[(RCX, 1 << 16 | 0xb), (RDX, 0x51), (8, 0b111)]);
+        guest.exit(VMMCALL, 0, 0);
+        assert_eq!((guest.get(RAX), guest.count(Counter::IrqIpi)), (0, 2));
+    });
+}
+
+#[test]
+fn the_interfaces_registers_are_the_local_apics_and_its_pages_the_guests() {
+    with_guest(&[], |guest| {
+        guest.write_msr(tlfs::msr::TPR, 0x53);
+        assert_eq!((guest.0.state.lapic.tpr(), guest.raised()), (0x53, None));
+        guest.begin(&[0x0f, 0x32]);
+        guest.set(RCX, tlfs::msr::TPR.into());
+        guest.exit(MSR, 0, 0);
+        assert_eq!((guest.get(RDX), guest.get(RAX)), (0, 0x53));
+        guest.write_msr(tlfs::msr::TPR, 0);
+        guest.0.state.lapic.accept_fixed(0x61, Trigger::Edge);
+        guest.0.state.lapic.begin_service(0x61);
+        guest.write_msr(tlfs::msr::EOI, 0);
+        assert_eq!(guest.0.state.lapic.highest_isr(), None);
+        let page = DATA + 0x5000;
+        let words = |guest: &Guest<'_, '_>| [0, 8, 0x18, 0xff8].map(|at| guest.read(page + at));
+        let own = [0x1111, 0x2222, 0x3333, 0x4444];
+        for (at, word) in [0, 8, 0x18, 0xff8_u64].into_iter().zip(own) {
+            guest.write(page + at, &u64::to_le_bytes(word));
+        }
+        guest.enable_hypercalls();
+        let [a, b, c] = Tested::HYPERCALL;
+        assert_eq!(words(guest), [u32::from_le_bytes([a, b, c, 0xc3]).into(), 0, 0, 0]);
+        guest.write_msr(tlfs::msr::HYPERCALL, 0);
+        assert_eq!(words(guest), own);
+        guest.write_msr(tlfs::msr::REFERENCE_TSC, page | 1);
+        let clock = guest.0.vm.guest.partition.clock().page();
+        assert_eq!(words(guest), [1, clock.scale, 0, 0], "sequence, scale");
+        guest.write_msr(tlfs::msr::REFERENCE_TSC, 0);
+        assert_eq!(words(guest), own);
+    });
 }
 
 /// Units of 100 ns for which the vCPU has run, as the guest reads it.

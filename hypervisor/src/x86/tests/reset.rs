@@ -14,16 +14,19 @@ use crate::devices::pc::ioapic;
 use crate::devices::pc::lapic::APIC_BASE_ADDRESS;
 use crate::devices::pc::message::Trigger;
 use crate::devices::pc::platform::{PortSize, SerialPort};
+use crate::devices::pc::power;
+use crate::loader::{EntryKind, EntryState};
 use crate::svm::tests::guest::Guest;
 use crate::vm::arch::{Arch, State};
 use crate::vm::mock::MockBoard;
 use crate::x86::processor::Vendor;
-use crate::x86::vcpu::block::Field::{Cr0, Dr6, Dr7, Efer, Pat, Rflags, Rip};
+use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Dr6, Dr7, Efer, Pat, Rflags, Rip, Rsp};
 use crate::x86::vcpu::block::SegmentName::{Cs, Ds, Es, Fs, Gdtr, Gs, Idtr, Ldtr, Ss, Tr};
 use crate::x86::vcpu::block::{ControlBlock, Segment};
 use crate::x86::vcpu::described::REGISTERS;
 use crate::x86::vcpu::nmi::Nmi;
-use crate::x86::vcpu::registers::Registers;
+use crate::x86::vcpu::registers::{RBX, RSI, Registers};
+use crate::x86::vcpu::state::Activity;
 
 /// A guest, of whose vCPUs the first is as after power-on.
 struct Moved(&'static MockBoard<Tested>);
@@ -187,6 +190,68 @@ fn m5_u59_a_guest_moves_with_all_that_it_is_and_a_reset_leaves_nothing() {
     kept.holds();
 }
 
+/// By the loader's description of the state, and of the memory.
+#[test]
+fn a_kernel_begins_as_its_protocol_says() {
+    const ENTRY: EntryState = EntryState { kind: EntryKind::Pvh, rip: 0x12_3457, rsi: 0x77, rbx: 0x99 };
+    Moved::new().act(|guest| {
+        guest.0.state.registers = Registers([5; 16]);
+        guest.set_field(Rsp, 5);
+        guest.0.state.start_kernel(&ENTRY);
+        let mut registers = [0; 16];
+        (registers[RSI], registers[RBX]) = (ENTRY.rsi, ENTRY.rbx);
+        assert_eq!(guest.0.state.registers, Registers(registers));
+        for (field, expected) in [(Cr0, 0x11), (Rip, ENTRY.rip), (Rsp, 0), (Rflags, 2), (Cr4, 0), (Cr3, 0)] {
+            assert_eq!(guest.field(field), expected, "{field:?}");
+        }
+        let flat = Segment { selector: 0x18, attributes: 0xc93, limit: u32::MAX, base: 0 };
+        let gdt = Segment { base: 0x500, limit: 39, ..Segment::default() };
+        for (name, expected) in [
+            (Cs, Segment { selector: 0x10, attributes: 0xc9b, ..flat }),
+            (Tr, Segment { selector: 0x20, attributes: 0x8b, limit: 0x67, base: 0 }),
+            (Gdtr, gdt),
+        ] {
+            assert_eq!(guest.0.state.block.segment(name), expected, "{name:?}");
+        }
+        for name in [Ds, Es, Fs, Gs, Ss] {
+            assert_eq!(guest.0.state.block.segment(name), flat, "{name:?}");
+        }
+        assert_eq!(guest.0.state.activity, Activity::Running);
+        assert_eq!(guest.read(0xe_0000).to_le_bytes(), *b"RSD PTR ");
+        assert_eq!(guest.read(power::RESET_VECTOR).to_le_bytes(), power::RESET_CODE[..8]);
+    });
+}
+
+#[test]
+fn what_halts_wakes_for_what_it_can_take() {
+    Moved::new().act(|guest| {
+        let state = &mut *guest.0.state;
+        let _nothing = state.lapic.write_page(0xfee0_00f0, 0x1ff, 0);
+        for (has_request, flags, tpr, nmi, wakes) in [
+            (false, 0x202, 0, Nmi::empty(), false),
+            (true, 0x202, 0, Nmi::empty(), true),
+            (true, 2, 0, Nmi::empty(), false),
+            (true, 0x202, 0xf0, Nmi::empty(), false),
+            (false, 2, 0, Nmi::PENDING, true),
+            (false, 2, 0, Nmi::PENDING | Nmi::BLOCKED, false),
+        ] {
+            if has_request {
+                state.lapic.accept_fixed(0x51, Trigger::Edge);
+            }
+            state.block.write(Rflags, flags);
+            state.set_task_priority(tpr);
+            (state.nmi, state.activity) = (nmi, Activity::Halted);
+            state.update_activity();
+            assert_eq!(state.is_running(), wakes, "{has_request} {flags:#x} {tpr:#x} {nmi:?}");
+            state.set_task_priority(0);
+            if has_request {
+                state.lapic.begin_service(0x51);
+                let _ended = state.lapic.eoi();
+            }
+        }
+    });
+}
+
 /// SDM volume 3, table 11-1; APM volume 2, table 14-1.
 #[test]
 fn u59_a_vcpu_begins_as_the_manuals_say() {
@@ -219,5 +284,12 @@ fn u59_a_vcpu_begins_as_the_manuals_say() {
             let expected = Segment { selector, attributes, limit: 0xffff, base };
             assert_eq!(guest.0.state.block.segment(name), expected, "{name:?}");
         }
+    });
+    // The FPU's control words, which are loaded with it.
+    processor(|processor| {
+        let mut image = processor.fpu;
+        assert_eq!((&image[..2], &image[24..28]), (&[0x7f, 3][..], &[0x80, 0x1f, 0, 0][..]));
+        image[..28].fill(0);
+        assert!(image.iter().all(|byte| *byte == 0));
     });
 }

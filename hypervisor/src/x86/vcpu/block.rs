@@ -262,6 +262,7 @@ mod tests {
         let flat = |selector, attributes| Segment { selector, attributes, limit: u32::MAX, base: 0 };
         assert_eq!((loaded(CODE), loaded(DATA)), (flat(0x10, 0xc9b), flat(0x18, 0xc93)));
         assert_eq!(loaded(TASK), Segment { selector: 0x20, attributes: 0x08b, limit: 0x67, base: 0 });
-        assert_eq!(Segment::loaded(8, 0x12cf_9b34_5678_ffff).base, 0x1234_5678);
+        let other = Segment { selector: 8, attributes: 0x49a, limit: 0xf_ffff, base: 0x1234_5678 };
+        assert_eq!(Segment::loaded(8, 0x124f_9a34_5678_ffff), other);
     }
 }

@@ -174,6 +174,10 @@ fn h20_32_bit_callers_use_pairs_of_registers() {
     ]);
     let parameters = LEGACY.parameters(&registers);
     assert_eq!((parameters.control, parameters.input, parameters.output), (0x0001_0002_0000_0003, 0x1000, 0));
+    // Each is in its own: RBX is 3, RSI 6, RDI 7.
+    let own = |caller: Caller| caller.parameters(&std::array::from_fn(|number| number as u64));
+    let pairs = CallRegisters { control: 2 << 32, input: 3 << 32 | 1, output: 7 << 32 | 6 };
+    assert_eq!([own(LEGACY), own(LONG)], [pairs, CallRegisters { control: 1, input: 2, output: 8 }]);
     let (outcome, engine) = call(&LEGACY, &registers, &partition, &[0, 0, 8, 0x5000, 0x6000]);
     assert_eq!(outcome, complete(Status::SUCCESS, 2));
     assert_eq!(engine.flushes, [vec![1]]);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::x86::hyperv::cpuid::{PartitionTraits, leaf};
+use crate::x86::hyperv::cpuid::{CpuidResult, PartitionTraits, leaf};
 use crate::x86::hyperv::hypercall::{CallOutcome, Caller, Services, handle};
 use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
 use tlfs::{CallRegisters, ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
@@ -194,11 +194,21 @@ fn leaves_name_the_interface_and_end() {
     let vendor = leaf(0x4000_0000, &PLATFORM).unwrap();
     let name: Vec<u8> = [vendor.ebx, vendor.ecx, vendor.edx].iter().flat_map(|r| r.to_le_bytes()).collect();
     assert_eq!((name.as_slice(), vendor.eax), (&b"Microsoft Hv"[..], LEAF_HARDWARE));
-    assert_eq!(leaf(0x4000_0001, &PLATFORM).unwrap().eax, 0x3123_7648);
-    assert_eq!(leaf(0x4000_0005, &PLATFORM).unwrap().eax, 255);
-    assert_eq!(leaf(LEAF_HINTS, &PLATFORM).unwrap().ecx, 40);
-    let bits = hardware::MSR_BITMAPS | hardware::NESTED_PAGING;
-    assert_eq!(leaf(LEAF_HARDWARE, &PLATFORM).unwrap().eax, bits);
+    let version = [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR")];
+    let [major, minor] = version.map(|part| part.parse::<u32>().expect("a number"));
+    let [features, hints] = [LEAF_FEATURES, LEAF_HINTS].map(|number| leaf(number, &PLATFORM).unwrap());
+    for (number, [eax, ebx, ecx, edx]) in [
+        (0x4000_0001, [0x3123_7648, 0, 0, 0]),
+        (0x4000_0002, [0, major << 16 | minor, 0, 0]),
+        (LEAF_FEATURES, [features.eax, 0, 0, features.edx]),
+        (LEAF_HINTS, [hints.eax, 0x1000, 40, 0]),
+        (0x4000_0005, [255, 0, 0, 0]),
+        (LEAF_HARDWARE, [hardware::MSR_BITMAPS | hardware::NESTED_PAGING, 0, 0, 0]),
+    ] {
+        assert_eq!(leaf(number, &PLATFORM), Some(CpuidResult { eax, ebx, ecx, edx }), "{number:#x}");
+    }
+    let shadowed = leaf(LEAF_HARDWARE, &PartitionTraits { nested_paging: false, ..PLATFORM });
+    assert_eq!(shadowed.map(|leaf| leaf.eax), Some(hardware::MSR_BITMAPS));
     for number in [0, 1, 0x3fff_ffff, 0x4000_0007, 0x4000_0080, 0x4000_0100, 0x8000_0000, u32::MAX] {
         assert_eq!(leaf(number, &PLATFORM), None, "{number:#x}");
     }
