@@ -131,6 +131,21 @@ fn m7_another_processor_is_refused_by_the_name_of_what_it_lacks() {
         processor(|processor| processor.bits = Some(0));
         assert_eq!(read(guest, &bytes, 0), Err(Flaw::Differs("SSE3", 0, 1)));
     });
+    for (word, name) in [
+        ((0, 0, 1), "CPUID 0: the vendor, and the highest leaf"),
+        ((1, 0, 0), "CPUID 1: the processor's signature"),
+        ((4, 1, 1), "CPUID 2 to 6: the caches"),
+        ((0xd, 2, 1), "CPUID 0xd: the places of extended states"),
+        ((0x8000_0003, 0, 2), "CPUID 0x80000002 to 0x80000006: the processor's name, caches, TLBs"),
+        ((0x8000_0008, 0, 0), "CPUID 0x80000008: widths of addresses"),
+    ] {
+        with_guest(&[], |guest| {
+            processor(|processor| processor.words = vec![(word, 0x2f)]);
+            let found = read(guest, &bytes, 0);
+            let is_seen = Tested::IS_INTEL || word.0 != 4;
+            assert!(!is_seen || matches!(found, Err(Flaw::Differs(its, ..)) if its == name), "{found:?}");
+        });
+    }
 }
 
 /// It goes on as it was, and back again.
@@ -219,10 +234,18 @@ fn m5_what_pends_is_delivered_on_the_other_machine() {
         let _ = guest.0.vcpu.inbox.post_nmi();
         guest.0.state.nmi = Nmi::BLOCKED;
         guest.0.state.activity = Activity::Halted;
+        processor(|processor| {
+            processor.fpu[24..28].copy_from_slice(&0x1fa0_u32.to_le_bytes());
+            (processor.fpu[512], processor.fpu[600], processor.xcr0) = (3, 0x55, 3);
+        });
         written(guest)
     });
     with_guest(&[], |guest| {
         read(guest, &bytes, 0).expect("is read");
+        processor(|processor| {
+            let found = (&processor.fpu[24..28], processor.fpu[512], processor.fpu[600], processor.xcr0);
+            assert_eq!(found, (&[0xa0, 0x1f, 0, 0][..], 3, 0x55, 3));
+        });
         let state = &mut *guest.0.state;
         assert_eq!((state.registers.0[RAX], state.block.read(Rip)), (0x1234, CODE + 7));
         assert_eq!(state.nmi & (Nmi::BLOCKED | Nmi::PENDING), Nmi::BLOCKED | Nmi::PENDING);

@@ -80,7 +80,10 @@ fn strings_of_ports_fault_at_the_element_that_cannot_be_moved() {
         for is_input in [false, true] {
             with_guest(&[0xf3, 0x6c | (!is_input as u8) << 1], |guest| {
                 guest.set_all(&[(RSI, address), (RDI, address), (RCX, 3)]);
+                assert_eq!(guest.0.vm.type_in(0, b"x"), Some(1));
                 guest.exit(IOIO, string(0x3f8, is_input), CODE + 2);
+                let kept = guest.0.vm.port_read(0x3f8, PortSize::Byte);
+                assert!(address == HOLE || kept == b'x'.into(), "nothing is read that cannot be stored");
                 let fault = if address == u64::MAX { PF } else { fault };
                 assert_eq!((guest.raised(), guest.get(RCX), guest.advanced()), (fault, 3, 0), "{address:#x}");
                 assert!(processor(|processor| processor.sent.is_empty()));

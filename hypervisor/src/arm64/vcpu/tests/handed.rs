@@ -95,6 +95,7 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
                     assert_eq!(context.state.next_deadline(1000), expected, "{value} {control}");
                     context.state.activity = Activity::Running;
                     assert_eq!(context.state.next_deadline(1000), u64::MAX, "it interrupts on its own");
+                    assert!(context.state.is_running());
                 }
             }
         }

@@ -20,7 +20,7 @@ use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
 use crate::sched::CpuIndex;
 use crate::sched::notify::Published;
-use crate::vm::arch::Cpus;
+use crate::vm::arch::{Cpus, State};
 use crate::vm::mock::act_as;
 
 type MadeVm = &'static Vm<MockArm64>;
@@ -278,7 +278,9 @@ fn who_is_told_to_start_begins_as_after_power_on() {
     turn(vm, 0, 1, &mut place, |context| {
         assert_eq!(context.state.activity, Activity::Off);
         take_signals(context);
-        assert_eq!(context.state.activity, Activity::Off, "nobody has said so");
+        context.state.update_activity();
+        let found = (context.state.activity, context.state.is_running());
+        assert_eq!(found, (Activity::Off, false), "nobody has said so");
         for register in Register::ALL {
             MockArm64::write(*register, 0xdead);
         }
@@ -294,6 +296,9 @@ fn who_is_told_to_start_begins_as_after_power_on() {
         let [sctlr, vbar, tcr, vmcr] =
             [Register::Sctlr, Register::Vbar, Register::Tcr, Register::IchVmcr].map(MockArm64::read);
         assert_eq!((sctlr, vbar, tcr, vmcr), (0x30d0_0800, 0, 0, 0));
+        let debug = alloc::format!("{:?}", context.state.debug);
+        let disabled = "Debug { control: 0, channel_interrupts: 0, is_locked: true, claims: 0, ";
+        assert!(debug.starts_with(disabled), "{debug}");
         // The second time nothing is started.
         context.state.registers.pc = 0x5000;
         take_signals(context);

@@ -206,4 +206,19 @@ fn m11_a_new_generation_id_is_in_memory_and_interrupts() {
     assert!(vm.space.slots().memory().write(Gpa(map::GENERATION), &[1; 16]).is_err());
     MockArm64::reset_devices(vm);
     assert_eq!((id(), pending()), (0x1234 << 64 | 0x5678, false), "a reset keeps it");
+    // The vCPU that it is sent to is told.
+    super::turn(vm, 0, 0, &mut super::workspace(0), |context| {
+        super::open(context, 0);
+        let word = 4 * u32::from(map::GENERATION_INTID / 32);
+        for register in [0x80, 0x100] {
+            let mut distributor = vm.guest.distributor.lock();
+            let effect = distributor.write(register + word, 4, 1 << (map::GENERATION_INTID % 32));
+            devices::perform(vm, effect, &distributor);
+        }
+        let _events = context.owner.take_events();
+        devices::show_generation(vm, false);
+        assert!(!context.owner.take_events());
+        devices::show_generation(vm, true);
+        assert!(context.owner.take_events());
+    });
 }
