@@ -89,3 +89,55 @@ impl Drop for Greeting<'_> {
         self.leave();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    /// A connection, and its other end.
+    fn pair() -> (OwnedFd, UnixStream) {
+        let (one, other) = UnixStream::pair().expect("can be connected");
+        (one.into(), other)
+    }
+
+    #[test]
+    fn those_without_the_secret_share_a_line_and_one_with_it_has_its_own() {
+        let all = Greetings::default();
+        let failed = |is_known: bool| {
+            let one = all.begin(&pair().0).expect("begins");
+            if is_known {
+                one.is_over();
+            }
+            one.failed(&anyhow!("why"))
+        };
+        let alone = "a connection has not shown the secret: why";
+        assert_eq!(failed(false).as_deref(), Some(alone));
+        assert_eq!([failed(false), failed(false)], [None, None]);
+        assert_eq!(failed(true).as_deref(), Some("a guest did not arrive: why"));
+        all.state().told = Instant::now().checked_sub(QUIET);
+        let with_others = "a connection has not shown the secret, and 2 before it: why";
+        assert_eq!(failed(false).as_deref(), Some(with_others));
+        all.state().told = Instant::now().checked_sub(QUIET);
+        assert_eq!(failed(false).as_deref(), Some(alone));
+        assert!(all.state().waiting.is_empty(), "each has left");
+    }
+
+    #[test]
+    fn the_oldest_makes_room_for_one_too_many() {
+        let all = Greetings::default();
+        let pairs: Vec<_> = (0..=AT_A_TIME).map(|_| pair()).collect();
+        let mut waiting: Vec<_> = pairs.iter().map(|(one, _)| all.begin(one).expect("begins")).collect();
+        let is_shut = |(_, other): &(OwnedFd, UnixStream)| {
+            other.set_nonblocking(true).expect("can be set");
+            let mut other = other;
+            matches!(other.read(&mut [0]), Ok(0))
+        };
+        assert_eq!(pairs.iter().position(is_shut), Some(0));
+        assert!(!pairs[1..].iter().any(is_shut));
+        waiting[5].is_over();
+        waiting.truncate(10);
+        assert_eq!(all.state().waiting.len(), 8, "two of ten are no longer served");
+    }
+}

@@ -171,6 +171,25 @@ mod tests {
     }
 
     #[test]
+    fn rounds_go_on_while_each_is_much_shorter_and_longer_than_a_millisecond() {
+        for (before, seconds, expected) in [
+            (1.0, 0.05, Step::Next { slower: 0 }),
+            (0.05, 0.05, Step::Finish),
+            (0.05, 0.0501, Step::Next { slower: 0 }),
+            // Three quarters of it.
+            (0.0625, 0.046_875, Step::Finish),
+            (0.0625, 0.046, Step::Next { slower: 0 }),
+            (1.0, 0.001, Step::Finish),
+            (1.0, 0.0011, Step::Next { slower: 0 }),
+        ] {
+            let mut policy = Policy::new(USUAL);
+            let mut decide = |seconds| policy.decide(&Round { round: 0, pages: 0, zeros: 0, seconds });
+            decide(before);
+            assert_eq!(decide(seconds), expected, "{before}, {seconds}");
+        }
+    }
+
+    #[test]
     fn bytes_are_sent_at_their_rate_and_without_bursts() {
         let mut bandwidth = Bandwidth::new(Some(1_000_000));
         let begun = Instant::now();

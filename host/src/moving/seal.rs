@@ -115,6 +115,12 @@ mod tests {
     }
 
     #[test]
+    fn each_byte_of_a_secret_is_random() {
+        let all: Vec<[u8; 32]> = (0..16).map(|_| random().expect("there are any")).collect();
+        assert!((0..32).all(|index| all.iter().any(|bytes| bytes[index] != all[0][index])), "{all:?}");
+    }
+
+    #[test]
     fn blocks_arrive_as_they_were_sealed_and_in_their_order_only() {
         let mut sealing = seal();
         let blocks = [vec![1, 2, 3], vec![], vec![7; BLOCK_MAX]];
