@@ -15,6 +15,8 @@ use std::os::unix::process::CommandExt;
 /// Tests that run in one process take this long together, and are as many at most.
 const PART_TIME: Duration = Duration::from_secs(3);
 const PART_TESTS: usize = 200;
+/// A mutant that no test fails in this time, by the tests' usual times, has survived.
+const TRIED_MAX: Duration = Duration::from_secs(20);
 /// How many times as long as usual a test may take, in CPU time, and in time of its own.
 const SLOWER: u32 = 10;
 /// Tests that have killed mutants of the same function, and of the same file, that are tried first.
@@ -181,7 +183,12 @@ impl Tests {
         let place = |test: &usize| first.iter().position(|name| *name == self.tests[*test].name);
         let (mut first, others) = reaching.iter().partition::<Vec<_>, _>(|test| place(test).is_some());
         first.sort_by_key(|test| place(test));
+        let mut taken = Duration::ZERO;
         for part in [first, others].iter().flat_map(|tests| self.parts(tests)) {
+            taken += part.iter().map(|test| self.tests[*test].time).sum::<Duration>();
+            if !to_the_end && taken > TRIED_MAX {
+                break;
+            }
             let program = &self.programs[self.tests[part[0]].program];
             let mut left: Vec<_> = part.iter().map(|index| &self.tests[*index]).collect();
             while !left.is_empty() && (to_the_end || killed.is_empty()) {
