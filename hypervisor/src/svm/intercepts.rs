@@ -148,6 +148,9 @@ pub(super) fn fill_msr_map<A: X86>(map: &mut [u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::svm::tests::processor::MockSvm;
+    use alloc::vec::Vec;
+    use core::sync::atomic::Ordering;
 
     /// Every way to a breakpoint that could be hit with another vCPU's addresses.
     #[test]
@@ -171,6 +174,22 @@ mod tests {
         // Exceptions that guests raise all the time, and whose delivery does not raise them again
         // endlessly: that leads to a double fault and a shutdown.
         assert_eq!(EXCEPTIONS & (1 << 13 | 1 << 14 | 1 << 3), 0);
+    }
+
+    /// APM volume 2, 15.10.1 and 15.11: a bit for each port, and two for each MSR, reads first.
+    #[test]
+    fn all_ports_exit_and_all_msrs_but_those_that_pass() {
+        let [ports, msrs] = permission_maps::<MockSvm>().map(|pages| {
+            let words = pages.words().iter().map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+            words.flatten().collect::<Vec<u8>>()
+        });
+        assert_eq!(ports, [0xff; 3 * 4096]);
+        let exits = |base: usize, index: usize| msrs[base + index / 4] >> (index % 4 * 2) & 3;
+        let sysenter = [0x173, 0x174, 0x175, 0x176, 0x177].map(|number| exits(0, number));
+        assert_eq!(sysenter, [3, 0, 0, 0, 3], "by MSRs 0 to 0x1fff");
+        let syscall = [0x80, 0x81, 0x82, 0x83, 0x84].map(|number| exits(0x800, number));
+        assert_eq!(syscall, [3, 0, 2, 2, 0], "EFER, STAR, and addresses, whose writes exit; by 0xc0000000");
+        assert_eq!(msrs[0x1000..], [0xff; 0x1000], "none of 0xc0010000");
     }
 
     #[test]

@@ -236,4 +236,31 @@ mod tests {
             assert_eq!(shown(crm, op2, u64::MAX), 0, "{crm} {op2}");
         }
     }
+
+    /// By hand from the manual (D24.2): the fields of which a larger number is more.
+    #[test]
+    fn a_processor_has_what_another_has_field_by_field() {
+        let all: [u32; 16] = core::array::from_fn(|index| 4 * index as u32);
+        for ((crm, op2), growing) in [
+            ((2, 5), &all[..]),
+            ((2, 7), &all),
+            ((2, 6), &[]),
+            ((4, 0), &[48, 56, 60]),
+            ((4, 1), &[0, 4]),
+            ((5, 0), &[]),
+            ((6, 0), &all),
+            ((6, 1), &all),
+            ((6, 2), &all),
+            ((7, 0), &[44]),
+            ((7, 1), &[0, 12, 20, 36, 44, 48, 52, 56, 60]),
+            ((7, 2), &[0, 4, 8, 12, 28, 32, 36, 48, 52, 60]),
+        ] {
+            for at in all {
+                let has = |here: u64, there: u64| has(crm, op2, here << at, there << at);
+                let found = [has(1, 1), has(2, 1), has(9, 1), has(1, 2), has(1, 9)];
+                let more = growing.contains(&at);
+                assert_eq!(found, [true, more, more, false, false], "{crm} {op2}, bit {at}");
+            }
+        }
+    }
 }

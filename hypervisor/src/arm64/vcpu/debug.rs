@@ -259,6 +259,12 @@ mod tests {
         assert!(!debug.write(Register::WatchValue(4), COUNTS, 1));
         assert!(!debug.write(Register::LockStatus, COUNTS, 1) && !debug.write(Register::Zero, COUNTS, 1));
         assert_eq!(debug.read(Register::Lock, COUNTS), None);
+        assert!(debug.write(Register::ChannelInterrupts, COUNTS, u64::MAX));
+        assert_eq!(debug.read(Register::ChannelInterrupts, COUNTS), Some(3 << 29));
+        for (value, is_locked) in [(2, false), (3, true)] {
+            assert!(debug.write(Register::Lock, COUNTS, value));
+            assert_eq!(debug.read(Register::LockStatus, COUNTS), Some(8 | u64::from(is_locked) << 1));
+        }
         assert_eq!(Counts::of(0x0010_305f), Counts { breakpoints: 4, watchpoints: 2 });
     }
 

@@ -199,6 +199,11 @@ fn what_is_unmapped_is_named_and_a_domain_is_dropped_by_its_asid() {
     let told = fake.done();
     assert_eq!(told.len(), 2, "without range commands, one for each page");
     assert!(told.iter().all(|Command([head, _])| head & 0xff == 0x12 && head >> 48 == 3), "{told:x?}");
+    for (pages, commands) in [(32, 32), (33, 1)] {
+        let range = FlushRange { len: pages * 0x1000, ..range };
+        smmu.finish(smmu.begin(&DOMAIN, Invalidation::Ranges(&[range])).unwrap()).unwrap();
+        assert_eq!(fake.done().len(), commands, "more than 32 are all of the domain");
+    }
     let begun = smmu.begin(&DOMAIN, Invalidation::Everything).unwrap();
     smmu.finish(begun).unwrap();
     assert_eq!(fake.done(), [tlbi_nh_asid(Asid(3))]);

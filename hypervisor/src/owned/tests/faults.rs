@@ -1,7 +1,7 @@
 //! Faults that a guest's functions cause, and what is said of them.
 
 use super::{COMMAND, FIRST, MASTER, MEMORY, board_of_several, warnings, with_owned};
-use crate::iommu::mock::{Machine, NVME, SMALL, VIRTIO, device_id};
+use crate::iommu::mock::{Machine, NVME, Note, SMALL, VIRTIO, device_id};
 use crate::owned::Verdict;
 use ::iommu::DeviceId;
 use ::iommu::amd::Event;
@@ -21,8 +21,12 @@ fn u64_a_function_that_causes_many_faults_is_silent_until_its_guest_is_reset() {
             assert_eq!(fault(machine).map(|(_, verdict)| verdict), Some(Verdict::Report));
         }
         assert!(is_master());
+        // Bits of the upper half are cleared by writing them.
+        machine.bus.set_word(NVME, 4, machine.bus.word(NVME, 4) | 0xffff_0001);
+        machine.notes.take();
         let (owner, verdict) = fault(machine).expect("it is owned");
         assert_eq!((owner.as_str(), verdict), ("guest", Verdict::Silence(at)));
+        assert_eq!(machine.notes.take(), [Note::Config(at, 4, 0x403)], "all but DMA stays");
         assert!(!is_master());
         // Whatever the guest writes, and whoever was about to write when it was silenced.
         for command in [MEMORY, MEMORY | MASTER, 0, MASTER] {

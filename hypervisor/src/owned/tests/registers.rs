@@ -2,7 +2,7 @@
 
 use super::{BAR, COMMAND, FIRST, MASTER, MEMORY, SECOND, on, with_owned};
 use crate::iommu::mock::{Machine, NVME, Note, Refusal, SMALL, VIRTIO, device_id};
-use crate::owned::hypervisors_pages;
+use crate::owned::{buses, hypervisors_pages};
 use crate::svm::tests::memory::ROM;
 use crate::svm::tests::processor::CODE;
 use crate::vm::dma::MapAhead;
@@ -36,6 +36,8 @@ fn the_hypervisor_maps_tables_of_messages_and_what_is_less_than_a_page() {
         found.sort_by_key(|range| range.start);
         assert_eq!(found, pages.collect::<Vec<_>>(), "{at}");
     }
+    bus.set_word(SMALL, 0x10, 0);
+    assert_eq!((hypervisors_pages(bus, SMALL.parse().unwrap()), buses(&[])), (vec![], 1));
 }
 
 #[test]
@@ -62,6 +64,17 @@ fn a_bar_appears_without_its_trapped_pages_moves_and_vanishes() {
         assert_eq!(guest.read_config(FIRST, BAR), PLACED as u32 | 4);
         guest.write_config(FIRST, COMMAND, MEMORY);
         assert_eq!(guest.device_slots(), at(PLACED));
+    });
+}
+
+#[test]
+fn a_bar_of_one_page_is_a_slot() {
+    // They are one group.
+    let all = "vcpus=1\nmemory=16777216\ndevices=serial serial serial serial serial serial serial serial";
+    with_owned(all, |_, guest| {
+        guest.write_config(FIRST, COMMAND, MEMORY);
+        let place = u64::from(guest.read_config(FIRST, BAR) & !0xf);
+        assert_eq!(guest.device_slots(), [(place, 0x1000, 0xfea0_0000)]);
     });
 }
 

@@ -286,6 +286,9 @@ impl Instructions for Mock {
 
     fn vmptrld(vmcs: &Vmcs) {
         let region = vmcs.region();
+        // SAFETY: the VMCS has this page.
+        let begins = unsafe { (region as *const u32).read_volatile() };
+        assert_eq!(begins, 1, "it begins with the revision that IA32_VMX_BASIC says");
         mock(|mock| {
             assert!(mock.regions.contains_key(&region), "VMCLEAR initialises a region");
             assert_eq!(mock.current.replace(region), None, "another one was not cleared");

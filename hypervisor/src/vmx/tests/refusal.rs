@@ -123,6 +123,37 @@ fn an_entry_that_is_refused_names_its_field() {
     }
 }
 
+/// 27.3.1.2, of an unrestricted guest: bits 4 to 0 of the access rights.
+#[test]
+fn segments_have_the_types_that_the_manual_lists() {
+    let data = &[0x11, 0x13, 0x15, 0x17, 0x1b, 0x1f][..];
+    let [code, stack, table] = [&[0x13, 0x19, 0x1b, 0x1d, 0x1f][..], &[0x13, 0x17], &[2]];
+    for is_long in [true, false] {
+        let task: &[u16] = if is_long { &[0xb] } else { &[3, 0xb] };
+        let all = [(Cs, code), (Ss, stack), (Ds, data), (Es, data), (Fs, data), (Gs, data)];
+        for (name, types) in all.into_iter().chain([(Tr, task), (Ldtr, table)]) {
+            with_guest(&[], |guest| {
+                if !is_long {
+                    guest.legacy_mode(Segment::DEFAULT_32);
+                }
+                let accepted = |kind: &u16| {
+                    set(guest.vmcs(), name, |of| of.attributes = of.attributes & !0x1f | 0x80 | kind);
+                    wrong_field(guest.vmcs()).is_none()
+                };
+                let found: Vec<u16> = (0..32).filter(accepted).collect();
+                assert_eq!(found, types, "{name:?}, in 64-bit mode: {is_long}");
+            });
+        }
+    }
+    with_guest(&[], |guest| {
+        guest.vmcs().write(Rip, 0xffff_8000_0000_1000);
+        assert_eq!(wrong_field(guest.vmcs()), None);
+        guest.legacy_mode(Segment::DEFAULT_32);
+        let found = wrong_field(guest.vmcs()).map(|(field, _)| field.0);
+        assert_eq!(found, Some(f::GUEST_RIP.raw()), "32 bits of it");
+    });
+}
+
 /// After a reset, and after a start-up IPI, there is nothing to refuse.
 #[test]
 fn real_mode_is_accepted() {

@@ -264,5 +264,7 @@ mod tests {
         assert_eq!(loaded(TASK), Segment { selector: 0x20, attributes: 0x08b, limit: 0x67, base: 0 });
         let other = Segment { selector: 8, attributes: 0x49a, limit: 0xf_ffff, base: 0x1234_5678 };
         assert_eq!(Segment::loaded(8, 0x124f_9a34_5678_ffff), other);
+        let odd = Segment { selector: 8, attributes: 0x493, limit: 0x2345, base: 0xabcd_ef00 };
+        assert_eq!(Segment::loaded(8, 0xab40_93cd_ef00_2345), odd);
     }
 }
