@@ -140,8 +140,9 @@ mod tests {
         outside.write(Register::Dr6, 9);
         outside.save(|_| 1);
         assert_eq!(
-            [Register::Dr6, Register::Cr2, Register::Lstar].map(|register| outside.read(register)),
-            [9, 1, 5]
+            [Register::Dr6, Register::Cr2, Register::KernelGs, Register::Lstar]
+                .map(|register| outside.read(register)),
+            [9, 1, 1, 5]
         );
         assert_eq!(written(&mut outside, &held).len(), guests.len(), "another vCPU had them");
     }

@@ -230,7 +230,10 @@ impl Processor for MockArm64 {
     fn synchronize() {}
 
     fn translate(address: u64, _: bool) -> u64 {
-        hardware(|hardware| hardware.pages.get(&(address & !0xfff)).copied().unwrap_or(1))
+        // Normal memory, write-back, inner shareable, not secure: bits of PAR_EL1 beside the address.
+        const ATTRIBUTES: u64 = 0xff << 56 | 1 << 11 | 1 << 9 | 3 << 7;
+        let result = hardware(|hardware| hardware.pages.get(&(address & !0xfff)).copied()).unwrap_or(1);
+        if result & 1 == 0 { result | ATTRIBUTES } else { result }
     }
 
     fn syndrome() -> u64 {

@@ -8,6 +8,7 @@ use crate::vmx::apic::{Keeper, TPR};
 use crate::vmx::controls::Word;
 use crate::vmx::vmcs::{THRESHOLD, Vmcs};
 use crate::x86::vcpu::block::{ControlBlock, InterruptRequest, Offered};
+use transfer::Archive;
 
 /// Of the primary controls: interrupt-window and NMI-window exiting, MOV-DR and PAUSE exiting.
 const AT_TIMES: u32 = 1 << 2 | 1 << 22 | 1 << 23 | 1 << 30;
@@ -54,6 +55,21 @@ fn a_request_replaces_the_one_before() {
             assert_eq!(vmcs.settle(), (priority, Offered::Nothing));
         }
     }
+}
+
+/// Of pending debug exceptions all bits that a guest can have are carried (SDM, 26.4.2).
+#[test]
+fn m5_pending_debug_exceptions_come_along() {
+    let mut bytes = [0; 256];
+    let pending = 0xf | 1 << 12 | 1 << 14;
+    with_guest(&[], |guest| {
+        guest.vmcs().set_pending_debug(pending);
+        assert_eq!(guest.vmcs().describe(&mut Archive::writer(&mut bytes)), Ok(()));
+    });
+    with_guest(&[], |guest| {
+        assert_eq!(guest.vmcs().describe(&mut Archive::reader(&bytes)), Ok(()));
+        assert_eq!(guest.vmcs().pending_debug(), pending);
+    });
 }
 
 /// No vCPU begins with requests, or with what another one's local APIC had.
