@@ -16,8 +16,8 @@
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
 //! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], `moment`,
-//! [`nvme`], [`pages`], [`pm_timer`], [`random`], [`sleep`], [`startup`], [`stops`], [`text`], [`uart16550`],
-//! [`verdict`] and [`watch`]: the rest is assembly for the machine.
+//! [`nvme`], [`pages`], [`pm_timer`], [`random`], [`sleep`], [`startup`], [`stops`], [`text`],
+//! [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly for the machine.
 #![no_std]
 
 #[cfg(not(target_os = "none"))]

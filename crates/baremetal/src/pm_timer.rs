@@ -20,9 +20,9 @@ pub struct Measured<const N: usize> {
 }
 
 impl<const N: usize> Measured<N> {
-    /// Counts per second of a counter.
-    pub fn hz(&self, counter: usize) -> u64 {
-        (u128::from(self.passed[counter]) * u128::from(HZ) / u128::from(self.elapsed)) as u64
+    /// Counts per second of each counter.
+    pub fn hz(&self) -> [u64; N] {
+        self.passed.map(|passed| (u128::from(passed) * u128::from(HZ) / u128::from(self.elapsed)) as u64)
     }
 }
 
@@ -43,7 +43,8 @@ pub fn measure<const N: usize>(
     let elapsed_at = |timer: u32| timer.wrapping_sub(start.timer) & BITS;
     (0..TRIES).find(|_| elapsed_at(read_timer()) >= TICKS)?;
     let end = closest(&mut read_timer, &mut read_counters)?;
-    let passed = core::array::from_fn(|index| end.counters[index].wrapping_sub(start.counters[index]));
+    let mut passed = end.counters;
+    passed.iter_mut().zip(start.counters).for_each(|(passed, start)| *passed = passed.wrapping_sub(start));
     let all_count = passed.iter().all(|&passed| passed != 0);
     all_count.then_some(Measured { elapsed: elapsed_at(end.timer), passed })
 }
@@ -55,8 +56,9 @@ fn closest<const N: usize>(
     read_counters: &mut impl FnMut() -> [u64; N],
 ) -> Option<Reading<N>> {
     let readings = (0..READINGS).map(|_| {
-        let (counters, timer) = (read_counters(), read_timer());
-        (read_counters()[0].wrapping_sub(counters[0]), Reading { timer, counters })
+        let (counters, timer, after) = (read_counters(), read_timer(), read_counters());
+        let within = after.iter().zip(counters).map(|(after, before)| after.wrapping_sub(before)).next();
+        (within, Reading { timer, counters })
     });
     readings.min_by_key(|(within, _)| *within).map(|(_, reading)| reading)
 }
@@ -93,8 +95,8 @@ mod tests {
         for every in [u64::MAX, 1000, 33, 2] {
             let pause = |read| if read % every == 0 { 300_000 } else { 0 };
             let found = measured(HZ, rates, pause).expect("all count");
-            for (counter, hz) in rates.into_iter().enumerate() {
-                assert!(found.hz(counter).abs_diff(hz) < hz / 1000, "{every}: {}", found.hz(counter));
+            for (hz, found) in rates.into_iter().zip(found.hz()) {
+                assert!(found.abs_diff(hz) < hz / 1000, "{every}: {found}");
             }
             assert!(found.elapsed >= TICKS && found.elapsed < 2 * TICKS, "20 ms: {}", found.elapsed);
         }

@@ -16,7 +16,9 @@ use super::routes::{self, CpuVector, Receiver, Routes};
 use crate::devices::pc::message::Message;
 use crate::owned::{self, Functions, Given, Interrupts, NotAttached, Platform, Refused, Translations};
 use crate::vm::VpIndex;
-use crate::x86::vectors::INTERRUPTS_AT;
+
+/// Where a function writes to interrupt. The other bits of one that is remapped are in its entry.
+pub(crate) const INTERRUPTS_AT: u64 = 0xfee0_0000;
 
 /// AMD-Vi, with messages that it remaps.
 pub enum AmdVi {}

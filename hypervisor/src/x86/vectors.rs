@@ -7,6 +7,8 @@
 use baremetal::HardwareId;
 use pci::Message;
 
+use crate::iommu::messages::INTERRUPTS_AT;
+
 /// An IOMMU has logged something. The lowest of the hypervisor's own: guests can cause it.
 pub const IOMMU: u8 = 0xf0;
 /// The real COM1 has received something.
@@ -25,9 +27,6 @@ pub const POSTED: u8 = 0xf5;
 pub fn destination(id: HardwareId) -> Option<u8> {
     u8::try_from(id.0).ok().filter(|&id| id != u8::MAX)
 }
-
-/// Where a function writes to interrupt. An address that is remapped is this one.
-pub const INTERRUPTS_AT: u64 = 0xfee0_0000;
 
 /// The message that interrupts a CPU, fixed and edge-triggered, where nothing remaps it (Intel SDM
 /// volume 3A, "Message Signalled Interrupts").

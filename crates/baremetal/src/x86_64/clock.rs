@@ -52,7 +52,7 @@ pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
     let mut timer = Port::<u32>::new(port);
     // SAFETY: ACPI says that this is the timer's port; reading it has no effect.
     let read = || unsafe { timer.read() };
-    Some(pm_timer::measure(read, || [now()])?.hz(0))
+    pm_timer::measure(read, || [now()])?.hz().first().copied()
 }
 
 /// Hints that the processor waits for another one.

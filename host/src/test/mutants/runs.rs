@@ -169,8 +169,8 @@ impl Tests {
         &self.tests
     }
 
-    /// Runs a mutant against the tests that reach it, `first` before the others, until one fails, or
-    /// `to_the_end`.
+    /// Runs a mutant against the tests that reach it, `first` before the others, until one fails,
+    /// or `to_the_end`.
     pub(super) fn try_mutant(
         &self,
         number: u32,

@@ -47,7 +47,8 @@ pub(crate) fn calibrate(port: u16, has_tsc_deadline: bool) -> Result<(), &'stati
     apic::set_timer_ticks(0);
     let measured = measured.ok_or("the power management timer or the APIC timer does not count")?;
     let [tsc, apic] = measured.passed;
-    TSC_HZ.store(measured.hz(0), Ordering::Relaxed);
+    let [tsc_hz, _] = measured.hz();
+    TSC_HZ.store(tsc_hz, Ordering::Relaxed);
     APIC_PER_TSC.store((apic << 32) / tsc, Ordering::Relaxed);
     TSC_DEADLINE.store(has_tsc_deadline, Ordering::Relaxed);
     Ok(())

@@ -230,7 +230,7 @@ impl Processor for MockArm64 {
     fn synchronize() {}
 
     fn translate(address: u64, _: bool) -> u64 {
-        // Normal memory, write-back, inner shareable, not secure: bits of PAR_EL1 beside the address.
+        // Of PAR_EL1 beside the address: normal memory, write-back, inner shareable, not secure.
         const ATTRIBUTES: u64 = 0xff << 56 | 1 << 11 | 1 << 9 | 3 << 7;
         let result = hardware(|hardware| hardware.pages.get(&(address & !0xfff)).copied()).unwrap_or(1);
         if result & 1 == 0 { result | ATTRIBUTES } else { result }
