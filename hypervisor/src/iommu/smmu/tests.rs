@@ -307,7 +307,8 @@ fn a_wait_ends_when_the_queue_has_stopped_or_at_its_limit() {
     assert_eq!(ends(), never);
     // An error is active while the two registers differ (6.3.19); the first bit is this queue's.
     for (error, acknowledged, stopped) in [(1, 0, true), (1, 1, false), (0, 1, true), (4, 0, false)] {
-        [(GERROR, error), (GERRORN, acknowledged)].map(|(register, value)| fake.set(register, value));
+        fake.set(GERROR, error);
+        fake.set(GERRORN, acknowledged);
         let at_looks = [false, false, false, stopped, false, stopped, false, true];
         assert_eq!(ends(), at_looks, "{error}, {acknowledged}");
     }
