@@ -159,7 +159,9 @@ fn wide_prose(text: &str) -> Vec<&str> {
     for line in text.lines() {
         is_code ^= line.trim_start().starts_with("```");
         // A single code span cannot be split.
-        let is_span = line.starts_with('`') && line.matches('`').count() == 2;
+        let item = line.trim_start_matches("- ");
+        let is_long_span = item.starts_with("`` ") && item.ends_with(" ``");
+        let is_span = is_long_span || item.starts_with('`') && item.matches('`').count() == 2;
         let is_free = is_code || is_span || line.starts_with(['|', '#', '<']) || line.starts_with("    ");
         if !is_free && line.chars().count() > WIDTH {
             found.push(line);
