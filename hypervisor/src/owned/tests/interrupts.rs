@@ -51,9 +51,11 @@ fn dma_is_on_while_the_guest_says_so_and_the_pin_is_silent() {
 fn an_interrupt_reaches_the_vcpu_with_the_guests_vector() {
     with_owned(ONE, |machine, guest| {
         assert_eq!(machine.raise(NVME, 0), Arrived::Off);
-        // What was in the real table before is nobody's message.
-        (0..3).for_each(|word| machine.bus.store(REAL_TABLE + 2 * 16 + word * 4, 4, 0xffff_fff3));
         enable(guest, &[(0, 0x41), (2, 0x52), (64, 0x63)]);
+        // What is in the real table while an entry is masked is nobody's message.
+        guest.set_mask(TABLE, 2, true);
+        (0..3).for_each(|word| machine.bus.store(REAL_TABLE + 2 * 16 + word * 4, 4, 0xffff_fff3));
+        guest.set_mask(TABLE, 2, false);
         for (number, vector) in [(0, 0x41), (2, 0x52), (64, 0x63)] {
             let arrived = machine.raise(NVME, number);
             assert!(matches!(arrived, Arrived::At(0, real) if FUNCTIONS.contains(&real)), "{arrived:?}");

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use baremetal::random::Random;
 use hostlink::guests::{GONE, GuestState};
 use transfer::channel::{End, Sizes};
-use transfer::frame::{HEADER, Header, Kind};
+use transfer::frame::{HEADER, Header, Kind, PAGE, Round};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Op::*;
@@ -118,7 +118,7 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
     let seen = Arc::new(Mutex::new(Seen::default()));
     let shared = Arc::clone(&seen);
     let (mut source, mut target, mut asks, mut gives_up) = (None, None, None, None);
-    let mut decides = None;
+    let (mut decides, mut sent) = (None, Round::default());
     board.set_tool(Box::new(move |answers| {
         let mut seen = shared.lock().expect("nobody panics with it");
         gives_up = gives_up.take().or_else(|| Side::of(answers, 6, Sizes::SOURCE));
@@ -151,7 +151,20 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
             let kind = header.kind().expect("is one");
             seen.kinds.push(kind);
             match kind {
+                Kind::Hello => sent = Round::default(),
+                Kind::Pages => sent.pages += (body.len() / PAGE) as u64,
+                Kind::Zeros => sent.zeros += header.len() as u64,
+                _ => {}
+            }
+            match kind {
                 Kind::Round => {
+                    let round = Round::read_from_bytes(&body).expect("is one");
+                    assert_eq!(
+                        round,
+                        Round { pages: sent.pages, zeros: sent.zeros, ..round },
+                        "of this round"
+                    );
+                    sent = Round::default();
                     seen.rounds += 1;
                     source.put(Header::new(Kind::Slow, 20 * seen.rounds, 0), &[]);
                     decides = Some((ROUND, if seen.rounds < rounds { Kind::Next } else { Kind::Finish }));

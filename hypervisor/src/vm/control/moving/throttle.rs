@@ -55,3 +55,12 @@ impl Throttle {
         core::mem::take(self).holds
     }
 }
+
+#[test]
+fn a_guest_is_never_slowed_down_to_a_stop() {
+    let mut throttle = Throttle::default();
+    for (percent, expected) in [(0, 0), (98, 98), (99, 99), (100, 99), (u64::MAX, 99)] {
+        throttle.set(percent);
+        assert_eq!(throttle.percent, expected, "{percent}");
+    }
+}
