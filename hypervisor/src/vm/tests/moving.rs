@@ -112,6 +112,21 @@ impl Side {
     }
 }
 
+/// What a round says that it has sent is what came.
+fn compare(sent: &mut Round, header: Header, body: &[u8]) {
+    match header.kind() {
+        Ok(Kind::Pages) => sent.add((body.len() / PAGE) as u64, false),
+        Ok(Kind::Zeros) => sent.add(header.len() as u64, true),
+        Ok(Kind::Hello) => *sent = Round::default(),
+        Ok(Kind::Round) => {
+            let said = Round::read_from_bytes(body).expect("is one");
+            let sent = core::mem::take(sent);
+            assert_eq!((said.pages, said.zeros), (sent.pages, sent.zeros));
+        }
+        _ => {}
+    }
+}
+
 /// Sends from the first side to the second, with so many rounds at most; asks after a cut what came
 /// of it. Request 6, to send, is given up at once.
 pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mutex<Seen>> {
@@ -150,21 +165,9 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
         {
             let kind = header.kind().expect("is one");
             seen.kinds.push(kind);
-            match kind {
-                Kind::Hello => sent = Round::default(),
-                Kind::Pages => sent.pages += (body.len() / PAGE) as u64,
-                Kind::Zeros => sent.zeros += header.len() as u64,
-                _ => {}
-            }
+            compare(&mut sent, header, &body);
             match kind {
                 Kind::Round => {
-                    let round = Round::read_from_bytes(&body).expect("is one");
-                    assert_eq!(
-                        round,
-                        Round { pages: sent.pages, zeros: sent.zeros, ..round },
-                        "of this round"
-                    );
-                    sent = Round::default();
                     seen.rounds += 1;
                     source.put(Header::new(Kind::Slow, 20 * seen.rounds, 0), &[]);
                     decides = Some((ROUND, if seen.rounds < rounds { Kind::Next } else { Kind::Finish }));
