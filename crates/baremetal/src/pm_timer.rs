@@ -34,7 +34,7 @@ struct Reading<const N: usize> {
 }
 
 /// Measures counters, which `read_counters` reads; `read_timer` reads the timer's port. `None` if
-/// the timer or one of the counters does not count.
+/// the timer or one of the counters does not count, or the timer has come around.
 pub fn measure<const N: usize>(
     mut read_timer: impl FnMut() -> u32,
     mut read_counters: impl FnMut() -> [u64; N],
@@ -45,8 +45,10 @@ pub fn measure<const N: usize>(
     let end = closest(&mut read_timer, &mut read_counters)?;
     let mut passed = end.counters;
     passed.iter_mut().zip(start.counters).for_each(|(passed, start)| *passed = passed.wrapping_sub(start));
-    let all_count = passed.iter().all(|&passed| passed != 0);
-    all_count.then_some(Measured { elapsed: elapsed_at(end.timer), passed })
+    let elapsed = elapsed_at(end.timer);
+    // Less than that: it has come around meanwhile.
+    let is_measured = elapsed >= TICKS && passed.iter().all(|&passed| passed != 0);
+    is_measured.then_some(Measured { elapsed, passed })
 }
 
 /// The closest of several readings, by the first counter: where the processor is a program, that
@@ -57,7 +59,7 @@ fn closest<const N: usize>(
 ) -> Option<Reading<N>> {
     let readings = (0..READINGS).map(|_| {
         let (counters, timer, after) = (read_counters(), read_timer(), read_counters());
-        let within = after.iter().zip(counters).map(|(after, before)| after.wrapping_sub(before)).next();
+        let within = after.first().zip(counters.first()).map(|(after, before)| after.wrapping_sub(*before));
         (within, Reading { timer, counters })
     });
     readings.min_by_key(|(within, _)| *within).map(|(_, reading)| reading)
@@ -106,6 +108,16 @@ mod tests {
     fn what_does_not_count_is_no_measurement() {
         assert_eq!(measured(HZ, [0, 1_000_000], |_| 0), None);
         assert_eq!(measured(HZ, [1_000_000, 0], |_| 0), None);
+        // Between the 20 ms and the last readings it comes around, which takes 4.687 s.
+        let all = Cell::new(0);
+        let count = |read| {
+            all.set(read);
+            0
+        };
+        assert!(measured(HZ, [1_000_000; 2], count).is_some());
+        let behind = all.get() - READINGS as u64 + 1;
+        let pause = |read| if read == behind { 4_675_000_000 } else { 0 };
+        assert_eq!(measured(HZ, [1_000_000; 2], pause), None);
         let reads = Cell::new(0_u32);
         let timer = || {
             reads.set(reads.get() + 1);

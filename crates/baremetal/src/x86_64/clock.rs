@@ -52,7 +52,8 @@ pub fn hz_by_pm_timer(port: u16) -> Option<u64> {
     let mut timer = Port::<u32>::new(port);
     // SAFETY: ACPI says that this is the timer's port; reading it has no effect.
     let read = || unsafe { timer.read() };
-    pm_timer::measure(read, || [now()])?.hz().first().copied()
+    let [hz] = pm_timer::measure(read, || [now()])?.hz();
+    Some(hz)
 }
 
 /// Hints that the processor waits for another one.
