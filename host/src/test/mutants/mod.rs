@@ -25,6 +25,7 @@ const HOUSE: &str = "hypervisor/src/vm hypervisor/src/x86 hypervisor/src/svm hyp
     host/src/test";
 const CRATES: &str = "crates/stay crates/coherence crates/tlfs crates/transfer crates/memslots crates/paging \
     crates/iommu crates/pci crates/pic";
+/// A room of this package is reached by the tests of the other one's, too.
 const HYPERVISOR: &str = "hypervisor/src";
 const TOOL: &str = "host/src";
 /// How many in a hundred mutants the tests of their package must kill there.

@@ -19,9 +19,9 @@ const PART_TESTS: usize = 200;
 const TRIED_MAX: Duration = Duration::from_secs(20);
 /// How many times as long as usual a test may take, in CPU time, and in time of its own.
 const SLOWER: u32 = 10;
+const SLACK: Duration = Duration::from_secs(10);
 /// Tests that have killed mutants of the same function, and of the same file, that are tried first.
 const NEARBY: usize = 4;
-const SLACK: Duration = Duration::from_secs(10);
 /// Property tests try the same values for every mutant: none is killed by luck, or by a value that
 /// an earlier failure has saved.
 const ENVIRONMENT: [(&str, &str); 3] = [
@@ -110,7 +110,7 @@ impl Killers {
             tests.retain(|other| other != test);
             tests.push(test.clone());
         }
-        self.before.add(name, test)
+        if self.before.get(name) == Some(test) { Ok(()) } else { self.before.add(name, test) }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::svm::step;
 use crate::svm::table::Exit;
 use crate::svm::vmcb::{Vmcb, clean};
 use crate::x86::processor::Vendor;
+use crate::x86::vcpu::block::tests::requests;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::described::REGISTERS;
 use crate::x86::vcpu::nmi::Nmi;
@@ -96,15 +97,6 @@ fn a_vcpu_begins_with_what_every_guest_has() {
 
 const ASKS: InterruptRequest =
     InterruptRequest { priority: 9, offered: Some(0x51), window: true, priority_exits: true };
-
-pub(crate) fn requests() -> impl Iterator<Item = InterruptRequest> + Clone {
-    (0..16).map(|bits| InterruptRequest {
-        priority: if bits & 1 != 0 { 9 } else { 0 },
-        offered: (bits & 2 != 0).then_some(0x51),
-        window: bits & 4 != 0,
-        priority_exits: bits & 8 != 0,
-    })
-}
 
 #[test]
 fn a_request_replaces_the_one_before() {

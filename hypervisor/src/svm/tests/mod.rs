@@ -1,7 +1,7 @@
 //! Exits, entries and external events, on a mock [processor].
 
 mod audited;
-pub(crate) mod block;
+mod block;
 #[path = "../../x86/tests/cpuid.rs"]
 mod cpuid;
 pub(crate) mod due;

@@ -3,10 +3,10 @@
 
 use super::processor::{Tested, with_guest, with_guest_of};
 use crate::devices::pc::message::Trigger;
-use crate::svm::tests::block::requests;
 use crate::vmx::apic::{Keeper, TPR};
 use crate::vmx::controls::Word;
 use crate::vmx::vmcs::{THRESHOLD, Vmcs};
+use crate::x86::vcpu::block::tests::requests;
 use crate::x86::vcpu::block::{ControlBlock, InterruptRequest, Offered};
 use transfer::Archive;
 

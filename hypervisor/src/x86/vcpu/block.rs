@@ -252,9 +252,19 @@ pub trait ControlBlock: Sized + Send + 'static {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::loader::{CODE, DATA, TASK};
+
+    /// All kinds of them.
+    pub(crate) fn requests() -> impl Iterator<Item = InterruptRequest> + Clone {
+        (0..16).map(|bits| InterruptRequest {
+            priority: if bits & 1 != 0 { 9 } else { 0 },
+            offered: (bits & 2 != 0).then_some(0x51),
+            window: bits & 4 != 0,
+            priority_exits: bits & 8 != 0,
+        })
+    }
 
     #[test]
     fn loaded_segments_are_what_the_descriptors_say() {
