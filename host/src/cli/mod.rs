@@ -167,8 +167,8 @@ pub(crate) struct DemoArgs {
 /// which takes some minutes; a mutant takes seconds.
 #[derive(Debug, Args)]
 pub(crate) struct TestArgs {
-    /// Break the code below this directory, or all, and check that the tests detect it; not part of
-    /// the default run
+    /// Break the code below this directory, several separated by commas, or all, and check that the
+    /// tests detect it; not part of the default run
     #[arg(long, value_name = "ROOM", num_args = 0..=1, default_missing_value = "")]
     pub(crate) mutants: Option<String>,
     /// Changes to try in each directory

@@ -280,7 +280,11 @@ impl Tree {
         let dropped = self.all().filter(|(number, ..)| self.dropped.contains(number));
         let dropped = dropped.map(|(_, source, site)| name(source, site));
         let computed = self.computed.iter().map(|name| format!("{COMPUTED}{name}"));
-        let names: Vec<_> = computed.chain(dropped).collect();
+        let text = fs::read_to_string(self.dropped_list()).unwrap_or_default();
+        let is_here = |path: &str| self.sources.iter().any(|source| source.path == path);
+        let elsewhere =
+            text.lines().filter(|line| line.split_once(": ").is_some_and(|(path, _)| !is_here(path)));
+        let names: Vec<_> = computed.chain(elsewhere.map(str::to_owned)).chain(dropped).collect();
         put(&self.dropped_list(), names.join("\n").as_bytes())
     }
 }
