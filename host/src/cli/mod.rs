@@ -174,8 +174,8 @@ pub(crate) struct TestArgs {
     /// Changes to try in each directory
     #[arg(long, value_name = "N", default_value_t = 300, requires = "mutants")]
     pub(crate) sample: usize,
-    /// Try each change with all tests that get there, and name those that find nothing which others
-    /// do not find
+    /// Try each change until several tests have found it, and name those that find nothing which
+    /// others do not find
     #[arg(long, requires = "mutants")]
     pub(crate) redundant: bool,
     /// Run only tests whose name contains this text, or one of several texts separated by commas

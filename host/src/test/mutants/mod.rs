@@ -54,6 +54,8 @@ struct Tried {
     outcome: Outcome,
 }
 
+/// Tests that are looked for to kill each mutant, where those are sought that others can replace.
+const KILLERS_IF_REDUNDANT: usize = 5;
 /// Mutants of each room that a long run of all tests tries.
 const SAMPLE_OF_LONG_RUN: usize = 20;
 
@@ -100,7 +102,7 @@ fn try_rooms(
         progress.say(&format!("     | fails without a mutant, and is left out: {name}"));
     }
     let total = chosen.len();
-    let known = Kept::open(&cache.join(if redundant { "all-outcomes" } else { "outcomes" }))?;
+    let known = Kept::open(&cache.join(if redundant { "killers" } else { "outcomes" }))?;
     let killers = Killers::open(&workspace::target_dir("mutants").join("killers"))?;
     let (queue, done) = (Queue::of(chosen.into_iter().enumerate()), Mutex::new(Vec::new()));
     on_all_cpus(|| {
@@ -109,8 +111,10 @@ fn try_rooms(
             if let Some(outcome) = known.get(&number) {
                 tried.outcome = Outcome::clone(outcome);
             } else {
-                let first = killers.of(&tried.name);
-                let Some(outcome) = tests.try_mutant(number, &first, redundant, signals)? else { continue };
+                // Without an order of its own, the quickest of the tests are those that stay.
+                let (first, enough) =
+                    if redundant { (Vec::new(), KILLERS_IF_REDUNDANT) } else { (killers.of(&tried.name), 1) };
+                let Some(outcome) = tests.try_mutant(number, &first, enough, signals)? else { continue };
                 known.add(&number, &outcome)?;
                 if let Outcome::Killed(names) = &outcome {
                     killers.add(&tried.name, &names[0])?;
@@ -159,8 +163,12 @@ fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tri
         }
     }
     all.iter_mut().for_each(|room| room.sort_by_key(|(order, ..)| *order));
-    let chosen = all.into_iter().flat_map(|room| room.into_iter().take(sample));
-    chosen.map(|(_, number, tried)| (number, tried)).collect()
+    // The first of each room, the second of each, and so on: a run that is stopped has seen as much
+    // of each room.
+    let chosen = all.into_iter().flat_map(|room| room.into_iter().take(sample).enumerate());
+    let mut chosen: Vec<_> = chosen.map(|(at, (_, number, tried))| (at, number, tried)).collect();
+    chosen.sort_by_key(|(at, ..)| *at);
+    chosen.into_iter().map(|(_, number, tried)| (number, tried)).collect()
 }
 
 /// Prints survivors and the table; how many rooms have their share, and how many do not.

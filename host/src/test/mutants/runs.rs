@@ -5,12 +5,14 @@ use super::tree::Program;
 use crate::prelude::*;
 use crate::test::progress::Running;
 use crate::test::{Queue, lines};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
+use std::process::Child;
 
 /// Tests that run in one process take this long together, and are as many at most.
 const PART_TIME: Duration = Duration::from_secs(3);
@@ -120,6 +122,8 @@ struct Ran {
     failed: Vec<String>,
     /// Names of those that are over: all, unless one has ended the process.
     over: BTreeSet<String>,
+    /// CPU time, which other processes do not change.
+    took: Duration,
 }
 
 impl Tests {
@@ -169,13 +173,13 @@ impl Tests {
         &self.tests
     }
 
-    /// Runs a mutant against the tests that reach it, `first` before the others, until one fails,
-    /// or `to_the_end`.
+    /// Runs a mutant against the tests that reach it, `first` before the others, until `enough`
+    /// have failed.
     pub(super) fn try_mutant(
         &self,
         number: u32,
         first: &[String],
-        to_the_end: bool,
+        enough: usize,
         signals: &Signals,
     ) -> Result<Option<Outcome>> {
         let Some(reaching) = self.reaching.get(&number) else { return Ok(Some(Outcome::NotReached)) };
@@ -186,19 +190,19 @@ impl Tests {
         let mut taken = Duration::ZERO;
         for part in [first, others].iter().flat_map(|tests| self.parts(tests)) {
             taken += part.iter().map(|test| self.tests[*test].time).sum::<Duration>();
-            if !to_the_end && taken > TRIED_MAX {
+            if taken > TRIED_MAX || killed.len() >= enough {
                 break;
             }
             let program = &self.programs[self.tests[part[0]].program];
             let mut left: Vec<_> = part.iter().map(|index| &self.tests[*index]).collect();
-            while !left.is_empty() && (to_the_end || killed.is_empty()) {
+            while !left.is_empty() && killed.len() < enough {
                 if signals.caught().is_some() {
                     return Ok(None);
                 }
                 let names: Vec<_> = left.iter().map(|test| test.name.as_str()).collect();
                 let time = left.iter().map(|test| test.time).sum();
                 let chosen = ("QUELL_MUTANT", &*number.to_string());
-                let ran = run(program, &names, chosen, time, to_the_end)?;
+                let ran = run(program, &names, chosen, time, enough > 1)?;
                 left.retain(|test| !ran.over.contains(&test.name));
                 killed.extend(ran.failed);
             }
@@ -254,11 +258,9 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
     let times = file.with_extension("time");
     if !times.exists() {
         let _ = fs::remove_file(file);
-        let started = Instant::now();
         let reached = ("QUELL_MUTANTS_REACHED", &*file.to_string_lossy());
         let ran = run(program, &[name], reached, Duration::from_secs(60), true)?;
-        let millis = started.elapsed().as_millis();
-        let text = if ran.failed.is_empty() { millis.to_string() } else { "failed".to_owned() };
+        let text = if ran.failed.is_empty() { ran.took.as_millis().to_string() } else { "failed".to_owned() };
         fs::write(&times, text).with_context(|| format!("cannot write {}", times.display()))?;
     }
     let Ok(millis) = fs::read_to_string(&times)?.parse() else { return Ok(None) };
@@ -285,17 +287,15 @@ fn run(
     tests.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(Stdio::null()).process_group(0);
     let mut child = tests.spawn().context("cannot start /bin/sh")?;
     let deadline = Instant::now() + limit * 3;
-    let (mut pause, mut is_enough) = (Duration::from_millis(2), false);
+    let (mut pause, mut is_enough, mut took) = (Duration::from_millis(2), false, Duration::ZERO);
     let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break Some(status);
+        if has_ended(&child)? {
+            took = cpu_time(&child)?;
+            break Some(child.wait()?);
         }
         is_enough = !to_the_end && text_of(&output)?.contains(" ... FAILED\n");
         if is_enough || Instant::now() > deadline {
-            rustix::process::kill_process_group(
-                rustix::process::Pid::from_child(&child),
-                rustix::process::Signal::KILL,
-            )?;
+            kill_process_group(Pid::from_child(&child), Signal::KILL)?;
             child.wait()?;
             break None;
         }
@@ -306,7 +306,23 @@ fn run(
     if is_enough {
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
     }
-    Ok(read(&text, names, status.is_some_and(|status| status.success())))
+    let (failed, over) = read(&text, names, status.is_some_and(|status| status.success()));
+    Ok(Ran { failed, over, took })
+}
+
+/// Whether a process has ended, which is not waited for yet.
+fn has_ended(child: &Child) -> Result<bool> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    Ok(rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
+}
+
+/// What a process that has ended has had, and one tick more: it has had something.
+fn cpu_time(child: &Child) -> Result<Duration> {
+    let text = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
+    // Behind the program's name, which may have any letters: fields 14 and 15 of proc(5).
+    let (_, fields) = text.rsplit_once(") ").context("/proc/PID/stat")?;
+    let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?;
+    Ok(Duration::from_millis((ticks + 1) * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
 /// What a file has until now.
@@ -317,7 +333,8 @@ fn text_of(file: &File) -> Result<String> {
 }
 
 /// What a process of the tests `names` has printed. The name of a test is printed before it runs.
-fn read(text: &str, names: &[&str], has_succeeded: bool) -> Ran {
+/// Those that failed, and those that are over.
+fn read(text: &str, names: &[&str], has_succeeded: bool) -> (Vec<String>, BTreeSet<String>) {
     let tests = || text.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
     let of = |name: &str| {
         let name = name.trim_end_matches(" - should panic");
@@ -334,7 +351,7 @@ fn read(text: &str, names: &[&str], has_succeeded: bool) -> Ran {
     if !has_succeeded && failed.is_empty() {
         failed.push(names[0].to_owned());
     }
-    Ran { failed, over }
+    (failed, over)
 }
 
 #[test]
@@ -349,8 +366,8 @@ fn a_test_that_ends_its_process_has_failed_and_those_behind_it_are_not_over() {
         // It does not say where it ended.
         ("", false, "a", "a b c"),
     ] {
-        let ran = read(&format!("{first}{text}"), &names, has_succeeded);
-        let over: Vec<_> = ran.over.iter().map(String::as_str).collect();
-        assert_eq!((&*ran.failed.join(" "), &*over.join(" ")), (failed, expected), "{text}");
+        let (said, over) = read(&format!("{first}{text}"), &names, has_succeeded);
+        let over: Vec<_> = over.iter().map(String::as_str).collect();
+        assert_eq!((&*said.join(" "), &*over.join(" ")), (failed, expected), "{text}");
     }
 }

@@ -160,6 +160,7 @@ impl<A: Arch> MockBoard<A> {
             turned: cpus.iter().map(|_| Condvar::new()).collect(),
             kicks: AtomicU64::new(0),
             kicks_until: AtomicU64::new(u64::MAX),
+            heap_left: AtomicU64::new(1 << 30),
             page_ticks: AtomicU64::new(0),
             turns_since: cpus.iter().map(|_| AtomicU32::new(0)).collect(),
             turns_most: AtomicU32::new(0),

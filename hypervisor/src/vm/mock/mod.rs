@@ -138,6 +138,8 @@ pub(crate) struct MockBoard<A: Arch> {
     kicks: AtomicU64,
     /// Kicks that are sent from this time on are lost.
     kicks_until: AtomicU64,
+    /// What is left of the heap.
+    pub(crate) heap_left: AtomicU64,
     /// How long it takes to zero a page.
     page_ticks: AtomicU64,
     /// For each CPU the number of vCPU turns that began since it last took interrupts; and the

@@ -163,7 +163,7 @@ impl<A: OnMockBoard + Arch> Board for A {
     }
 
     fn heap_left() -> u64 {
-        1 << 30
+        here::<A>().0.heap_left.load(Ordering::Relaxed)
     }
 
     fn stack_left() -> u64 {

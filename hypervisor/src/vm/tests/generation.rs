@@ -1,8 +1,17 @@
 //! A guest's generation id, from its beginning to its end.
 
 use super::moving::{Cut, carry};
+use crate::vm::generation::of_start;
 use crate::vm::mock::processor::Op::*;
 use crate::vm::mock::processor::{OFF, Op, create_several};
+
+/// One that has a bit which is the same in all of them is easier to guess.
+#[test]
+fn each_bit_of_an_id_is_drawn() {
+    let host = create_several(1, 16 << 20, &[(HERE, &[])]).unwrap_or_else(|why| panic!("{why}")).host();
+    let ids: Vec<u128> = (0..64).map(|identity| of_start(host, identity)).collect();
+    assert_eq!((ids.iter().fold(0, |any, id| any | id), ids.iter().fold(!0, |all, id| all & id)), (!0, 0));
+}
 
 const HERE: &str = "name=here\nvcpus=2\nmemory=4194304";
 const THERE: &str = "name=there\nvcpus=2\nmemory=4194304\nstart=manual";

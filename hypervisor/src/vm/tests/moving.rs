@@ -57,6 +57,8 @@ pub(crate) enum Cut {
 /// What a tool has seen of both sides.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
+    /// The first time that each side's hypervisor showed, and the last.
+    clocks: [[u64; 2]; 2],
     frames: u64,
     pub(super) rounds: u64,
     kinds: Vec<Kind>,
@@ -105,6 +107,11 @@ impl Side {
 
     pub(super) fn say(&mut self, kind: Kind) {
         self.put(Header::new(kind, 0, 0), &[]);
+    }
+
+    /// The hypervisor's clock, as it shows it while it serves the request.
+    fn clock(&self) -> u64 {
+        self.end.clock()
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -159,6 +166,11 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
                 [&mut *source, &mut *target].into_iter().for_each(|side| side.is_left = true);
             }
         };
+        for (seen, side) in seen.clocks.iter_mut().zip([&*source, &*target]).filter(|(_, side)| !side.is_left)
+        {
+            let now = side.clock();
+            *seen = [if seen[0] == 0 { now } else { seen[0] }, now];
+        }
         let goes = matches!(cut, Cut::Gone(_)) && !seen.is_cut;
         while target.has_room()
             && let Some((header, body)) = source.next()
@@ -264,7 +276,10 @@ fn m2_m8_wherever_it_is_cut_one_of_both_runs_to_its_end() {
         board.ask(4_000_000, "1 guest-send here 0x7 live");
         board.ask(4_000_000, "2 guest-receive there 0x9");
         assert_eq!(board.run(0), OFF);
-        seen.lock().unwrap().frames
+        let seen = seen.lock().unwrap();
+        let shows_it = |&[first, last]: &[u64; 2]| first >= 4_000_000 && last - first > 1_000_000;
+        assert!(seen.clocks.iter().all(shows_it), "{:?}", seen.clocks);
+        seen.frames
     };
     let mut random = Random::new(7);
     let (mut here, mut there) = (0, 0);
@@ -328,15 +343,16 @@ fn a_guest_that_pauses_does_so_where_it_arrives_or_stays() {
     assert_eq!(here, [GuestState::Paused, GuestState::Empty]);
 }
 
-/// Saves a guest as a tool does that writes it to a file: nobody else is asked.
-fn save(board: &Board<MockArch>) {
+/// Saves a guest as a tool does that writes it to a file: nobody else is asked. Says `what` when it
+/// has all of it.
+fn save(board: &Board<MockArch>, what: &'static [Kind]) {
     let mut source = None;
     board.set_tool(Box::new(move |answers| {
         source = source.take().or_else(|| Side::of(answers, 1, Sizes::SOURCE));
         let Some(source) = source.as_mut() else { return Vec::new() };
         while let Some((header, _)) = source.next() {
             match header.kind().expect("is one") {
-                Kind::End => source.say(Kind::Ready),
+                Kind::End => what.iter().for_each(|kind| source.say(*kind)),
                 Kind::Go => [Kind::Runs, Kind::Cut].into_iter().for_each(|kind| source.say(kind)),
                 _ => {}
             }
@@ -346,11 +362,32 @@ fn save(board: &Board<MockArch>) {
 }
 
 #[test]
+fn a_guest_that_nobody_took_goes_on_or_pauses_here() {
+    for what in [&[Kind::Absent, Kind::Cut][..], &[Kind::Cut]] {
+        for pauses in [false, true] {
+            let board = board();
+            save(board, what);
+            if pauses {
+                board.ask(3_000_000, "9 guest-pause here");
+            }
+            board.ask(4_000_000, "1 guest-send here 0x7 still");
+            if pauses {
+                board.ask(600_000_000, "8 guest-resume here");
+            }
+            assert_eq!(board.run(3), OFF, "{what:?}: {:?}", board.answers());
+            assert_eq!(states(board), [GuestState::Off, GuestState::Empty]);
+            let resumed = board.answers().iter().any(|line| line == "8 ok");
+            assert_eq!(resumed, pauses, "{what:?}: {:?}", board.answers());
+        }
+    }
+}
+
+#[test]
 fn the_tool_learns_that_the_last_guest_has_gone() {
     let exit = |board: &'static Board<MockArch>| board.host().entry(0).exit.load(Ordering::Relaxed);
     for pauses in [false, true] {
         let board = board();
-        save(board);
+        save(board, &[Kind::Ready]);
         if pauses {
             for (number, line) in
                 [(7, "guest-create there"), (8, "guest-start there"), (9, "guest-pause there")]

@@ -108,6 +108,22 @@ fn vcpus_that_work_share_a_cpu_by_slices() {
 }
 
 #[test]
+fn a_cpu_that_idles_keeps_the_address_space_and_a_vcpu_that_comes_from_another_is_counted() {
+    let sleeps: &[Op] = &[Start(1), Sleep(100_000), Back(1, 50), Done];
+    let works: &[Op] = &[Work(3_000_000), Done];
+    let third: [&[Op]; 3] =
+        [&[Start(1), Start(2), Work(50_000_000), Done], &[Work(50_000_000), Done], &[Work(50_000_000), Done]];
+    for seed in 0..4 {
+        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304", seed, &[sleeps, works]);
+        assert_eq!(board.machine().guest.holders.loads(), 1, "seed {seed}");
+        assert_eq!(counted(board, Counter::SchedMigrated), 0, "there is no other CPU");
+        let board = run_to(OFF, 2, "vcpus=3\nmemory=4194304\nslice_us=1000", seed, &third);
+        let (came, turns) = (counted(board, Counter::SchedMigrated), counted(board, Counter::SchedIn));
+        assert!((1..turns).contains(&came), "three share two CPUs: {came} of {turns} turns: seed {seed}");
+    }
+}
+
+#[test]
 fn a_vcpu_that_spins_gives_way_to_the_one_it_waits_for() {
     let spinner: &[Op] = &[Start(1), SpinFor(1), Send(1), Back(1, 30), Done];
     let worker: &[Op] = &[Work(200_000), Send(0), WaitFor(0), Back(0, 30), Done];
@@ -168,10 +184,19 @@ fn an_interrupt_for_a_vcpu_that_sleeps_preempts_the_one_that_sends_it() {
     let sender: &[Op] =
         &[Start(1), Sleep(1_000_000), Work(15_000_000), Note, Send(1), Work(15_000_000), Done];
     let receiver: &[Op] = &[WaitFor(0), Note, Done];
+    // On two CPUs it may have slept where another one works.
+    let worker: &[Op] = &[Work(40_000_000), Done];
+    let both =
+        &[Start(1), Start(2), Sleep(1_000_000), Work(15_000_000), Note, Send(1), Work(15_000_000), Done];
     for seed in 0..10 {
-        let board = run_to(OFF, 1, "vcpus=2\nmemory=4194304\nslice_us=50000", seed, &[sender, receiver]);
-        let late = notes_of(board, 1)[0] - notes_of(board, 0)[0];
-        assert!(late < 1_000_000, "{late} ticks: seed {seed}");
+        for (cpus, config, programs) in [
+            (1, "vcpus=2\nmemory=4194304\nslice_us=50000", &[sender, receiver][..]),
+            (2, "vcpus=3\nmemory=4194304\nslice_us=50000", &[both, receiver, worker]),
+        ] {
+            let board = run_to(OFF, cpus, config, seed, programs);
+            let late = notes_of(board, 1)[0] - notes_of(board, 0)[0];
+            assert!(late < 1_000_000, "{late} ticks: seed {seed}, {cpus} CPUs");
+        }
     }
 }
 

@@ -77,3 +77,18 @@ fn go_on<A: Arch>(vm: &Vm<A>) {
 fn is_devices(slot: &Slot) -> bool {
     slot.id == DEVICE_SLOT || slot.is_device()
 }
+
+#[test]
+fn what_follows_from_devices_is_no_memory_of_a_stream() {
+    use memslots::{Gpa, PhysAddr, SlotFlags, SlotId};
+    let device = SlotFlags::DEVICE;
+    for (id, flags, expected) in [
+        (SlotId(7), SlotFlags::empty(), false),
+        (SlotId(7), SlotFlags::READ_ONLY, false),
+        (DEVICE_SLOT, SlotFlags::empty(), true),
+        (SlotId(7), device, true),
+    ] {
+        let slot = Slot { id, gpa: Gpa(0), size: 4096, host: PhysAddr(0), flags };
+        assert_eq!(is_devices(&slot), expected, "{id:?} {flags:?}");
+    }
+}

@@ -246,9 +246,10 @@ pub(in crate::vm) struct Shared {
     pub(in crate::vm) stalls: core::sync::atomic::AtomicBool,
 }
 
-/// A bit for each CPU that has the guest's address space loaded: none when the guest is freed.
+/// A bit for each CPU that has the guest's address space loaded, none when the guest is freed; and
+/// how often one has loaded it that had not got it.
 #[derive(Default)]
-pub(in crate::vm) struct Holders(AtomicU64);
+pub(in crate::vm) struct Holders(AtomicU64, AtomicU64);
 
 impl Drop for Holders {
     fn drop(&mut self) {
@@ -259,13 +260,23 @@ impl Drop for Holders {
 impl Holders {
     /// The CPU drops the address space that it has loaded, and loads this guest's, if any.
     fn load(cpu: CpuIndex, next: Option<&Vm<MockArch>>) {
+        if next.is_some_and(|vm| vm.guest.holders.0.load(Ordering::Relaxed) >> cpu.0 & 1 != 0) {
+            return;
+        }
         let host = MockArch::host().expect("the CPU runs vCPUs");
         let mut from = 0;
         while let Some(vm) = host.next_guest(from) {
             from = vm.number + 1;
             vm.guest.holders.0.fetch_and(!(1 << cpu.0), Ordering::Relaxed);
         }
-        next.into_iter().for_each(|vm| _ = vm.guest.holders.0.fetch_or(1 << cpu.0, Ordering::Relaxed));
+        for Holders(cpus, loads) in next.into_iter().map(|vm| &vm.guest.holders) {
+            cpus.fetch_or(1 << cpu.0, Ordering::Relaxed);
+            loads.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(in crate::vm) fn loads(&self) -> u64 {
+        self.1.load(Ordering::Relaxed)
     }
 }
 
