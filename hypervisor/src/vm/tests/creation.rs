@@ -10,12 +10,14 @@ use crate::stopping::REQUESTS;
 use crate::vm::CreateError;
 use crate::vm::arch::Clock;
 use crate::vm::host::ROWS;
-use crate::vm::mock::End;
 use crate::vm::mock::processor::{MockArch, PLACED, board, create, create_several, placed_byte};
+use crate::vm::mock::{End, MockBoard};
 use coherence::Notify;
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
 use hostlink::exit::ExitCode;
+use hostlink::guests::CONSOLES;
+use hostlink::ring::HEADER_BYTES;
 
 fn refusal(cpus: usize, bytes: u64, config: &'static str) -> String {
     match create(cpus, bytes, config, &[&[Op::Done]]) {
@@ -170,5 +172,41 @@ fn a_guest_that_has_gone_answers_nobody() {
         let why = catch_unwind(AssertUnwindSafe(use_it)).expect_err("it has been freed");
         let text = why.downcast_ref::<String>().map_or("", String::as_str);
         assert!(text.contains("a freed guest is used"), "{place}: {text}");
+    }
+}
+
+/// A board with two guests.
+fn two(start: &str) -> &'static MockBoard<MockArch> {
+    let second = format!("name=second\nvcpus=3\nmemory=4194304\nstart={start}").leak();
+    let guests: [(_, &[&[Op]]); 2] = [("name=first\nvcpus=2\nmemory=4194304", &[]), (second, &[])];
+    create_several(1, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"))
+}
+
+#[test]
+fn what_guests_send_is_where_the_host_tool_looks_for_it() {
+    let host = two("auto").host();
+    let ports = || (0..2).flat_map(|guest| (0..CONSOLES).map(move |port| (guest, port)));
+    let byte = |guest: u32, port: usize| 1 + 10 * guest as u8 + port as u8;
+    for (guest, port) in ports() {
+        let vm = host.next_guest(guest).expect("it is there");
+        vm.transmit(port, byte(guest, port), || unreachable!("a guest among several has rings"));
+    }
+    for (guest, port) in ports() {
+        let vm = host.next_guest(guest).expect("it is there");
+        let (at, _) = vm.rings.as_ref().expect("it has them").places()[port];
+        // SAFETY: the ring is there as long as the guest, and nobody writes.
+        let found = unsafe { (*(at as *const u64), *((at + HEADER_BYTES) as *const [u8; 2])) };
+        assert_eq!(found, (1, [byte(guest, port), 0]), "guest {guest}, port {port}");
+    }
+}
+
+#[test]
+fn a_guest_takes_no_heap_that_is_not_there() {
+    let board = two("manual");
+    let needed = (1 << 20) + 3 * (48 << 10);
+    for (left, refused) in [(needed - 1, true), (needed, false)] {
+        board.heap_left.store(left, Ordering::Relaxed);
+        let created = board.host().create_guest(1, &board.host().bundle.guests[1]);
+        assert_eq!(matches!(created, Err(CreateError::NoHeap)), refused, "{left}");
     }
 }

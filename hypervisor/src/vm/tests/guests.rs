@@ -8,7 +8,7 @@ use crate::vm::arch::Clock;
 use crate::vm::host::wall_clock;
 use crate::vm::mock::processor::{MockArch, OFF, Op, board, counted, create_several};
 use crate::vm::mock::{End, MockBoard as Board};
-use crate::vm::{Charged, CreateError, GUEST, caused_by};
+use crate::vm::{Charged, GUEST, caused_by};
 use baremetal::random::Random;
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
@@ -359,17 +359,6 @@ fn a_guest_for_which_there_is_not_enough_memory_takes_none() {
     assert!(free("1 : ").is_some() && free("1 : ") == free("3 : "), "{answers:?}");
     assert!(answers.iter().any(|line| line.starts_with("2 error no ")), "{answers:?}");
     assert!(answers.iter().any(|line| line.starts_with("4 : guest=third state=empty")), "{answers:?}");
-}
-
-#[test]
-fn a_guest_takes_no_heap_that_is_not_there() {
-    let board = several(1, &[(FIRST, &[]), ("name=third\nvcpus=3\nmemory=4194304\nstart=manual", &[])]);
-    let needed = (1 << 20) + 3 * (48 << 10);
-    for (left, refused) in [(needed - 1, true), (needed, false)] {
-        board.heap_left.store(left, Ordering::Relaxed);
-        let created = board.host().create_guest(1, &board.host().bundle.guests[1]);
-        assert_eq!(matches!(created, Err(CreateError::NoHeap)), refused, "{left}");
-    }
 }
 
 #[test]

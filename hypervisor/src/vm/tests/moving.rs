@@ -3,11 +3,10 @@
 //! Both guests are on one machine: what the first one's channel brings goes to the second one's.
 
 use core::ptr;
-use core::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use baremetal::random::Random;
-use hostlink::guests::{GONE, GuestState};
+use hostlink::guests::GuestState;
 use transfer::channel::{End, Sizes};
 use transfer::frame::{HEADER, Header, Kind, PAGE, Round};
 use zerocopy::{FromBytes, IntoBytes};
@@ -341,74 +340,6 @@ fn a_guest_that_pauses_does_so_where_it_arrives_or_stays() {
     // Go is lost: it was given away, and is not there.
     let (here, _) = paused(Cut::After(frames - 2), false);
     assert_eq!(here, [GuestState::Paused, GuestState::Empty]);
-}
-
-/// Saves a guest as a tool does that writes it to a file: nobody else is asked. Says `what` when it
-/// has all of it.
-fn save(board: &Board<MockArch>, what: &'static [Kind]) {
-    let mut source = None;
-    board.set_tool(Box::new(move |answers| {
-        source = source.take().or_else(|| Side::of(answers, 1, Sizes::SOURCE));
-        let Some(source) = source.as_mut() else { return Vec::new() };
-        while let Some((header, _)) = source.next() {
-            match header.kind().expect("is one") {
-                Kind::End => what.iter().for_each(|kind| source.say(*kind)),
-                Kind::Go => [Kind::Runs, Kind::Cut].into_iter().for_each(|kind| source.say(kind)),
-                _ => {}
-            }
-        }
-        Vec::new()
-    }));
-}
-
-#[test]
-fn a_guest_that_nobody_took_goes_on_or_pauses_here() {
-    for what in [&[Kind::Absent, Kind::Cut][..], &[Kind::Cut]] {
-        for pauses in [false, true] {
-            let board = board();
-            save(board, what);
-            if pauses {
-                board.ask(3_000_000, "9 guest-pause here");
-            }
-            board.ask(4_000_000, "1 guest-send here 0x7 still");
-            if pauses {
-                board.ask(600_000_000, "8 guest-resume here");
-            }
-            assert_eq!(board.run(3), OFF, "{what:?}: {:?}", board.answers());
-            assert_eq!(states(board), [GuestState::Off, GuestState::Empty]);
-            let resumed = board.answers().iter().any(|line| line == "8 ok");
-            assert_eq!(resumed, pauses, "{what:?}: {:?}", board.answers());
-        }
-    }
-}
-
-#[test]
-fn the_tool_learns_that_the_last_guest_has_gone() {
-    let exit = |board: &'static Board<MockArch>| board.host().entry(0).exit.load(Ordering::Relaxed);
-    for pauses in [false, true] {
-        let board = board();
-        save(board, &[Kind::Ready]);
-        if pauses {
-            for (number, line) in
-                [(7, "guest-create there"), (8, "guest-start there"), (9, "guest-pause there")]
-            {
-                board.ask(1_000_000, &std::format!("{number} {line}"));
-            }
-        }
-        board.ask(4_000_000, "1 guest-send here 0x7 still");
-        let later = if pauses {
-            ["guest-resume there", "guests"]
-        } else {
-            ["guest-create there", "guest-start there"]
-        };
-        for (number, line) in (10..).zip(later) {
-            board.ask(600_000_000, &std::format!("{number} {line}"));
-        }
-        assert_eq!(board.run(3), OFF, "{:?}", board.answers());
-        assert!(board.answers().contains(&"1 ok".to_owned()), "{:?}", board.answers());
-        assert_eq!(states(board), [GuestState::Empty, GuestState::Off]);
-        assert_eq!(exit(board), if pauses { 0 } else { GONE }, "one is left that pauses: {pauses}");
-    }
 }
 
 #[test]
