@@ -37,7 +37,7 @@ pub mod stopping;
 #[cfg(not(loom))]
 pub mod svm;
 mod sync;
-pub mod tenants;
+pub mod tag_users;
 // It is not model-checked: its CPUs communicate through `sched::notify`.
 #[cfg(not(loom))]
 pub mod vm;

@@ -1,6 +1,6 @@
 //! The guests of a run that are restored, or come from other machines.
 
-use super::described::{Described, Description};
+use super::manifest::{Described, Description};
 use super::place::{Address, Listener};
 use super::port::Meanwhile;
 use super::snapshot::Snapshot;

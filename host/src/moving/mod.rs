@@ -16,8 +16,8 @@
 //! | [`source`], [`target`] | the two machines; which one runs the guest says `transfer::handover` |
 
 mod arrivals;
-mod described;
 mod greeting;
+mod manifest;
 mod outflow;
 mod place;
 mod policy;
@@ -34,7 +34,7 @@ mod vain;
 mod wire;
 
 pub(crate) use arrivals::{Arrival, Arrivals};
-pub(crate) use described::Description;
+pub(crate) use manifest::Description;
 pub(crate) use outflow::Manner;
 pub(crate) use place::{Address, Listener};
 pub(crate) use policy::Wanted;

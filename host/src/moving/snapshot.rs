@@ -3,7 +3,7 @@
 //! [`MAGIC`], a salt, and then [sealed blocks](super::seal): the [`Description`] in JSON, the
 //! kernel, the initial RAM disk, frames, and an empty block at the end.
 
-use super::described::{Described, Description, Part};
+use super::manifest::{Described, Description, Part};
 use super::port::Frame;
 use super::restored;
 use super::seal::{BLOCK_MAX, Opener, Seal, random};

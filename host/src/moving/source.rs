@@ -1,6 +1,6 @@
 //! The machine that a guest leaves: saved to a file, or moved to another machine.
 
-use super::described::Described;
+use super::manifest::Described;
 use super::outflow::{Event, Manner, Outflow};
 use super::place::Address;
 use super::policy::Round;

@@ -1,7 +1,7 @@
 //! The machine at which a guest arrives: from a file, or from another machine.
 
-use super::described::Description;
 use super::greeting::{Greeting, Greetings};
+use super::manifest::Description;
 use super::place::Listener;
 use super::port::{Ended, Frame, Meanwhile, PAUSE, Talk};
 use super::seal::random;

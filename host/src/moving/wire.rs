@@ -5,7 +5,7 @@
 //! has connected is an [`Opening`], that of the other an [`Answer`], both in JSON. After that a
 //! block without bytes says that its side is there.
 
-use super::described::Description;
+use super::manifest::Description;
 use super::place::{Address, LOOK_PERIOD};
 use super::seal::{Opener, Seal, random};
 use crate::prelude::*;

@@ -6,11 +6,11 @@
 pub mod controls;
 #[macro_use]
 pub mod vcpu;
+pub mod arch_impl;
 pub mod audit;
 pub mod el2_stage1;
 pub mod exits;
 pub mod guest;
 #[cfg(test)]
 mod mock;
-pub mod offer;
 pub mod processor;

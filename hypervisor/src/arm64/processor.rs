@@ -12,11 +12,11 @@ use coherence::tlbi::{Setup, Stage2Tlb};
 use paging::{Format, TableMemory};
 use stay::{Cost, Mistakes};
 
+use super::arch_impl::OnArm64;
 #[cfg(any(test, feature = "audit"))]
 use super::controls::Control;
 use super::controls::{self, hcr};
 use super::guest::{Common, Shared, Tag};
-use super::offer::OnArm64;
 use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use super::vcpu::loaded::Loaded;
@@ -190,7 +190,7 @@ pub trait Processor: Board<CpuData = CpuData> {
     /// Its features; all CPUs have the same.
     fn features() -> Features;
     /// The processor's description of itself, on which EL2's controls depend.
-    fn description() -> controls::Processor;
+    fn description() -> controls::IdRegisters;
     /// Reads a control that the processor has.
     #[cfg(any(test, feature = "audit"))]
     fn control(control: Control) -> u64;

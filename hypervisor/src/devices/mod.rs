@@ -4,10 +4,10 @@
 //! what must happen elsewhere (an interrupt message to deliver, a byte to transmit, a power event,
 //! memory to be added or removed); the caller performs it.
 
-#[cfg(test)]
-pub(crate) mod described;
 pub mod pc;
 pub mod region;
+#[cfg(test)]
+pub(crate) mod state_checks;
 pub mod uart16550;
 pub mod virt;
 pub mod wall_clock;

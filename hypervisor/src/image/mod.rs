@@ -26,9 +26,9 @@ pub(crate) type PerCpu = vm::PerCpu<Local>;
 pub(crate) struct Processor;
 
 #[cfg(target_arch = "aarch64")]
-pub(crate) use crate::arm64::offer::OnArm64 as On;
+pub(crate) use crate::arm64::arch_impl::OnArm64 as On;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use crate::x86::offer::OnX86 as On;
+pub(crate) use crate::x86::arch_impl::OnX86 as On;
 
 /// The target's architecture; on x86-64, without what virtualizes the processor.
 pub(crate) type Local = On<Processor>;

@@ -6,7 +6,7 @@ use hostlink::cpus::CpuSet;
 
 #[cfg(test)]
 use super::place::Home;
-use super::queue::{Lines, VIRTUAL_EPOCH};
+use super::queue::{GuestQueue, VIRTUAL_EPOCH};
 use super::{CpuIndex, Scheduler, VcpuIndex};
 use crate::sync::Ordering;
 
@@ -57,15 +57,15 @@ impl Scheduler {
         // Before there are lines of two guests in any queue.
         self.set_accounts(has_accounts);
         for cpu in may_use() {
-            let lines = Lines::new(group, vcpus.clone());
-            self.place(cpu).with(|queue| queue.add_lines(lines));
+            let lines = GuestQueue::new(group, vcpus.clone());
+            self.place(cpu).with(|queue| queue.add_guest(lines));
         }
     }
 
     /// Removes a guest: none of its vCPUs waits, runs, or has a timer. Frees its memory.
     pub fn remove_group(&self, group: GroupIndex) {
         for &cpu in &self.cpus {
-            let removed = self.place(cpu).with(|queue| queue.remove_lines(group));
+            let removed = self.place(cpu).with(|queue| queue.remove_guest(group));
             drop(removed); // Not under the lock.
         }
         let has_accounts = self.ledger.close(group);

@@ -16,7 +16,7 @@
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
 //!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
 //!   small margin.
-//! * A vCPU that only its timer wakes waits in a separate line, which shares the CPU with the vCPUs
+//! * A vCPU that only its timer wakes waits in a separate class, which shares the CPU with the vCPUs
 //!   that have work (see [`queue`]).
 //! * A vCPU that spins goes behind all waiting vCPUs of its guest. A vCPU that waits for a word in
 //!   memory is skipped until the word has changed.
@@ -56,7 +56,7 @@ use place::{CpuQueue, Home};
 
 pub use crate::index::CpuIndex;
 pub use groups::{GroupIndex, Share};
-pub use queue::{Line, Policy, PutBack, RunQueue, Standing, VcpuIndex};
+pub use queue::{Policy, PutBack, QueueClass, RunQueue, Standing, VcpuIndex};
 pub use turns::{TURNS_MAX, Turns};
 
 /// The action required after a vCPU was put into a queue.
@@ -268,8 +268,8 @@ impl Scheduler {
     }
 
     /// Makes a vCPU runnable that is in no queue: it was blocked, and the caller has the right to
-    /// wake it. It waits in `line`, from `now` on.
-    pub fn wake(&self, vcpu: VcpuIndex, line: Line, now: u64) -> Nudge {
+    /// wake it. It waits in `class`, from `now` on.
+    pub fn wake(&self, vcpu: VcpuIndex, class: QueueClass, now: u64) -> Nudge {
         let home = &self.homes[vcpu.place()];
         // Relaxed: it is read under the lock of the queue into which the vCPU is put below.
         home.ready_since.store(now, Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl Scheduler {
             if own.remove_timer(vcpu) {
                 place.note_timers(own);
             }
-            let standing = own.standing(vcpu, home.virtual_time.load(Ordering::Relaxed), line);
+            let standing = own.standing(vcpu, home.virtual_time.load(Ordering::Relaxed), class);
             // On the way to a better CPU only one lock is held at a time.
             match self.better_than(cpu, own, vcpu, now) {
                 Some(emptier) => Err((emptier, standing)),
@@ -308,7 +308,7 @@ impl Scheduler {
         }
     }
 
-    /// An interrupt was posted to a vCPU that need not be woken: if it waits in a timer line, it
+    /// An interrupt was posted to a vCPU that need not be woken: if it waits in a timer class, it
     /// has work now.
     ///
     /// A vCPU that enters the line at this very moment may stay there: it is then late, not lost.

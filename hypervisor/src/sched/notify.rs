@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | notify | something is in its inbox | a vCPU, wherever it is |
 //! | wake | it no longer blocks | a vCPU that has halted; the scheduler puts it into a queue |
-//! | promote | it has work, not just a timer | a vCPU that waits in the timer line; its queue moves it |
+//! | promote | it has work, not just a timer | a vCPU that waits in the timer class; its queue moves it |
 //! | nudge | its queue has changed: check again which vCPU is to run | a CPU, as the scheduler decides ([`Nudge`]) |
 //! | kick | leave guest mode, or stop idling | a CPU, by an interrupt that carries no data |
 //!
@@ -83,7 +83,7 @@
 
 use coherence::{Notify, Owner, Target};
 
-use super::{CpuIndex, Line, Nudge, PutBack, Released, Scheduler, Turn, VcpuIndex};
+use super::{CpuIndex, Nudge, PutBack, QueueClass, Released, Scheduler, Turn, VcpuIndex};
 
 /// A has happened: what is posted was stored. Whatever posts makes this, behind its last store, and
 /// B cannot be before, because [`notify`] takes it.
@@ -138,23 +138,23 @@ pub trait Reach {
     fn kick_guest(&self, vcpu: VcpuIndex, cpu: CpuIndex);
 }
 
-/// B to D: tells a vCPU that something was posted to it (A). A blocked vCPU goes into `line`.
+/// B to D: tells a vCPU that something was posted to it (A). A blocked vCPU goes into `class`.
 #[inline]
-pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line, _: Published) {
-    notified(here, vcpu, target.post_event(), line);
+pub fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, class: QueueClass, _: Published) {
+    notified(here, vcpu, target.post_event(), class);
 }
 
 /// C and D, as B has returned.
 #[inline(always)] // As a part of the above.
-pub fn notified(here: &impl Reach, vcpu: VcpuIndex, note: Notify, line: Line) {
+pub fn notified(here: &impl Reach, vcpu: VcpuIndex, note: Notify, class: QueueClass) {
     match note {
-        Notify::None if line == Line::Work => match here.scheduler().promote(vcpu) {
+        Notify::None if class == QueueClass::Work => match here.scheduler().promote(vcpu) {
             Nudge::Nothing => {}
             due => nudge(here, due),
         },
         Notify::None => {}
         Notify::Kick(cpu) => here.kick_guest(vcpu, CpuIndex(cpu.0)),
-        Notify::Wake => nudge(here, here.scheduler().wake(vcpu, line, here.now())),
+        Notify::Wake => nudge(here, here.scheduler().wake(vcpu, class, here.now())),
     }
 }
 
@@ -194,7 +194,7 @@ fn nudge_other(here: &impl Reach, mut nudge: Nudge) {
         match target.post_event() {
             Notify::None => return,
             Notify::Kick(cpu) => return here.kick_guest(vcpu, CpuIndex(cpu.0)),
-            Notify::Wake => nudge = here.scheduler().wake(vcpu, Line::Work, here.now()),
+            Notify::Wake => nudge = here.scheduler().wake(vcpu, QueueClass::Work, here.now()),
         }
     }
     if let Nudge::Idle(cpu) = nudge {

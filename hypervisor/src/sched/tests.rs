@@ -24,11 +24,11 @@ fn enqueue(sched: &Scheduler, cpu: u32, vcpus: impl IntoIterator<Item = u32>) {
 #[test]
 fn wakers_nudge_idle_cpus_and_running_vcpus() {
     let sched = scheduler(2, 3);
-    assert_eq!(sched.wake(Vcpu(0), Line::Work, 0), Nudge::Idle(Cpu(0)));
+    assert_eq!(sched.wake(Vcpu(0), QueueClass::Work, 0), Nudge::Idle(Cpu(0)));
     assert_eq!(next(&sched, 0), Some((0, false)));
-    assert_eq!(sched.wake(Vcpu(2), Line::Work, 0), Nudge::Idle(Cpu(1)), "CPU 0 is busy, CPU 1 is not");
+    assert_eq!(sched.wake(Vcpu(2), QueueClass::Work, 0), Nudge::Idle(Cpu(1)), "CPU 0 is busy, CPU 1 is not");
     assert_eq!(next(&sched, 1), Some((2, true)));
-    assert_eq!(sched.wake(Vcpu(1), Line::Work, 0), Nudge::Running(Vcpu(2)));
+    assert_eq!(sched.wake(Vcpu(1), QueueClass::Work, 0), Nudge::Running(Vcpu(2)));
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn an_idle_cpu_takes_work_from_the_longest_queue() {
 #[test]
 fn a_refused_block_leaves_the_vcpu_running() {
     let sched = scheduler(1, 1);
-    sched.wake(Vcpu(0), Line::Work, 0);
+    sched.wake(Vcpu(0), QueueClass::Work, 0);
     next(&sched, 0);
     assert_eq!(sched.block(Cpu(0), 5, 100, || None), Block::Refused);
     assert_eq!(sched.next_event(Cpu(0)), u64::MAX, "no timer was left behind");
@@ -66,10 +66,10 @@ fn blocking_hands_the_cpu_to_whoever_waits_with_the_timer_in_sight() {
 #[test]
 fn waking_early_forgets_the_timer() {
     let sched = scheduler(1, 1);
-    sched.wake(Vcpu(0), Line::Work, 0);
+    sched.wake(Vcpu(0), QueueClass::Work, 0);
     next(&sched, 0);
     sched.block(Cpu(0), 5, 100, || Some(Released::made()));
-    sched.wake(Vcpu(0), Line::Work, 0);
+    sched.wake(Vcpu(0), QueueClass::Work, 0);
     assert_eq!(sched.pop_expired(Cpu(0), 1000), None);
 }
 
@@ -77,8 +77,8 @@ fn waking_early_forgets_the_timer() {
 fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
     let sched = scheduler(1, 4);
     for vcpu in 0..4 {
-        let line = if vcpu == 0 { Line::Work } else { Line::Timer };
-        let _ = sched.wake(Vcpu(vcpu), line, 0);
+        let class = if vcpu == 0 { QueueClass::Work } else { QueueClass::Timer };
+        let _ = sched.wake(Vcpu(vcpu), class, 0);
     }
     next(&sched, 0);
     assert_eq!(sched.promote(Vcpu(0)), Nudge::Nothing, "it runs");
@@ -93,20 +93,20 @@ fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
 #[test]
 fn only_the_first_in_the_timer_line_is_announced() {
     let sched = scheduler(1, 3);
-    sched.wake(Vcpu(0), Line::Work, 0);
+    sched.wake(Vcpu(0), QueueClass::Work, 0);
     next(&sched, 0);
-    assert_eq!(sched.wake(Vcpu(1), Line::Timer, 0), Nudge::Running(Vcpu(0)));
-    assert_eq!(sched.wake(Vcpu(2), Line::Timer, 0), Nudge::Nothing);
+    assert_eq!(sched.wake(Vcpu(1), QueueClass::Timer, 0), Nudge::Running(Vcpu(0)));
+    assert_eq!(sched.wake(Vcpu(2), QueueClass::Timer, 0), Nudge::Nothing);
 }
 
 #[test]
 fn u15_cpus_with_gaps() {
     let sched = on(vec![1, 4], 4);
     assert_eq!((sched.cpu_count(), sched.has_cpu(Cpu(2)), sched.has_cpu(Cpu(4))), (2, false, true));
-    assert_eq!(sched.wake(Vcpu(0), Line::Work, 0), Nudge::Idle(Cpu(1)));
+    assert_eq!(sched.wake(Vcpu(0), QueueClass::Work, 0), Nudge::Idle(Cpu(1)));
     assert_eq!(next(&sched, 1), Some((0, false)));
     assert_eq!(
-        sched.wake(Vcpu(2), Line::Work, 0),
+        sched.wake(Vcpu(2), QueueClass::Work, 0),
         Nudge::Idle(Cpu(4)),
         "the CPU with less to do is behind the gap"
     );
@@ -121,7 +121,7 @@ fn a_cpu_that_is_left_out_gets_no_vcpu() {
     let sched = on(vec![1, 2], 4);
     assert!(!sched.has_cpu(Cpu(0)) && sched.has_cpu(Cpu(2)));
     for vcpu in 0..4 {
-        assert!(matches!(sched.wake(Vcpu(vcpu), Line::Work, 0), Nudge::Idle(cpu) if cpu != Cpu(0)));
+        assert!(matches!(sched.wake(Vcpu(vcpu), QueueClass::Work, 0), Nudge::Idle(cpu) if cpu != Cpu(0)));
     }
     assert!(next(&sched, 1).is_some() && next(&sched, 2).is_some());
 }
@@ -139,10 +139,10 @@ fn put_back_evens_the_queues_out() {
 #[test]
 fn a_turn_says_how_long_the_vcpu_waited_for_it() {
     let sched = on(vec![0], 2);
-    let _ = sched.wake(Vcpu(0), Line::Work, 100);
+    let _ = sched.wake(Vcpu(0), QueueClass::Work, 100);
     let turn = sched.next(Cpu(0), 130).unwrap();
     assert_eq!((turn.vcpu.0, turn.waited), (0, 30));
-    let _ = sched.wake(Vcpu(1), Line::Timer, 400);
+    let _ = sched.wake(Vcpu(1), QueueClass::Timer, 400);
     let (turn, _) = sched.switch(Cpu(0), 1000, PutBack::Preempted, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((1, 600)), "since it woke");
     let Block::Next(turn) = sched.block(Cpu(0), 1700, u64::MAX, || Some(Released::made())) else {
@@ -150,7 +150,7 @@ fn a_turn_says_how_long_the_vcpu_waited_for_it() {
     };
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((0, 700)), "since it was put back");
     // While it blocked it did not wait, and a clock that is ahead takes nothing back.
-    let _ = sched.wake(Vcpu(1), Line::Work, 5000);
+    let _ = sched.wake(Vcpu(1), QueueClass::Work, 5000);
     let (turn, _) = sched.switch(Cpu(0), 4990, PutBack::Yielded, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((1, 0)));
 }
@@ -159,12 +159,12 @@ fn a_turn_says_how_long_the_vcpu_waited_for_it() {
 fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
     let sched = on(vec![0, 1], 4);
     for vcpu in [0, 2] {
-        let _ = sched.wake(Vcpu(vcpu), Line::Work, 10);
+        let _ = sched.wake(Vcpu(vcpu), QueueClass::Work, 10);
     }
     let _ = sched.next(Cpu(0), 20);
     let _ = sched.next(Cpu(1), 20);
     for vcpu in [1, 3] {
-        let _ = sched.wake(Vcpu(vcpu), Line::Work, 50);
+        let _ = sched.wake(Vcpu(vcpu), QueueClass::Work, 50);
     }
     let both = [0, 1].map(Cpu).map(|cpu| match sched.block(cpu, 80, u64::MAX, || Some(Released::made())) {
         Block::Next(turn) => turn.or_else(|| sched.next(cpu, 80)).map(|turn| turn.waited),
@@ -176,8 +176,8 @@ fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
 #[test]
 fn what_a_vcpu_had_and_what_it_waited_is_the_time_that_it_was_runnable() {
     let sched = on(vec![0], 2);
-    let _ = sched.wake(Vcpu(0), Line::Work, 100);
-    let _ = sched.wake(Vcpu(1), Line::Work, 100);
+    let _ = sched.wake(Vcpu(0), QueueClass::Work, 100);
+    let _ = sched.wake(Vcpu(1), QueueClass::Work, 100);
     assert_eq!(sched.next(Cpu(0), 130).map(|turn| (turn.vcpu.0, turn.waited)), Some((0, 30)));
     assert_eq!([0, 1].map(|vcpu| sched.used_by(Vcpu(vcpu), 180)), [50, 0], "one of them runs");
     assert_eq!(sched.used_by(Vcpu(0), 129), 0, "a clock that is behind takes nothing back");
@@ -199,7 +199,7 @@ fn a_turn_is_charged_as_it_goes() {
     sched.add_group(0, Vcpu(0)..Vcpu(1), Share::default());
     sched.add_group(1, Vcpu(1)..Vcpu(3), Share { cpus: [1].into_iter().collect(), ..Share::default() });
     for vcpu in 0..3 {
-        let _ = sched.wake(Vcpu(vcpu), Line::Work, 0);
+        let _ = sched.wake(Vcpu(vcpu), QueueClass::Work, 0);
     }
     assert_eq!([0, 1].map(|cpu| next(&sched, cpu)), [Some((0, false)), Some((1, false))]);
     for now in (400..4000).step_by(400) {

@@ -8,7 +8,7 @@ use super::features::Features;
 use super::vendor::OnSvm;
 use super::vmcb::Vmcb;
 use crate::vm::PerCpu;
-use crate::x86::offer::OnX86;
+use crate::x86::arch_impl::OnX86;
 use crate::x86::processor::{Processor, X86};
 use crate::x86::vcpu::registers::Registers;
 

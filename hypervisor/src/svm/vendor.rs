@@ -14,8 +14,8 @@ use super::vmcb::{Vmcb, clean};
 use super::{intercepts, table};
 use crate::pages::Pages;
 use crate::vm::{Context, Next, PerCpu, Vm};
+use crate::x86::arch_impl::OnX86;
 use crate::x86::cpuid;
-use crate::x86::offer::OnX86;
 use crate::x86::processor::Vendor;
 use crate::x86::vcpu::state::{Permissions, VcpuState};
 

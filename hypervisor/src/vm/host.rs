@@ -35,7 +35,7 @@ use super::percpu::{self, PerCpu};
 use super::trace::{self, Rings};
 use crate::devices::wall_clock::WallClock;
 use crate::sched::notify::{self, Published, Reach};
-use crate::sched::{CpuIndex, Line, Nudge, Policy, Scheduler, VcpuIndex};
+use crate::sched::{CpuIndex, Nudge, Policy, QueueClass, Scheduler, VcpuIndex};
 
 /// Rows. Tests create thousands of machines, with one guest of the largest size at most.
 pub(super) const ROWS: u32 = if cfg!(test) { 320 } else { MAX_TOTAL_VCPUS };
@@ -281,12 +281,12 @@ impl<A: Arch> Host<A> {
 
     /// Tells the vCPU of a row that something was posted to it.
     pub fn notify(&self, row: VcpuIndex, posted: Published) {
-        notify::notify(self, row, &self.targets[row.place()], Line::Work, posted);
+        notify::notify(self, row, &self.targets[row.place()], QueueClass::Work, posted);
     }
 
     /// Tells a blocked vCPU that its timer has expired.
     pub fn notify_expired(&self, row: VcpuIndex) {
-        notify::notify(self, row, &self.targets[row.place()], Line::Timer, Published::NOTHING);
+        notify::notify(self, row, &self.targets[row.place()], QueueClass::Timer, Published::NOTHING);
     }
 
     /// Carries out the nudge that the scheduler returned.

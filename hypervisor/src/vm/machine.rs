@@ -30,7 +30,7 @@ pub use super::vcpu::Vcpu;
 pub use crate::index::VpIndex;
 use crate::loader::LoadError;
 use crate::sched::notify::{self, Published};
-use crate::sched::{CpuIndex, Line, VcpuIndex};
+use crate::sched::{CpuIndex, QueueClass, VcpuIndex};
 use crate::stopping::{REQUESTS, Stopping};
 
 /// A virtual machine.
@@ -337,13 +337,13 @@ impl<A: Arch> Vm<A> {
     #[inline]
     pub fn notify(&self, vcpu: &Vcpu<A>, posted: Published) {
         self.exists.check();
-        notify::notify(self.host, vcpu.row, vcpu.target, Line::Work, posted);
+        notify::notify(self.host, vcpu.row, vcpu.target, QueueClass::Work, posted);
     }
 
     /// The same, by the word that says so already.
     pub fn notified(&self, vcpu: &Vcpu<A>, note: Notify) {
         self.exists.check();
-        notify::notified(self.host, vcpu.row, note, Line::Work);
+        notify::notified(self.host, vcpu.row, note, QueueClass::Work);
     }
 
     /// Pending work of all vCPUs: bits of [`stopping`](crate::stopping).

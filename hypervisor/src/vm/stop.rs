@@ -7,7 +7,7 @@ use super::arch::Arch;
 use super::guests::Shown;
 use super::machine::{Vm, VpIndex};
 use super::{host, percpu};
-use crate::sched::Line;
+use crate::sched::QueueClass;
 use crate::sched::notify::Published;
 use crate::stopping::{PAUSE, Role};
 use crate::vm::dma::Devices;
@@ -101,7 +101,7 @@ impl<A: Arch> Vm<A> {
     /// Puts vCPUs that have left their CPUs into queues.
     pub(super) fn wake(&self, which: impl Fn(VpIndex) -> bool) {
         for vcpu in self.vcpus.iter().filter(|vcpu| which(vcpu.index)) {
-            let nudge = self.host.sched.wake(vcpu.row, Line::Work, A::now());
+            let nudge = self.host.sched.wake(vcpu.row, QueueClass::Work, A::now());
             // Before that no CPU idles yet.
             if self.host.has_begun() {
                 self.host.nudge(nudge);

@@ -17,7 +17,7 @@ use crate::pages::Pages;
 
 /// Where requests, and what is in service, are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keeper {
+pub(super) enum ApicLocation {
     /// In the model, always.
     Never,
     /// In the model: the local APIC is in another mode.
@@ -34,7 +34,7 @@ pub(super) struct VirtualApic {
     page: Pages,
     /// Address of the vCPU's posted interrupts.
     pub(super) posted: u64,
-    pub(super) keeper: Keeper,
+    pub(super) location: ApicLocation,
     /// Vectors whose end of interrupt exits: those that came from a level-triggered pin.
     pub(super) exits: VectorSet,
 }
@@ -47,7 +47,7 @@ pub(super) const SELF_IPI: usize = 0x3f0 / 8;
 
 impl VirtualApic {
     pub(super) fn new() -> Self {
-        Self { page: Pages::new(1), posted: 0, keeper: Keeper::Never, exits: VectorSet::EMPTY }
+        Self { page: Pages::new(1), posted: 0, location: ApicLocation::Never, exits: VectorSet::EMPTY }
     }
 
     pub(super) const fn address(&self) -> u64 {
@@ -105,17 +105,17 @@ impl Vmcs {
     #[inline(never)] // Most entries have none.
     pub(super) fn keep(&mut self, lapic: &mut Lapic) -> bool {
         let is_possible = lapic.is_x2apic() && lapic.is_enabled();
-        if is_possible != (self.apic.keeper != Keeper::Model) {
+        if is_possible != (self.apic.location != ApicLocation::Model) {
             self.set_mode(is_possible);
         }
         if !is_possible {
             return false;
         }
         let mut status = 0;
-        if self.apic.keeper == Keeper::Page {
+        if self.apic.location == ApicLocation::Page {
             status = self.copy(Copied::InterruptStatus);
         } else {
-            self.apic.keeper = Keeper::Page;
+            self.apic.location = ApicLocation::Page;
             self.apic.write(TPR, lapic.tpr().into());
         }
         let (irr, isr, tmr) = lapic.sets();
@@ -135,10 +135,10 @@ impl Vmcs {
 
     /// Requests, and what is in service, come back into the model.
     pub(super) fn take_apic_back(&mut self, lapic: &mut Lapic) {
-        if self.apic.keeper != Keeper::Page {
+        if self.apic.location != ApicLocation::Page {
             return;
         }
-        self.apic.keeper = Keeper::Back;
+        self.apic.location = ApicLocation::Back;
         lapic.set_tpr(self.apic.read(TPR) as u8);
         // Where the status has no vector, the set is empty.
         let status = self.copy(Copied::InterruptStatus);
@@ -156,13 +156,13 @@ impl Vmcs {
             self.apic.take(place, &mut VectorSet::EMPTY.clone());
         }
         self.apic.write(TPR, 0);
-        if self.apic.keeper != Keeper::Never {
+        if self.apic.location != ApicLocation::Never {
             self.set_mode(false);
         }
     }
 
     fn set_mode(&mut self, is_processors: bool) {
-        self.apic.keeper = if is_processors { Keeper::Back } else { Keeper::Model };
+        self.apic.location = if is_processors { ApicLocation::Back } else { ApicLocation::Model };
         controls::APIC.into_iter().for_each(|bit| self.set_control(Word::Secondary, bit, is_processors));
         self.set_control(Word::Pin, controls::POSTED, is_processors && self.controls.posted);
         self.dirty_words |= APIC_MODE;

@@ -5,10 +5,10 @@ use coherence::asid::AsidSlot;
 use stay::tagged::start_over;
 use transfer::{Archive, Described, Flaw};
 
-use super::apic::Keeper;
+use super::apic::ApicLocation;
 use super::controls::{self, Word};
 use super::copies::Copied;
-use super::outside::Register;
+use super::soft_state::Register;
 use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
 use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
@@ -29,7 +29,7 @@ const CR4: (Copied, Copied) = (Copied::Cr4, Copied::Cr4Shadow);
 enum Place {
     Vmcs(Copied),
     Control((Copied, Copied)),
-    Outside(Register),
+    Soft(Register),
 }
 
 #[inline(always)]
@@ -48,13 +48,13 @@ const fn place(field: Field) -> Place {
         Field::SysenterCs => Place::Vmcs(Copied::SysenterCs),
         Field::SysenterEsp => Place::Vmcs(Copied::SysenterEsp),
         Field::SysenterEip => Place::Vmcs(Copied::SysenterEip),
-        Field::Cr2 => Place::Outside(Register::Cr2),
-        Field::Dr6 => Place::Outside(Register::Dr6),
-        Field::Star => Place::Outside(Register::Star),
-        Field::Lstar => Place::Outside(Register::Lstar),
-        Field::Cstar => Place::Outside(Register::Cstar),
-        Field::Sfmask => Place::Outside(Register::Sfmask),
-        Field::KernelGs => Place::Outside(Register::KernelGs),
+        Field::Cr2 => Place::Soft(Register::Cr2),
+        Field::Dr6 => Place::Soft(Register::Dr6),
+        Field::Star => Place::Soft(Register::Star),
+        Field::Lstar => Place::Soft(Register::Lstar),
+        Field::Cstar => Place::Soft(Register::Cstar),
+        Field::Sfmask => Place::Soft(Register::Sfmask),
+        Field::KernelGs => Place::Soft(Register::KernelGs),
     }
 }
 
@@ -77,7 +77,7 @@ impl ControlBlock for Vmcs {
         match place(field) {
             Place::Vmcs(register) => self.copy(register),
             Place::Control(register) => self.control_register(register),
-            Place::Outside(register) => self.outside.read(register),
+            Place::Soft(register) => self.soft.read(register),
         }
     }
 
@@ -86,7 +86,7 @@ impl ControlBlock for Vmcs {
         match place(field) {
             Place::Vmcs(register) => self.set_copy(register, value),
             Place::Control(register) => self.set_control_register(register, value),
-            Place::Outside(register) => self.outside.write(register, value),
+            Place::Soft(register) => self.soft.write(register, value),
         }
         if let Field::Efer = field {
             // The processor keeps the two in step while the guest runs (25.8.1).
@@ -207,9 +207,9 @@ impl ControlBlock for Vmcs {
 
     #[inline(always)]
     fn hand_over(&mut self, lapic: &mut Lapic) -> bool {
-        match self.apic.keeper {
-            Keeper::Never => false,
-            Keeper::Page if !lapic.has_requests() => false,
+        match self.apic.location {
+            ApicLocation::Never => false,
+            ApicLocation::Page if !lapic.has_requests() => false,
             _ => self.keep(lapic),
         }
     }

@@ -16,7 +16,7 @@ use stay::{Mistake, Mistakes};
 
 use super::capabilities::Capabilities;
 use super::controls::{Controls, LISTS, VPID, Word};
-use super::outside::Register;
+use super::soft_state::Register;
 use super::vmcs::Vmcs;
 use super::{intercepts, table};
 use crate::pages::Pages;
@@ -25,8 +25,8 @@ use crate::vm::arch::{Arch, Board};
 use crate::vm::files::Defects;
 use crate::vm::{Context, Host, Next, PerCpu, Vm};
 use crate::x86::CR4_PAE;
+use crate::x86::arch_impl::OnX86;
 use crate::x86::cpuid::guest_cr4_mask;
-use crate::x86::offer::OnX86;
 use crate::x86::processor::{Processor, Vendor, X86};
 use crate::x86::vcpu::block::{ControlBlock, Field};
 use crate::x86::vcpu::registers::Registers;

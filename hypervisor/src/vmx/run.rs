@@ -4,7 +4,7 @@ use coherence::CpuId;
 use core::fmt;
 
 use super::fields::INSTRUCTION_ERROR;
-use super::outside::{Held, Register};
+use super::soft_state::{LoadedValues, Register};
 use super::switch::HostState;
 use super::table::{ENTRY_FAILURE, EXCEPTION, REFUSED};
 use super::vmcs::Vmcs;
@@ -85,13 +85,13 @@ const NMI: u64 = EXCEPTION + 2;
 /// Interrupts are off. As for [`Instructions::enter`].
 #[inline(always)]
 pub unsafe fn run<I: Instructions>(
-    (cpu, held): (CpuId, &Held),
+    (cpu, held): (CpuId, &LoadedValues),
     vmcs: &mut Vmcs,
     registers: &mut Registers,
 ) -> bool {
     vmcs.active.check(cpu);
     vmcs.write_changes(I::vmwrite);
-    vmcs.outside.load(held, I::write_outside);
+    vmcs.soft.load(held, I::write_outside);
     #[cfg(any(test, feature = "audit"))]
     super::audit::check(vmcs, I::vmread);
     // SAFETY: the caller's promise.
@@ -137,7 +137,7 @@ pub fn arrive<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs) {
 #[inline(always)]
 pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
     vmcs.active.clear();
-    vmcs.outside.save(I::read_outside);
+    vmcs.soft.save(I::read_outside);
     I::vmclear(vmcs);
 }
 
@@ -315,7 +315,7 @@ mod tests {
         let mut vmcs = after_exits();
         assert_eq!((vmcs.copy(Copied::Rip), fs_base(&vmcs)), (0x5000, 0x7000));
         leave::<Mock>(&mut vmcs);
-        assert_eq!(vmcs.outside.read(Register::Cr2), 100);
+        assert_eq!(vmcs.soft.read(Register::Cr2), 100);
         arrive::<Mock>(CpuId(1), &mut vmcs);
         assert_eq!(fs_base(&vmcs), 0x7000, "the VMCS still has it");
     }

@@ -4,7 +4,7 @@ use super::controls::{DELIVERY, Word};
 use super::copies::{Copied, FIELDS, READ_AT_HALTS, READ_AT_ONCE};
 use super::fields::{self as f, Encoding, Width, Write};
 use super::intercepts::APIC_MAP;
-use super::outside::Register;
+use super::soft_state::Register;
 use super::table::{ENTRY_FAILURE, EXCEPTION, INTERRUPT};
 use super::vmcs::{APIC_MODE, NEW_LIST, POINTERS, THRESHOLD, Vmcs};
 use crate::x86::vcpu::event;
@@ -155,7 +155,7 @@ impl Vmcs {
     fn write_details(&mut self, event: u64, vmwrite: &mut impl FnMut(u32, u64)) {
         if event & 0xffff_ffff == event::exception(event::VECTOR_DB) {
             let breakpoints = self.pending_debug() & DR6_BREAKPOINTS;
-            self.outside.write(Register::Dr6, self.outside.read(Register::Dr6) | breakpoints);
+            self.soft.write(Register::Dr6, self.soft.read(Register::Dr6) | breakpoints);
         }
         if event & event::ERROR_VALID != 0 {
             vmwrite(f::ENTRY_ERROR_CODE.writable(), event >> 32);

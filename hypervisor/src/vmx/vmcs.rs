@@ -10,14 +10,14 @@ use core::sync::atomic::Ordering;
 use paging::{Ept, PhysAddr};
 
 use super::active::Active;
-use super::apic::{Keeper, VirtualApic};
+use super::apic::{ApicLocation, VirtualApic};
 use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
 use super::copies::{
     ALL, BASE, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, is_read_at_once, place,
 };
 use super::fields as f;
-use super::outside::{Outside, Register};
+use super::soft_state::{Register, SoftState};
 use crate::pages::Pages;
 use crate::x86::vcpu::block::{Segment, SegmentName};
 use crate::x86::vcpu::event;
@@ -52,7 +52,7 @@ pub struct Vmcs {
     /// Of CR0 and CR4: the bits that must be set, and those whose change by the guest exits.
     pub(super) masks: [[u64; 2]; 2],
     /// CR2, and the MSRs that the VMCS does not have.
-    pub(super) outside: Outside,
+    pub(super) soft: SoftState,
     /// Bitmaps of ports and of MSRs, which never change.
     pub(super) maps: [u64; 2],
     region: Pages,
@@ -126,7 +126,7 @@ impl Vmcs {
             dirty_words: u8::MAX,
             pointers: [0; 4],
             masks: [[0; 2]; 2],
-            outside: Outside::new(),
+            soft: SoftState::new(),
             maps: [0; 2],
             region: Pages::new(1),
             apic: VirtualApic::new(),
@@ -162,7 +162,7 @@ impl Vmcs {
         let [cr0_fixed, cr4_fixed] = [capabilities.guest_cr0_fixed(), capabilities.guest_cr4_fixed()];
         let cr4_fixed = cr4_fixed | CR4_MACHINE_CHECKS;
         self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
-        (self.controls, self.vmread, self.outside.from_processor) = (controls, vmread, read_outside);
+        (self.controls, self.vmread, self.soft.from_processor) = (controls, vmread, read_outside);
         self.maps = [permissions.io, permissions.msr];
         if self.controls.has(Word::Secondary, controls::VPID) {
             self.set_copy(Copied::Vpid, 1);
@@ -172,7 +172,7 @@ impl Vmcs {
         }
         self.list = self.controls.has(Word::Secondary, controls::LISTS).then(|| Pages::new(1));
         if self.controls.apic && permissions.apic {
-            self.apic.keeper = Keeper::Model;
+            self.apic.location = ApicLocation::Model;
         } else {
             self.dirty &= !(1 << Copied::InterruptStatus as u8);
             self.changed_by_exits &= !(1 << Copied::InterruptStatus as u8);

@@ -4,6 +4,8 @@
 //! Sections are those of the AMD64 APM volume 2 (24593, rev. 3.42) unless noted otherwise.
 
 #[cfg(not(loom))]
+pub mod arch_impl;
+#[cfg(not(loom))]
 pub mod cpuid;
 pub mod emulator;
 #[cfg(not(loom))]
@@ -13,8 +15,6 @@ pub mod exits;
 #[cfg(not(loom))]
 pub mod guest;
 pub mod hyperv;
-#[cfg(not(loom))]
-pub mod offer;
 #[cfg(not(loom))]
 pub mod processor;
 #[cfg(test)]

@@ -11,9 +11,9 @@ use paging::{Format, Level};
 use stay::Cost;
 use tlfs::XMM_WORDS;
 
+use super::arch_impl::OnX86;
 use super::guest::{Common, Shared};
 use super::hyperv::cpuid::CpuidResult;
-use super::offer::OnX86;
 use super::vcpu::block::ControlBlock;
 use super::vcpu::signals::Workspace;
 use super::vcpu::state::{Permissions, VcpuState};

@@ -1,6 +1,6 @@
 //! Machines with the hypervisor's own core on its mock board, and their tools.
 
-use super::super::described::Described;
+use super::super::manifest::Described;
 use super::super::place::{Address, Listener};
 use super::super::port::Meanwhile;
 use super::super::source::Origin;

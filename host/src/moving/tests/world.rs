@@ -1,6 +1,6 @@
 //! Two machines, the ways between them, and a third one that nobody means.
 
-use super::super::described::Described;
+use super::super::manifest::Described;
 use super::super::outflow::Manner;
 use super::super::policy::Wanted;
 use super::super::source::{Destination, InDoubt, Moved, migrate};

@@ -16,7 +16,7 @@ pub(super) mod board;
 pub(super) mod boot;
 mod guest;
 mod memory;
-mod offer;
+mod ops;
 mod sysreg;
 
 crate::image::kinds!(crate::image::Processor);

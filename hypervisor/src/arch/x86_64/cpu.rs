@@ -12,7 +12,7 @@ use x86_64::registers::control::{Efer, EferFlags};
 use super::{apic, console};
 use crate::arch::{Local, PerCpu};
 use crate::image::Bare;
-use crate::vmx::outside::Held;
+use crate::vmx::soft_state::LoadedValues;
 use crate::x86::vectors;
 
 #[allow(unreachable_pub, reason = "the traits that name it are public")]
@@ -24,7 +24,7 @@ pub struct CpuData {
     /// The roots of nested tables by which this CPU may hold translations. VMX only.
     pub(crate) roots: Roots,
     /// What it has of vCPUs' registers. VMX only.
-    pub(crate) held: Held,
+    pub(crate) held: LoadedValues,
     /// Physical address of the VMCB that holds the host's own VMSAVE state.
     pub(crate) host_vmcb: Cell<u64>,
     /// The auditor's record of this CPU.
@@ -39,7 +39,7 @@ impl Default for CpuData {
             tables: UnsafeCell::new(Tables::new()),
             own_page: Cell::new(0),
             roots: Roots::new(),
-            held: Held::default(),
+            held: LoadedValues::default(),
             host_vmcb: Cell::new(0),
             #[cfg(feature = "audit")]
             books: core::cell::RefCell::new(crate::svm::audit::CpuBooks::default()),

@@ -13,7 +13,7 @@ mod features;
 mod fpu;
 mod general;
 mod interrupts;
-mod offer;
+mod ops;
 mod pci;
 mod start;
 mod svm;

@@ -189,7 +189,7 @@ fn check_own<A: Arm64>(vm: &Vm<A>, expected: &Expected<'_>) -> Result<(), Findin
 macro_rules! check_each {
     ($($(#[$doc:meta])* $name:ident: $register:literal $encoding:literal $($status:literal)?,)*) => {
         /// What the processor has, of those that are there.
-        fn read_controls<A: Arm64>(there: &controls::Processor) -> [Option<u64>; Control::ALL.len()] {
+        fn read_controls<A: Arm64>(there: &controls::IdRegisters) -> [Option<u64>; Control::ALL.len()] {
             [$(at_start(Control::$name, there).map(|_| A::control(Control::$name)),)*]
         }
 
@@ -210,7 +210,7 @@ for_each_control!(check_each);
 
 /// Checks all that is written once, as the manual demands it.
 #[cfg(any(test, feature = "audit"))]
-fn check_first<A: Arm64>(processor: &controls::Processor) -> Result<(), Finding> {
+fn check_first<A: Arm64>(processor: &controls::IdRegisters) -> Result<(), Finding> {
     read_controls::<A>(processor).iter().zip(Control::ALL).try_for_each(|(is, &control)| {
         let (bits, should) = if varies(control) { (0, 0) } else { demand(control, processor) };
         expect(control.name(), is.unwrap_or(should) & bits, should)

@@ -3,7 +3,7 @@
 //!
 //! Source: Arm DDI 0487, D24.2, by the names of the registers; IHI 0069H, section 12.2.
 
-use crate::arm64::controls::{Control, Processor};
+use crate::arm64::controls::{Control, IdRegisters};
 
 /// HCR_EL2: VM, SWIO, FMO, IMO, AMO, TWI, TID1, TID3, TSC, TIDCP, TACR, TSW, RW.
 pub(super) const HCR_ONES: u64 = 0x807d_203b;
@@ -13,7 +13,7 @@ const HCR_ZEROS: u64 = 1 << 12 | 1 << 27 | 1 << 32 | 1 << 33 | 1 << 34 | 1 << 42
 pub(super) const HCR: u64 = HCR_ONES | HCR_ZEROS;
 
 /// The bits of a control on which a guest's confinement rests, and what they must be.
-pub const fn demand(control: Control, processor: &Processor) -> (u64, u64) {
+pub const fn demand(control: Control, processor: &IdRegisters) -> (u64, u64) {
     use Control as C;
     const ALL: u64 = u64::MAX;
     match control {
@@ -48,7 +48,7 @@ pub const fn demand(control: Control, processor: &Processor) -> (u64, u64) {
 /// T0SZ 25, SL0 1, IRGN0 and ORGN0 write-back, SH0 inner shareable, TG0 4 KiB, bit 31 RES1; PS as
 /// PARange says, of 48 bits at most; VS, HA and HD where ID_AA64MMFR1_EL1 has VMIDBits 2, HAFDBS 1
 /// and 2.
-const fn vtcr(processor: &Processor) -> u64 {
+const fn vtcr(processor: &IdRegisters) -> u64 {
     let (size, hafdbs) = (processor.mmfr0 & 0xf, processor.mmfr1 & 0xf);
     let vmid = if processor.mmfr1 >> 4 & 0xf == 2 { 0x8_0000 } else { 0 };
     let dirty = match hafdbs {
@@ -66,8 +66,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_what_is_demanded() {
-        let none = Processor { pfr0: 1 << 24, midr: 0x410f_d034, mmfr0: 4, ..Processor::default() };
-        let all = Processor {
+        let none = IdRegisters { pfr0: 1 << 24, midr: 0x410f_d034, mmfr0: 4, ..IdRegisters::default() };
+        let all = IdRegisters {
             pfr0: 0x1111_1111_1111_1111,
             pfr1: 0x1111_1111_1111_1211,
             dfr0: 0x1111_1111_1111_1111,

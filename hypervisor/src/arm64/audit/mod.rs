@@ -22,7 +22,7 @@ use core::fmt;
 use super::controls::{Control, hcr};
 use super::processor::Configuration;
 use super::vcpu::exchanged::Register;
-use crate::tenants::Tenants;
+use crate::tag_users::TagUsers;
 
 /// A state that the guest must not be entered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub const fn fixed(register: Register) -> u64 {
 
 /// The last vCPU on a processor under a VMID, in which of its stays, and when.
 #[derive(Clone, Copy, Debug)]
-struct Tenant {
+struct TagUser {
     vcpu: u32,
     stay: u64,
     epoch: u64,
@@ -130,7 +130,7 @@ struct Tenant {
 /// The auditor's record of one processor.
 #[derive(Debug, Default)]
 pub struct CpuBooks {
-    tenants: Tenants<Tenant>,
+    users: TagUsers<TagUser>,
     /// The values of the controls that it had when it was first looked at.
     pub controls: Option<[Option<u64>; Control::ALL.len()]>,
     /// Number of times it has dropped all stage-1 translations of the loaded VMID, or of all VMIDs.
@@ -172,14 +172,14 @@ impl VcpuBooks {
         if vttbr != should {
             return Err(Finding::Loaded { is: vttbr, should });
         }
-        let Some(tenant) = books.tenants.get(vmid(vttbr).into()) else { return Ok(()) };
-        if tenant.epoch != books.epoch {
+        let Some(user) = books.users.get(vmid(vttbr).into()) else { return Ok(()) };
+        if user.epoch != books.epoch {
             return Ok(());
         }
-        if tenant.vcpu != self.index {
-            return Err(Finding::Met { vcpu: tenant.vcpu });
+        if user.vcpu != self.index {
+            return Err(Finding::Met { vcpu: user.vcpu });
         }
-        match tenant.stay == self.stays || self.reaches_all {
+        match user.stay == self.stays || self.reaches_all {
             true => Ok(()),
             false => Err(Finding::Elsewhere),
         }
@@ -188,8 +188,8 @@ impl VcpuBooks {
     /// Notes that the guest has run.
     pub fn note(&mut self, books: &mut CpuBooks, vttbr: u64) {
         self.stays += 1;
-        let tenant = Tenant { vcpu: self.index, stay: self.stays, epoch: books.epoch };
-        books.tenants.set(vmid(vttbr).into(), tenant);
+        let user = TagUser { vcpu: self.index, stay: self.stays, epoch: books.epoch };
+        books.users.set(vmid(vttbr).into(), user);
     }
 }
 

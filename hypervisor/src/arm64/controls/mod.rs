@@ -13,7 +13,7 @@ mod processor;
 #[cfg(test)]
 mod tests;
 
-pub use processor::{Processor, STAGE2_BITS, data_line, zeroed_block};
+pub use processor::{IdRegisters, STAGE2_BITS, data_line, zeroed_block};
 
 /// Bits of HCR_EL2.
 #[allow(missing_docs, reason = "the architecture's names")]
@@ -95,7 +95,7 @@ const fn when(there: bool, bits: u64) -> u64 {
 /// could be 1 and are 0: bits of features that are not shown, whose registers trap where the bit is
 /// 0 (ATA, EnSCXT, FIEN, AMVOFFEN, TME, NV), and traps of registers and operations that belong to
 /// the guest (TVM, TRVM, TTLB, TPU, TPC, TDZ, TID2, TID4, HCD).
-pub const fn hcr_base(processor: &Processor) -> u64 {
+pub const fn hcr_base(processor: &IdRegisters) -> u64 {
     hcr::VM
         | hcr::SWIO
         | hcr::FMO
@@ -116,11 +116,11 @@ pub const fn hcr_base(processor: &Processor) -> u64 {
         | when(processor.has_forced_write_back(), hcr::FWB)
 }
 
-const fn cptr(processor: &Processor) -> u64 {
+const fn cptr(processor: &IdRegisters) -> u64 {
     CPTR_BASE | CPTR_TTA | when(processor.has_amu(), CPTR_TAM)
 }
 
-const fn mdcr(processor: &Processor) -> u64 {
+const fn mdcr(processor: &IdRegisters) -> u64 {
     mdcr::TPMCR
         | mdcr::TPM
         | mdcr::TDA
@@ -135,7 +135,7 @@ const fn mdcr(processor: &Processor) -> u64 {
 
 /// VTCR_EL2: three levels, 4 KiB pages, walks through the caches, inner shareable; bit 31 is always
 /// one.
-const fn vtcr(processor: &Processor) -> u64 {
+const fn vtcr(processor: &IdRegisters) -> u64 {
     (64 - STAGE2_BITS as u64)
         | 1 << 6
         | 1 << 8
@@ -222,7 +222,7 @@ macro_rules! controls {
 for_each_control!(controls);
 
 /// The value of `control` before the first guest; `None` if the processor does not have it.
-pub const fn at_start(control: Control, processor: &Processor) -> Option<u64> {
+pub const fn at_start(control: Control, processor: &IdRegisters) -> Option<u64> {
     use Control as C;
     let (there, value) = match control {
         C::Hcr => (true, hcr_base(processor)),

@@ -7,7 +7,7 @@ use crate::arm64::processor::Features;
 /// The processor's description of itself: ID registers by their names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the architecture's names")]
-pub struct Processor {
+pub struct IdRegisters {
     pub midr: u64,
     pub pfr0: u64,
     pub pfr1: u64,
@@ -36,7 +36,7 @@ const fn field(register: u64, shift: u32) -> u64 {
 macro_rules! features {
     ($($name:ident: $register:ident[$shift:literal] >= $least:literal,)*) => {
         #[allow(missing_docs, reason = "the table says it")]
-        impl Processor {
+        impl IdRegisters {
             $(pub const fn $name(&self) -> bool { field(self.$register, $shift) >= $least })*
         }
     };
@@ -68,7 +68,7 @@ features! {
     has_dirty_state: mmfr1[0] >= 2, // FEAT_HAFDBS: the dirty state, too
 }
 
-impl Processor {
+impl IdRegisters {
     /// FEAT_MPAM.
     pub const fn has_mpam(&self) -> bool {
         field(self.pfr0, 40) != 0 || field(self.pfr1, 16) != 0
@@ -97,7 +97,7 @@ impl Processor {
     }
 }
 
-impl Processor {
+impl IdRegisters {
     /// Why guests cannot run on this processor.
     pub const fn lacks(&self) -> Option<&'static str> {
         if !self.has_gic_registers() {

@@ -2,9 +2,9 @@ use super::*;
 use crate::arm64::processor::Features;
 
 /// Every field is 1, except those where 2 matters; there is no double lock.
-fn everything() -> Processor {
+fn everything() -> IdRegisters {
     const ONES: u64 = 0x1111_1111_1111_1111;
-    Processor {
+    IdRegisters {
         midr: 0x411f_d0c1,
         pfr0: ONES,
         pfr1: ONES | 2 << 8,
@@ -23,8 +23,8 @@ fn everything() -> Processor {
 }
 
 /// ARMv8.0 without optional features.
-fn nothing() -> Processor {
-    Processor { mmfr0: 0xff << 24, ..Processor::default() }
+fn nothing() -> IdRegisters {
+    IdRegisters { mmfr0: 0xff << 24, ..IdRegisters::default() }
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn u8_what_is_not_there_is_not_written() {
     assert_eq!(hcr & (hcr::TERR | hcr::TEA | hcr::TLOR | hcr::TID5 | hcr::APK | hcr::API | hcr::FWB), 0);
     assert_eq!(at_start(Control::Cptr, &nothing()), Some(0x33ff | 1 << 20));
     // An implementation-defined performance monitor has no PMUSERENR_EL0 that we know.
-    let own = Processor { dfr0: 0xf << 8, ..nothing() };
+    let own = IdRegisters { dfr0: 0xf << 8, ..nothing() };
     assert_eq!(at_start(Control::Pmuserenr, &own), None);
 }
 
@@ -135,18 +135,18 @@ fn u1_the_guests_counter_has_no_offset() {
 #[test]
 fn u63_stage_2_is_what_the_processor_walks() {
     // T0SZ 25 and SL0 1: three levels from 39 bits. Write-back, inner shareable. PS: 40 bits.
-    let plain = Processor { mmfr0: 2, ..nothing() };
+    let plain = IdRegisters { mmfr0: 2, ..nothing() };
     assert_eq!(at_start(Control::Vtcr, &plain), Some(0x8002_3559));
     assert_eq!((plain.physical_bits(), STAGE2_BITS), (40, 39));
     // VS, HA, HD each by its own feature.
     for (mmfr1, bits) in [(1 << 4, 0), (2 << 4, 1 << 19), (1, 1 << 21), (2, 1 << 21 | 1 << 22), (3, 3 << 21)]
     {
-        let with = Processor { mmfr1, ..plain };
+        let with = IdRegisters { mmfr1, ..plain };
         assert_eq!(at_start(Control::Vtcr, &with), Some(0x8002_3559 | bits), "{mmfr1:#x}");
     }
     // 52 bits and more are used as 48.
     for (range, bits) in [(0, 32), (1, 36), (2, 40), (3, 42), (4, 44), (5, 48), (6, 48), (7, 48), (15, 48)] {
-        let with = Processor { mmfr0: range, ..plain };
+        let with = IdRegisters { mmfr0: range, ..plain };
         assert_eq!(with.physical_bits(), bits, "PARange {range}");
         assert_eq!(at_start(Control::Vtcr, &with).unwrap() >> 16 & 7, range.min(5));
     }
@@ -155,15 +155,15 @@ fn u63_stage_2_is_what_the_processor_walks() {
 
 #[test]
 fn u63_each_feature_is_found_by_its_field_from_its_least_value_on() {
-    let nothing = Processor { ctr: 3 << 14, dfr0: 0xf << 36, ..Processor::default() };
+    let nothing = IdRegisters { ctr: 3 << 14, dfr0: 0xf << 36, ..IdRegisters::default() };
     assert_eq!(nothing.features(), Features::empty());
-    let of = |change: fn(&mut Processor, u64), value: u64| {
+    let of = |change: fn(&mut IdRegisters, u64), value: u64| {
         let mut processor = nothing;
         change(&mut processor, value);
         processor.features()
     };
     // Feature, its place, the value that brings it, and what it brings along.
-    type Row = (Features, fn(&mut Processor, u64), u64, Features);
+    type Row = (Features, fn(&mut IdRegisters, u64), u64, Features);
     let none = Features::empty();
     let rows: [Row; 12] = [
         (Features::RANGE, |p, v| p.isar0 = v << 56, 2, none),
@@ -191,15 +191,15 @@ fn u63_each_feature_is_found_by_its_field_from_its_least_value_on() {
 
 #[test]
 fn u63_processors_that_guests_cannot_run_on_are_refused() {
-    let good = Processor { pfr0: 1 << 24, ..Processor::default() };
+    let good = IdRegisters { pfr0: 1 << 24, ..IdRegisters::default() };
     assert_eq!(good.lacks(), None);
-    assert!(Processor { pfr0: 0, ..good }.lacks().unwrap().contains("GIC"));
+    assert!(IdRegisters { pfr0: 0, ..good }.lacks().unwrap().contains("GIC"));
     for (tgran4, lacks) in [(0, false), (1, false), (0xf, true)] {
-        assert_eq!(Processor { mmfr0: tgran4 << 28, ..good }.lacks().is_some(), lacks, "{tgran4:#x}");
+        assert_eq!(IdRegisters { mmfr0: tgran4 << 28, ..good }.lacks().is_some(), lacks, "{tgran4:#x}");
     }
     // TGran4_2: 1 is "not supported".
     for (tgran4_2, lacks) in [(0, false), (1, true), (2, false), (3, false)] {
-        assert_eq!(Processor { mmfr0: tgran4_2 << 40, ..good }.lacks().is_some(), lacks, "{tgran4_2}");
+        assert_eq!(IdRegisters { mmfr0: tgran4_2 << 40, ..good }.lacks().is_some(), lacks, "{tgran4_2}");
     }
 }
 
@@ -210,6 +210,6 @@ fn u63_caches_are_counted_in_words() {
     assert_eq!((zeroed_block(0x14), zeroed_block(0)), (None, Some(4)));
     // M9: QEMU's Cortex-A57 has neither IDC nor DIC; a processor with DIC alone does not help.
     for (ctr, expected) in [(0x8444_c004, false), (0xa444_c004, false), (0x9444_c004, true)] {
-        assert_eq!(Processor { ctr, ..nothing() }.fetches_data(), expected, "{ctr:#x}");
+        assert_eq!(IdRegisters { ctr, ..nothing() }.fetches_data(), expected, "{ctr:#x}");
     }
 }

@@ -1,8 +1,8 @@
 //! The shared state of a guest's vCPUs on Arm64: interrupt distributor, serial port, VMID.
 
-pub mod described;
 pub mod devices;
 pub mod identity;
+pub mod saved_state;
 pub mod translations;
 
 use ::pci::function::Windows;
@@ -359,7 +359,7 @@ fn distributor(vcpus: u32, wires: &[Wire]) -> Distributor {
 
 /// Memory is as planned: lets the boot vCPU begin when it next looks at its inbox.
 pub fn begin<A: Arm64>(entry: Entry, (inbox, _): (&Inbox, &mut VcpuState<A>)) {
-    described::drop_instructions::<A>();
+    saved_state::drop_instructions::<A>();
     let Entry { pc, x0 } = entry;
     inbox.power.reset();
     let _it_was_off = inbox.power.turn_on(Start { entry: pc, context: x0 });

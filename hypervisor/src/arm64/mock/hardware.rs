@@ -32,7 +32,7 @@ pub(in crate::arm64) enum Recorded {
 }
 
 /// The mock processor's ID registers: one without optional features of EL2.
-pub(super) const DESCRIPTION: controls::Processor = controls::Processor {
+pub(super) const DESCRIPTION: controls::IdRegisters = controls::IdRegisters {
     midr: 0x410f_d034,
     pfr0: 1 << 24,
     pfr1: 0,

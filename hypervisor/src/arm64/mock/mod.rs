@@ -18,17 +18,17 @@ use stay::{Cost, Measured, Mistake, Mistakes};
 pub(super) use self::hardware::{Hardware, Recorded, Stuck, hardware, told};
 
 use self::hardware::{DESCRIPTION, change, tell};
+use super::arch_impl::OnArm64;
 use super::audit::auditor::Auditor;
 use super::controls::{self, Control};
 use super::guest::Tag;
-use super::offer::OnArm64;
 use super::processor::{Configuration, CpuData, Features, FloatState, Processor, Registers, Vector};
 use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use crate::devices::virt::gic::Maintenance;
 use crate::iommu::lines::MachineDevices;
 use crate::vm::memory::NestedTables;
-use crate::vm::mock::{self, OnMockBoard, offer};
+use crate::vm::mock::{self, OnMockBoard, board_impl};
 use crate::vm::{Context, Files, Vm};
 
 fn kernel() -> &'static [u8] {
@@ -175,7 +175,7 @@ impl Processor for MockArm64 {
         hardware(|hardware| hardware.features)
     }
 
-    fn description() -> controls::Processor {
+    fn description() -> controls::IdRegisters {
         DESCRIPTION
     }
 
@@ -322,7 +322,7 @@ impl Processor for MockArm64 {
     }
 
     fn receive() -> Option<u8> {
-        offer::receive_console::<Self>()
+        board_impl::receive_console::<Self>()
     }
 }
 

@@ -1,7 +1,7 @@
 //! A CPU's workspace to run a vCPU, a vCPU's external events, and one stay in the guest.
 
 pub mod debug;
-pub mod described;
+pub mod saved_state;
 #[macro_use]
 pub mod exchanged;
 pub mod inject;

@@ -2,7 +2,7 @@
 
 use super::gic::{Distributor, Private};
 use super::psci::{Power, Start};
-use crate::devices::described::{read, written};
+use crate::devices::state_checks::{read, written};
 use transfer::{Archive, Described, Flaw};
 
 #[test]

@@ -78,7 +78,7 @@ pub trait Gate: Send + Sync {
 }
 
 /// Where the lines go.
-pub struct Lines {
+pub struct InterruptLines {
     gate: &'static dyn Gate,
     /// The function by which the hypervisor is controlled: its line is the hypervisor's own.
     own: Option<(Address, usize)>,
@@ -96,7 +96,7 @@ struct Use {
     is_paused: bool,
 }
 
-impl Lines {
+impl InterruptLines {
     /// All lines are masked, except for the one of the hypervisor's own function, pin A.
     pub fn new(gate: &'static dyn Gate, own: Option<Address>) -> Self {
         let own = own.and_then(|own| Some((own, line_of(own, 1)?)));
@@ -174,7 +174,7 @@ impl Lines {
 impl Platform for Wired {
     type Iommu = Smmu;
     type Interrupts = Pin;
-    type Routes = Lines;
+    type Routes = InterruptLines;
     type Receiver = dyn Receiver;
 
     const SHOWS_MESSAGES: bool = false;

@@ -95,7 +95,7 @@ fn pins_are_wired_to_the_lines_in_turn() {
 #[test]
 fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
     let machine = Machine::leaked();
-    let lines = Lines::new(machine, Address::new(0, 1, 0));
+    let lines = InterruptLines::new(machine, Address::new(0, 1, 0));
     assert!(lines.is_own(1) && !lines.is_own(2));
     assert!(!lines.deliver(101), "the hypervisor's own");
     assert!(!lines.deliver(103), "none");
@@ -115,7 +115,7 @@ fn a_line_is_masked_from_its_interrupt_to_the_guests_end() {
 fn an_event_of_any_moment_is_served_and_the_next_one_interrupts() {
     each_moment(|at| {
         let machine = Machine::leaked();
-        let lines = Lines::new(machine, None);
+        let lines = InterruptLines::new(machine, None);
         lines.take(0, AT, machine);
         *machine.high.lock() = true;
         machine.moment.set(at, || *machine.high.lock() = true);
@@ -135,7 +135,7 @@ fn an_event_of_any_moment_is_served_and_the_next_one_interrupts() {
 #[test]
 fn u71_a_line_that_stays_high_leaves_its_guest_time() {
     let machine = Machine::leaked();
-    let lines = Lines::new(machine, None);
+    let lines = InterruptLines::new(machine, None);
     let ended = || {
         assert!(lines.deliver(100));
         lines.sample(pci_intid(0))
@@ -166,7 +166,7 @@ fn u71_a_line_that_stays_high_leaves_its_guest_time() {
 #[test]
 fn a_line_of_nobody_is_masked() {
     let machine = Machine::leaked();
-    let lines = Lines::new(machine, None);
+    let lines = InterruptLines::new(machine, None);
     let other = Address::new(0, 12, 0).unwrap();
     lines.take(0, AT, machine);
     lines.take(0, other, machine);

@@ -5,7 +5,7 @@ use crate::devices::virt::fdt::Wire;
 use crate::devices::virt::map::pci_intid;
 use crate::devices::virt::pci::FIRST;
 use crate::iommu::lines::tests::Machine as Wires;
-use crate::iommu::lines::{Lines, MachineDevices, Pin, Wired};
+use crate::iommu::lines::{InterruptLines, MachineDevices, Pin, Wired};
 use crate::iommu::mock::{Machine, MadeBus, NVME, SMALL, VIRTIO};
 use crate::iommu::smmu;
 use crate::owned::tests::refused::at;
@@ -15,7 +15,7 @@ use hostlink::name::Name;
 
 /// The functions of a machine whose lines are `wires`, none of them wired to the last.
 fn devices(bus: &'static MadeBus, wires: &'static Wires, own: Option<&str>) -> &'static MachineDevices {
-    let lines = Lines::new(wires, own.map(at));
+    let lines = InterruptLines::new(wires, own.map(at));
     let smmus = vec![smmu::tests::started().1];
     Box::leak(Box::new(MachineDevices::new(bus, nodes(bus), smmus, Vec::new(), lines)))
 }

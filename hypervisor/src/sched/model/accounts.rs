@@ -7,7 +7,7 @@ use loom::thread;
 use super::board::{Board, Guest};
 use crate::model::explored;
 use crate::sched::ledger::Ledger;
-use crate::sched::{CpuIndex, Line, PutBack, Released, Scheduler, Share, VcpuIndex};
+use crate::sched::{CpuIndex, PutBack, QueueClass, Released, Scheduler, Share, VcpuIndex};
 
 fn capped(cap: u32) -> Share {
     Share { cap: Some(cap), ..Share::default() }
@@ -24,7 +24,7 @@ fn hold(next_event: fn(&Scheduler) -> u64) {
     let board = Arc::new(Board::empty(2, &[Guest::Runs; 2], 0));
     board.sched.add_group(0, VcpuIndex(0)..VcpuIndex(2), capped(50));
     for vcpu in [0, 1].map(VcpuIndex) {
-        let _ = board.sched.wake(vcpu, Line::Work, 0);
+        let _ = board.sched.wake(vcpu, QueueClass::Work, 0);
     }
     assert_eq!(next(&board, 0, 0), Some(0));
     let other = {

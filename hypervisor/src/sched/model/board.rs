@@ -6,7 +6,9 @@ use std::cell::Cell;
 use std::vec::Vec;
 
 use crate::sched::notify::{self, Published, Reach, Taken};
-use crate::sched::{Block, CpuIndex, Line, Policy, PutBack, Released, Scheduler, Share, Turn, VcpuIndex};
+use crate::sched::{
+    Block, CpuIndex, Policy, PutBack, QueueClass, Released, Scheduler, Share, Turn, VcpuIndex,
+};
 
 /// The guest's behaviour when it runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,7 +70,7 @@ impl Board {
     /// A vCPU has blocked on `cpu`, on which no vCPU runs.
     pub(super) fn block(&self, cpu: u32, vcpu: u32, deadline: u64) {
         let (cpu, vcpu) = (CpuIndex(cpu), VcpuIndex(vcpu));
-        let _ = self.sched.wake(vcpu, Line::Work, 0);
+        let _ = self.sched.wake(vcpu, QueueClass::Work, 0);
         assert_eq!(self.sched.next(cpu, 0).map(|turn| turn.vcpu), Some(vcpu));
         let mut owner = self.vcpus[vcpu.place()].target.owner().expect("free");
         let block = self
@@ -112,11 +114,11 @@ pub(super) trait Steps: Sized + 'static {
     /// A to D.
     fn post(here: &impl Reach, vcpu: &Vcpu, index: VcpuIndex) {
         vcpu.inbox.fetch_add(1, Relaxed);
-        Self::notify(here, index, &vcpu.target, Line::Work);
+        Self::notify(here, index, &vcpu.target, QueueClass::Work);
     }
 
-    fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
-        notify::notify(here, vcpu, target, line, Published::here());
+    fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, class: QueueClass) {
+        notify::notify(here, vcpu, target, class, Published::here());
     }
 
     /// E and F, whether F is due or not: returns whether the vCPU must make room.
@@ -252,7 +254,7 @@ impl<'b> Cpu<'b> {
     fn wake_expired<S: Steps>(&self) -> bool {
         let mut any = false;
         while let Some(vcpu) = self.board.sched.pop_expired(self.index, 0) {
-            S::notify(self, vcpu, &self.board.vcpus[vcpu.place()].target, Line::Timer);
+            S::notify(self, vcpu, &self.board.vcpus[vcpu.place()].target, QueueClass::Timer);
             any = true;
         }
         any

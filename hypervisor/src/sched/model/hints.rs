@@ -10,14 +10,14 @@ use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explored;
 use crate::sched::notify::Reach;
 use crate::sched::queue::VIRTUAL_EPOCH;
-use crate::sched::{Block, CpuIndex, Line, PutBack, Released, Scheduler, VcpuIndex};
+use crate::sched::{Block, CpuIndex, PutBack, QueueClass, Released, Scheduler, VcpuIndex};
 
 /// A vCPU is woken while its CPU has others block with timers: that CPU never waits beyond the next
 /// of them.
 fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
     let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
     board.block(0, 0, 50);
-    let _ = board.sched.wake(VcpuIndex(1), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(1), QueueClass::Work, 0);
     assert_eq!(board.sched.next(CpuIndex(0), 0).map(|turn| turn.vcpu.0), Some(1));
     let waker = {
         let board = board.clone();
@@ -32,7 +32,7 @@ fn next_timer(wake: fn(&Scheduler, VcpuIndex)) {
 
 explored! {
     fn a_timer_that_is_removed_hides_no_other(None):
-        || next_timer(|sched, vcpu| _ = sched.wake(vcpu, Line::Work, 0));
+        || next_timer(|sched, vcpu| _ = sched.wake(vcpu, QueueClass::Work, 0));
     /// The hint is stored after the lock is released: an older value is stored last.
     fn hint_stored_out_of_the_lock(None) fails "a timer is overslept": || {
         next_timer(|sched, vcpu| {
@@ -74,7 +74,7 @@ fn home(wakes: fn(&Board, &AtomicU64) -> bool) {
     let (board, has_blocked) = &*shared;
     let has_woken = wakes(board, has_blocked);
     if has_woken {
-        let _ = board.sched.wake(VcpuIndex(2), Line::Work, 0);
+        let _ = board.sched.wake(VcpuIndex(2), QueueClass::Work, 0);
     }
     let has_blocked = other.join().unwrap();
     if has_woken {
@@ -100,7 +100,7 @@ fn switching<S: Steps>() {
     // vCPU 0 has run less than vCPU 2 and more than vCPU 1 when it is put back.
     board.sched.place(CpuIndex(0)).with(|queue| {
         for (vcpu, virtual_time) in [(VcpuIndex(1), 10), (VcpuIndex(2), 1000)] {
-            let standing = queue.standing(vcpu, VIRTUAL_EPOCH + virtual_time, Line::Work);
+            let standing = queue.standing(vcpu, VIRTUAL_EPOCH + virtual_time, QueueClass::Work);
             let _somebody_runs = queue.enqueue(vcpu, standing, board.sched.policy());
         }
     });
@@ -139,11 +139,11 @@ impl Steps for HereTooLong {
 explored! {
     fn current_vcpu_forgotten_after_the_switch(Some(4)) fails "a vCPU is not told who waits":
         switching::<HereTooLong>;
-    /// A vCPU is interrupted while another CPU puts it in the timer line: it has work, or is late.
+    /// A vCPU is interrupted while another CPU puts it in the timer class: it has work, or is late.
     fn one_that_is_not_promoted_is_late_and_not_lost(None): || {
         let board = Arc::new(Board::new(1, &[Guest::Halts; 2], 0));
         board.block(0, 1, 0);
-        let _ = board.sched.wake(VcpuIndex(0), Line::Work, 0);
+        let _ = board.sched.wake(VcpuIndex(0), QueueClass::Work, 0);
         assert_eq!(board.sched.next(CpuIndex(0), 0).map(|turn| turn.vcpu.0), Some(0));
         let poster = {
             let board = board.clone();
@@ -152,7 +152,7 @@ explored! {
         if let Some(vcpu) = board.sched.pop_expired(CpuIndex(0), 0) {
             let cpu = Cpu::new(&board, CpuIndex(0));
             cpu.current.set(Some(VcpuIndex(0)));
-            Real::notify(&cpu, vcpu, cpu.target(vcpu).unwrap(), Line::Timer);
+            Real::notify(&cpu, vcpu, cpu.target(vcpu).unwrap(), QueueClass::Timer);
         }
         poster.join().unwrap();
         // Later interrupts find it in the line.

@@ -7,7 +7,7 @@ use super::board::{Cpu, Steps, Vcpu};
 use super::scenarios::{halting, halting_under_two, idling, nudging, two_cpus};
 use crate::model::explore;
 use crate::sched::notify::{self, Reach, Taken};
-use crate::sched::{CpuIndex, Line, Nudge, VcpuIndex};
+use crate::sched::{CpuIndex, Nudge, QueueClass, VcpuIndex};
 
 /// Defines a mutant, and the test that it fails: a scenario, and the failure that is seen there.
 macro_rules! mutant {
@@ -31,7 +31,7 @@ mutant! {
     /// B before A.
     AnnounceFirst fails event_posted_before_its_thing: halting::<AnnounceFirst>, "maximum number of branches", {
         fn post(here: &impl Reach, vcpu: &Vcpu, index: VcpuIndex) {
-            Self::notify(here, index, &vcpu.target, Line::Work);
+            Self::notify(here, index, &vcpu.target, QueueClass::Work);
             vcpu.inbox.fetch_add(1, Relaxed);
         }
     }
@@ -72,9 +72,9 @@ mutant! {
 mutant! {
     /// C without a check of the word: each poster wakes.
     WakeRegardless fails wake_without_a_look_at_the_word: two_cpus::<WakeRegardless>, "runs on another CPU", {
-        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, class: QueueClass) {
             let _ = target.post_event();
-            notify::nudge(here, here.scheduler().wake(vcpu, line, 0));
+            notify::nudge(here, here.scheduler().wake(vcpu, class, 0));
         }
     }
 }
@@ -82,7 +82,7 @@ mutant! {
 mutant! {
     /// The vCPU is not woken: B found it halted.
     WakeNever fails halted_and_not_woken: halting_under_two::<WakeNever>, "maximum number of branches", {
-        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, _: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, _: QueueClass) {
             if let Notify::Kick(cpu) = target.post_event() {
                 here.kick_guest(vcpu, CpuIndex(cpu.0));
             }
@@ -93,9 +93,9 @@ mutant! {
 mutant! {
     /// J is omitted.
     IdleForgotten fails idle_cpu_not_kicked: idling::<IdleForgotten>, "maximum number of branches", {
-        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, class: QueueClass) {
             if target.post_event() == Notify::Wake {
-                let _ = here.scheduler().wake(vcpu, line, 0);
+                let _ = here.scheduler().wake(vcpu, class, 0);
             }
         }
     }
@@ -114,9 +114,9 @@ mutant! {
 mutant! {
     /// M is omitted: the running vCPU is not told that another waits.
     RunningForgotten fails running_vcpu_not_told: nudging::<RunningForgotten>, "maximum number of branches", {
-        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, class: QueueClass) {
             if target.post_event() == Notify::Wake
-                && let Nudge::Idle(cpu) = here.scheduler().wake(vcpu, line, 0)
+                && let Nudge::Idle(cpu) = here.scheduler().wake(vcpu, class, 0)
             {
                 here.kick_idle(cpu);
             }
@@ -127,10 +127,10 @@ mutant! {
 mutant! {
     /// M before I: the running vCPU is told before the other one is in the queue.
     TellFirst fails running_vcpu_told_too_early: nudging::<TellFirst>, "maximum number of branches", {
-        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, line: Line) {
+        fn notify(here: &impl Reach, vcpu: VcpuIndex, target: &Target, class: QueueClass) {
             notify::nudge(here, Nudge::Running(VcpuIndex(0)));
             if target.post_event() == Notify::Wake {
-                let _told_already = here.scheduler().wake(vcpu, line, 0);
+                let _told_already = here.scheduler().wake(vcpu, class, 0);
             }
         }
     }

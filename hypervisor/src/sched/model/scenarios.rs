@@ -5,7 +5,7 @@ use loom::thread;
 
 use super::board::{Board, Cpu, Guest, Outside, Real, Steps};
 use crate::model::explored;
-use crate::sched::{CpuIndex, Line, VcpuIndex};
+use crate::sched::{CpuIndex, QueueClass, VcpuIndex};
 
 /// Runs the CPUs' loops from `first` on, and an outside poster for each vCPU in `posts`, until all
 /// posted items have been found.
@@ -28,14 +28,14 @@ fn run<S: Steps>(board: Board, cpus: u32, posts: &'static [u32]) {
 /// A vCPU that halts, and a CPU that then idles. One poster posts to it.
 pub(super) fn halting<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts], 1);
-    let _ = board.sched.wake(VcpuIndex(0), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(0), QueueClass::Work, 0);
     run::<S>(board, 1, &[0]);
 }
 
 /// The same with two posters.
 pub(super) fn halting_under_two<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts], 2);
-    let _ = board.sched.wake(VcpuIndex(0), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(0), QueueClass::Work, 0);
     run::<S>(board, 1, &[0, 0]);
 }
 
@@ -50,7 +50,7 @@ pub(super) fn idling<S: Steps>() {
 pub(super) fn nudging<S: Steps>() {
     let board = Board::new(1, &[Guest::Runs, Guest::Halts], 1);
     board.block(0, 1, u64::MAX);
-    let _ = board.sched.wake(VcpuIndex(0), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(0), QueueClass::Work, 0);
     run::<S>(board, 1, &[1]);
 }
 
@@ -58,7 +58,7 @@ pub(super) fn nudging<S: Steps>() {
 pub(super) fn nudging_one_that_halts<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts, Guest::Halts], 1);
     board.block(0, 1, u64::MAX);
-    let _ = board.sched.wake(VcpuIndex(0), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(0), QueueClass::Work, 0);
     run::<S>(board, 1, &[1]);
 }
 
@@ -66,7 +66,7 @@ pub(super) fn nudging_one_that_halts<S: Steps>() {
 pub(super) fn two_cpus<S: Steps>() {
     let board = Board::new(2, &[Guest::Halts, Guest::Halts], 2);
     board.block(0, 0, u64::MAX);
-    let _ = board.sched.wake(VcpuIndex(1), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(1), QueueClass::Work, 0);
     run::<S>(board, 2, &[0, 1]);
 }
 
@@ -74,7 +74,7 @@ pub(super) fn two_cpus<S: Steps>() {
 pub(super) fn expiring<S: Steps>() {
     let board = Board::new(1, &[Guest::Halts, Guest::Runs], 1);
     board.block(0, 0, 0);
-    let _ = board.sched.wake(VcpuIndex(1), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(1), QueueClass::Work, 0);
     run::<S>(board, 1, &[0]);
 }
 
@@ -82,7 +82,7 @@ pub(super) fn expiring<S: Steps>() {
 fn nudging_another_guest() {
     let board = Board::apart(1, &[Guest::Runs, Guest::Halts], 1);
     board.block(0, 1, u64::MAX);
-    let _ = board.sched.wake(VcpuIndex(0), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(0), QueueClass::Work, 0);
     run::<Real>(board, 1, &[1]);
 }
 
@@ -90,7 +90,7 @@ fn nudging_another_guest() {
 fn two_guests_on_two_cpus() {
     let board = Board::apart(2, &[Guest::Halts, Guest::Halts], 1);
     board.block(0, 0, u64::MAX);
-    let _ = board.sched.wake(VcpuIndex(1), Line::Work, 0);
+    let _ = board.sched.wake(VcpuIndex(1), QueueClass::Work, 0);
     run::<Real>(board, 2, &[0]);
 }
 

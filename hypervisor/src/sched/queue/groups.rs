@@ -14,8 +14,8 @@
 //! time. If none of them waits, another guest runs if it is no more than a margin further
 //! ahead. That lets a lock's holder run, at no cost to the share of the one that spins.
 
-use super::lines::{Lines, Waiting};
-use super::{Line, Policy, PutBack, RunQueue, Running, Standing, VcpuIndex};
+use super::guest_queue::{GuestQueue, Waiting};
+use super::{Policy, PutBack, QueueClass, RunQueue, Running, Standing, VcpuIndex};
 use crate::sched::ledger::{Group, Ledger};
 use crate::sched::{GroupIndex, QueueState};
 
@@ -23,12 +23,12 @@ use crate::sched::{GroupIndex, QueueState};
 pub(in crate::sched) const WATCHED: usize = 1 << 31;
 
 impl RunQueue {
-    fn all_lines(&self) -> impl Iterator<Item = &Lines> {
+    fn all_guests(&self) -> impl Iterator<Item = &GuestQueue> {
         self.others.iter().chain([&self.front])
     }
 
-    /// The lines of a vCPU's guest, and the line that its vCPU waited in that runs here.
-    pub(super) fn lines_of(&mut self, vcpu: VcpuIndex) -> (&mut Lines, Option<Line>) {
+    /// The queue of a vCPU's guest, and the class that its vCPU waited in that runs here.
+    pub(super) fn guest_of(&mut self, vcpu: VcpuIndex) -> (&mut GuestQueue, Option<QueueClass>) {
         let running = self.running_line();
         // Without accounts there is one guest.
         let is_elsewhere = self.has_accounts && !self.front.vcpus.contains(&vcpu);
@@ -44,7 +44,7 @@ impl RunQueue {
 
     /// Counts the vCPUs that wait in other guests' lines.
     fn count_beside(&mut self) {
-        let waiting = self.others.iter().map(Lines::len).sum::<usize>();
+        let waiting = self.others.iter().map(GuestQueue::len).sum::<usize>();
         self.beside = waiting | self.beside & WATCHED;
     }
 
@@ -52,7 +52,7 @@ impl RunQueue {
     #[inline(never)]
     pub(super) fn enqueue_in_group(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
         let ledger = self.ledger.clone();
-        let (lines, running) = self.lines_of(vcpu);
+        let (lines, running) = self.guest_of(vcpu);
         let is_news = !lines.has_waiting() || !lines.has_news;
         lines.has_news = true;
         lines.counted += 1;
@@ -66,14 +66,19 @@ impl RunQueue {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn standing_in_group(&mut self, vcpu: VcpuIndex, virtual_time: u64, line: Line) -> Standing {
+    pub(super) fn standing_in_group(
+        &mut self,
+        vcpu: VcpuIndex,
+        virtual_time: u64,
+        class: QueueClass,
+    ) -> Standing {
         let ledger = self.ledger.clone();
-        let (lines, _) = self.lines_of(vcpu);
+        let (lines, _) = self.guest_of(vcpu);
         ledger.rejoin_if_slept(ledger.group(lines.group));
-        lines.standing(virtual_time, line)
+        lines.standing(virtual_time, class)
     }
 
-    /// Takes the vCPU that is next, with its line, and puts its guest's lines to the front.
+    /// Takes the vCPU that is next, with its class, and puts its guest's queue to the front.
     #[cold]
     #[inline(never)]
     pub(super) fn take_among_groups(
@@ -81,7 +86,7 @@ impl RunQueue {
         now: u64,
         may_go: impl FnMut(VcpuIndex) -> bool,
         since: impl Fn(VcpuIndex) -> u64,
-    ) -> Option<(Line, Waiting)> {
+    ) -> Option<(QueueClass, Waiting)> {
         self.ledger.look(now);
         match self.search_overdue(now, since) {
             Some((index, vcpu)) => {
@@ -140,7 +145,7 @@ impl RunQueue {
             }
         }
         let Some((_, index)) = next else {
-            let held = others.iter().chain([&*front]).map(Lines::len).sum::<usize>();
+            let held = others.iter().chain([&*front]).map(GuestQueue::len).sum::<usize>();
             ledger.begin_idle(self.cpu, held as u32);
             self.beside &= !WATCHED;
             return false;
@@ -233,7 +238,7 @@ impl RunQueue {
 
     /// The guests that wait and are not held, and of each the vCPU that [`give`](Self::give) takes.
     pub(in crate::sched) fn waiting_vcpus(&self, now: u64) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
-        let waiting = self.all_lines().filter_map(|lines| Some((lines.group, lines.last()?)));
+        let waiting = self.all_guests().filter_map(|lines| Some((lines.group, lines.last()?)));
         waiting.filter(move |&(group, _)| self.ledger.held_until(self.ledger.group(group), now).is_none())
     }
 
@@ -258,7 +263,7 @@ impl RunQueue {
         let timer = self.next_timer();
         let timer_expired = timer <= now;
         let Some(running) = self.running else {
-            let has_waiting = self.all_lines().any(Lines::has_waiting);
+            let has_waiting = self.all_guests().any(GuestQueue::has_waiting);
             return QueueState { should_switch: false, has_waiting, timer_expired, next_event: timer };
         };
         let mut turn_end = self.ledger.used_up_at(self.cpu, self.ledger.group(self.front.group));
@@ -268,7 +273,7 @@ impl RunQueue {
         let (mut has_waiting, mut should_switch) = (false, false);
         if self.front.has_waiting() {
             has_waiting = true;
-            let turn = self.front.turn(running.line, policy).min(policy.turn_beside());
+            let turn = self.front.turn(running.class, policy).min(policy.turn_beside());
             turn_end = turn_end.min(running.since.saturating_add(turn));
             should_switch = self.front.is_preempted(&running, now, policy);
         }
@@ -292,7 +297,7 @@ impl RunQueue {
     }
 
     /// When the turn of the vCPU that runs ends for the sake of another guest.
-    fn turn_end_beside(&self, running: &Running, lines: &Lines, policy: &Policy) -> u64 {
+    fn turn_end_beside(&self, running: &Running, lines: &GuestQueue, policy: &Policy) -> u64 {
         let latest = running.since.saturating_add(policy.turn_beside());
         if lines.is_passive() {
             return latest;
@@ -313,7 +318,7 @@ impl RunQueue {
         // No vCPU is preempted for it earlier.
         let worth = |vcpu: VcpuIndex| {
             if self.front.vcpus.contains(&vcpu) {
-                (!self.front.waits_in(Line::Timer)).then_some(policy.wakeup_margin)
+                (!self.front.waits_in(QueueClass::Timer)).then_some(policy.wakeup_margin)
             } else {
                 let lines = self.others.iter().find(|lines| lines.vcpus.contains(&vcpu))?;
                 (!lines.has_waiting()).then(|| policy.turn_min())
@@ -330,12 +335,12 @@ impl RunQueue {
     /// Another CPU, on which it is later, may have found the guest free since this one found it
     /// held. So the end of the hold is taken whether it is held or not.
     pub(in crate::sched) fn next_event(&self) -> u64 {
-        let waiting = self.all_lines().filter(|lines| lines.has_waiting());
+        let waiting = self.all_guests().filter(|lines| lines.has_waiting());
         let holds = waiting.filter_map(|lines| self.ledger.free_at(self.ledger.group(lines.group)));
         holds.fold(self.next_timer(), u64::min)
     }
 
-    pub(in crate::sched) fn add_lines(&mut self, lines: Lines) {
+    pub(in crate::sched) fn add_guest(&mut self, lines: GuestQueue) {
         let is_vacant = self.front.vcpus.is_empty();
         if is_vacant {
             self.front = lines;
@@ -345,8 +350,8 @@ impl RunQueue {
     }
 
     /// Removes a guest's lines, in which none waits.
-    pub(in crate::sched) fn remove_lines(&mut self, group: GroupIndex) -> Option<Lines> {
-        let is_its = |lines: &Lines| lines.group == group && !lines.vcpus.is_empty();
+    pub(in crate::sched) fn remove_guest(&mut self, group: GroupIndex) -> Option<GuestQueue> {
+        let is_its = |lines: &GuestQueue| lines.group == group && !lines.vcpus.is_empty();
         let removed = if is_its(&self.front) {
             let next = self.others.pop().unwrap_or_default();
             core::mem::replace(&mut self.front, next)
@@ -383,7 +388,7 @@ impl RunQueue {
     }
 }
 
-impl Lines {
+impl GuestQueue {
     /// One fewer of its vCPUs waits or runs here.
     fn count_out(&mut self, ledger: &Ledger) {
         if let Some(counted) = self.counted.checked_sub(1) {

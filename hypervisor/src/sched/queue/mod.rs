@@ -6,7 +6,7 @@
 //! part of each switch, and branch to those there in one place each.
 
 mod groups;
-mod lines;
+mod guest_queue;
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ use super::ledger::Ledger;
 use super::{CpuIndex, QueueState};
 pub use crate::index::VcpuIndex;
 pub(super) use groups::WATCHED;
-pub(super) use lines::{Lines, VIRTUAL_EPOCH};
+pub(super) use guest_queue::{GuestQueue, VIRTUAL_EPOCH};
 
 /// Time spans that make up the policy, in ticks of the clock.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ impl Policy {
 
 /// Where in a queue a vCPU waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Line {
+pub enum QueueClass {
     /// Among the vCPUs that have work.
     #[default]
     Work,
@@ -82,13 +82,13 @@ pub struct Standing {
     /// Its virtual time beyond the floor of the queue that it comes from; negative if it was owed
     /// time.
     lag: i64,
-    line: Line,
+    class: QueueClass,
 }
 
 impl Standing {
-    /// Whether it goes into the timer line.
+    /// Whether it goes into the timer class.
     pub fn is_expired(self) -> bool {
-        self.line == Line::Timer
+        self.class == QueueClass::Timer
     }
 
     /// The same of a vCPU that has waited for long: it is owed as much as a sleeper.
@@ -102,7 +102,7 @@ pub(super) struct Running {
     pub(super) vcpu: VcpuIndex,
     virtual_time: u64,
     since: u64,
-    line: Line,
+    class: QueueClass,
 }
 
 impl Running {
@@ -128,9 +128,9 @@ pub enum PutBack {
 #[derive(Debug)]
 pub struct RunQueue {
     /// The lines of the guest whose vCPU runs, or ran last.
-    front: Lines,
+    front: GuestQueue,
     /// Those of the other guests that may run here.
-    others: Vec<Lines>,
+    others: Vec<GuestQueue>,
     /// The guests' accounts are kept: there are several guests, or one with a cap or a set of CPUs.
     has_accounts: bool,
     running: Option<Running>,
@@ -151,7 +151,7 @@ impl RunQueue {
     /// The queue of `cpu`, with room for the timers of `vcpus`. No vCPU has lines here yet.
     pub(super) fn new(cpu: CpuIndex, vcpus: usize, groups: usize, ledger: Arc<Ledger>) -> Self {
         Self {
-            front: Lines::default(),
+            front: GuestQueue::default(),
             others: Vec::with_capacity(groups),
             has_accounts: false,
             running: None,
@@ -194,10 +194,10 @@ impl RunQueue {
         self.running
     }
 
-    /// The line of the running vCPU, which is one of the front's guest.
+    /// The class of the running vCPU, which is one of the front's guest.
     #[inline(always)]
-    fn running_line(&self) -> Option<Line> {
-        self.running.map(|running| running.line)
+    fn running_line(&self) -> Option<QueueClass> {
+        self.running.map(|running| running.class)
     }
 
     /// Adds a vCPU that woke up or came from another queue. A sleeper is owed at most the credit.
@@ -213,21 +213,21 @@ impl RunQueue {
         self.front.enqueue(vcpu, standing, running, policy)
     }
 
-    /// Moves a vCPU from the timer line to those with work: it has been interrupted.
+    /// Moves a vCPU from the timer class to those with work: it has been interrupted.
     ///
     /// Returns whether it was there. If so, the vCPU that runs here may have to make room.
     pub fn promote(&mut self, vcpu: VcpuIndex, policy: &Policy) -> bool {
-        let (lines, running) = self.lines_of(vcpu);
+        let (lines, running) = self.guest_of(vcpu);
         lines.promote(vcpu, running, policy)
     }
 
     /// The standing of a vCPU that blocked here and wakes, from its virtual time then.
     #[inline]
-    pub fn standing(&mut self, vcpu: VcpuIndex, virtual_time: u64, line: Line) -> Standing {
+    pub fn standing(&mut self, vcpu: VcpuIndex, virtual_time: u64, class: QueueClass) -> Standing {
         if self.has_accounts {
-            return self.standing_in_group(vcpu, virtual_time, line);
+            return self.standing_in_group(vcpu, virtual_time, class);
         }
-        self.front.standing(virtual_time, line)
+        self.front.standing(virtual_time, class)
     }
 
     /// Takes the next vCPU and lets it run. A vCPU that waits for memory to change is skipped while
@@ -241,22 +241,22 @@ impl RunQueue {
         since: impl Fn(VcpuIndex) -> u64,
     ) -> Option<VcpuIndex> {
         debug_assert!(self.running.is_none());
-        let (line, next) = if self.has_accounts {
+        let (class, next) = if self.has_accounts {
             self.take_among_groups(now, may_go, since)?
         } else {
             self.front.take(may_go)?
         };
-        self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now, line });
+        self.running = Some(Running { vcpu: next.vcpu, virtual_time: next.virtual_time, since: now, class });
         Some(next.vcpu)
     }
 
-    /// Ends the turn of the running vCPU: charges the time to it and to its line. Returns its
+    /// Ends the turn of the running vCPU: charges the time to it and to its class. Returns its
     /// virtual time.
     #[inline(always)]
     fn end_turn(&mut self, running: &Running, now: u64) -> u64 {
         self.running = None;
         let had = running.had(now);
-        self.front.charge(running.line, had);
+        self.front.charge(running.class, had);
         running.virtual_time.wrapping_add(had)
     }
 
@@ -303,7 +303,7 @@ impl RunQueue {
         let timer = self.next_timer();
         let (should_switch, next_event) = match self.running {
             Some(running) if self.front.has_waiting() => {
-                let turn_end = running.since.wrapping_add(self.front.turn(running.line, policy));
+                let turn_end = running.since.wrapping_add(self.front.turn(running.class, policy));
                 let should_switch = now >= turn_end || self.front.is_preempted(&running, now, policy);
                 (should_switch, turn_end.min(self.useful_timer(&running, timer, policy)))
             }
@@ -316,7 +316,7 @@ impl RunQueue {
     /// When the next timer, at `timer`, is worth an interruption while others wait.
     #[inline]
     fn useful_timer(&self, running: &Running, timer: u64, policy: &Policy) -> u64 {
-        if self.front.waits_in(Line::Timer) {
+        if self.front.waits_in(QueueClass::Timer) {
             // It would only make the line longer.
             u64::MAX
         } else {
@@ -381,7 +381,7 @@ impl RunQueue {
     pub(in crate::sched) fn alone(vcpus: u32) -> Self {
         let mut queue =
             Self::new(CpuIndex(0), vcpus as usize, 1, Arc::new(Ledger::new(1, 1, 1, Policy::new(1000))));
-        queue.add_lines(Lines::new(0, VcpuIndex(0)..VcpuIndex(vcpus)));
+        queue.add_guest(GuestQueue::new(0, VcpuIndex(0)..VcpuIndex(vcpus)));
         queue
     }
 }

@@ -1,8 +1,8 @@
 use super::{VcpuIndex as Vcpu, *};
 
 const POLICY: Policy = Policy::new(1000);
-const WORK: Standing = Standing { lag: 0, line: Line::Work };
-const EXPIRED: Standing = Standing { lag: 0, line: Line::Timer };
+const WORK: Standing = Standing { lag: 0, class: QueueClass::Work };
+const EXPIRED: Standing = Standing { lag: 0, class: QueueClass::Timer };
 
 fn queue(vcpus: u32) -> RunQueue {
     let mut queue = RunQueue::alone(vcpus);
@@ -103,7 +103,10 @@ fn the_stolen_one_would_have_run_last_and_keeps_its_place() {
     let mut queue = queue(2);
     queue.pick_alone(0, |_| true);
     queue.end_by(900, PutBack::Preempted, &POLICY);
-    assert_eq!((queue.steal(), queue.load()), (Some((Vcpu(0), Standing { lag: 900, line: Line::Work })), 1));
+    assert_eq!(
+        (queue.steal(), queue.load()),
+        (Some((Vcpu(0), Standing { lag: 900, class: QueueClass::Work })), 1)
+    );
 }
 
 #[test]
@@ -119,21 +122,21 @@ fn timers_expire_in_order_and_can_be_forgotten() {
 }
 
 /// Time until `end` that the only vCPU with work gets beside `tickers` ticking vCPUs: each wakes in
-/// `line` one period after its last tick began, or as soon as possible after that, and takes
+/// `class` one period after its last tick began, or as soon as possible after that, and takes
 /// `cost`.
-fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64) -> u64 {
+fn work_beside_ticks(tickers: u32, cost: u64, period: u64, class: QueueClass, end: u64) -> u64 {
     let mut queue = queue(1);
     let mut virtual_time = vec![0; tickers as usize + 1];
     (1..=tickers).for_each(|vcpu| queue.add_timer(u64::from(vcpu), Vcpu(vcpu)));
     let (mut now, mut worked) = (0, 0);
     while now < end {
-        wake_expired(&mut queue, now, line, &virtual_time);
+        wake_expired(&mut queue, now, class, &virtual_time);
         match queue.pick_alone(now, |_| true).unwrap() {
             Vcpu(0) => {
                 let begin = now;
                 while now < end && !queue.queue_state(now, &POLICY).should_switch {
                     now = queue.queue_state(now, &POLICY).next_event.clamp(now + 1, end);
-                    wake_expired(&mut queue, now, line, &virtual_time);
+                    wake_expired(&mut queue, now, class, &virtual_time);
                 }
                 worked += now - begin;
                 queue.end_by(now, PutBack::Preempted, &POLICY);
@@ -148,9 +151,9 @@ fn work_beside_ticks(tickers: u32, cost: u64, period: u64, line: Line, end: u64)
     worked
 }
 
-fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]) {
+fn wake_expired(queue: &mut RunQueue, now: u64, class: QueueClass, virtual_time: &[u64]) {
     while let Some(vcpu) = queue.pop_expired(now) {
-        let standing = queue.standing(vcpu, virtual_time[vcpu.place()], line);
+        let standing = queue.standing(vcpu, virtual_time[vcpu.place()], class);
         let _looked_at_next = queue.enqueue(vcpu, standing, &POLICY);
     }
 }
@@ -158,17 +161,17 @@ fn wake_expired(queue: &mut RunQueue, now: u64, line: Line, virtual_time: &[u64]
 #[test]
 fn more_ticks_than_there_is_time_for_leave_half_of_the_cpu_to_work() {
     // 127 ticks of 70 in each 800: eleven times the available time.
-    let worked = work_beside_ticks(127, 70, 800, Line::Timer, 1_000_000);
+    let worked = work_beside_ticks(127, 70, 800, QueueClass::Timer, 1_000_000);
     assert!((450_000..=550_000).contains(&worked), "{worked}");
     // The reason for the line: fairness among vCPUs is not enough.
-    let worked = work_beside_ticks(127, 70, 800, Line::Work, 1_000_000);
+    let worked = work_beside_ticks(127, 70, 800, QueueClass::Work, 1_000_000);
     assert!(worked < 100_000, "{worked}");
 }
 
 #[test]
 fn few_ticks_are_not_held_back() {
     // Two ticks of 70 in each 800.
-    let worked = work_beside_ticks(2, 70, 800, Line::Timer, 1_000_000);
+    let worked = work_beside_ticks(2, 70, 800, QueueClass::Timer, 1_000_000);
     assert!((800_000..=880_000).contains(&worked), "{worked}");
 }
 
@@ -253,7 +256,7 @@ fn sleeps_of_no_length_earn_nothing() {
         had[vcpu.place()] += 300;
         if vcpu == Vcpu(0) {
             let virtual_time = queue.block(now + 300);
-            let standing = queue.standing(Vcpu(0), virtual_time, Line::Work);
+            let standing = queue.standing(Vcpu(0), virtual_time, QueueClass::Work);
             let _nobody_runs = queue.enqueue(Vcpu(0), standing, &POLICY);
         } else {
             queue.end_by(now + 300, PutBack::Preempted, &POLICY);

@@ -108,7 +108,7 @@ fn time_that_is_left_out_of_a_turn_is_nobodys() {
 impl Machine {
     /// Wakes a vCPU that sleeps, and lets it stop when it runs.
     fn stop(&mut self, vcpu: VcpuIndex) {
-        self.wake(vcpu, Line::Work);
+        self.wake(vcpu, QueueClass::Work);
         self.vcpus[vcpu.place()].habit = Habit::Sleeps(1, 0);
         self.vcpus[vcpu.place()].left = u64::MAX;
         while !self.cpus.iter().any(|cpu| cpu.current == Some(vcpu)) {

@@ -13,7 +13,8 @@ use core::ops::Range;
 use hostlink::cpus::CpuSet;
 
 use super::{
-    Block, CpuIndex, GroupIndex, Line, Nudge, Policy, PutBack, Released, Scheduler, Share, Turn, VcpuIndex,
+    Block, CpuIndex, GroupIndex, Nudge, Policy, PutBack, QueueClass, Released, Scheduler, Share, Turn,
+    VcpuIndex,
 };
 
 /// Ticks in a millisecond.
@@ -140,10 +141,10 @@ impl Machine {
             ready_since: None,
             waits: Vec::new(),
         }));
-        VcpuIndex::each(rows).for_each(|vcpu| self.wake(vcpu, Line::Work));
+        VcpuIndex::each(rows).for_each(|vcpu| self.wake(vcpu, QueueClass::Work));
     }
 
-    fn wake(&mut self, vcpu: VcpuIndex, line: Line) {
+    fn wake(&mut self, vcpu: VcpuIndex, class: QueueClass) {
         let now = self.now;
         let state = &mut self.vcpus[vcpu.place()];
         assert!(core::mem::take(&mut state.is_asleep), "vCPU {vcpu} is awake");
@@ -153,7 +154,7 @@ impl Machine {
             Habit::Sleeps(run, _) | Habit::Bursts(run, _) => run,
             Habit::Yields(run) | Habit::Waits(run) | Habit::Lends(run) => run,
         };
-        let nudge = self.sched.wake(vcpu, line, now);
+        let nudge = self.sched.wake(vcpu, class, now);
         self.obey(nudge);
     }
 
@@ -254,12 +255,12 @@ impl Machine {
 
     fn wake_expired(&mut self, cpu: CpuIndex) {
         while let Some(vcpu) = self.sched.pop_expired(cpu, self.now) {
-            let line = if matches!(self.vcpus[vcpu.place()].habit, Habit::Sleeps(run, _) if run < MS / 10) {
-                Line::Timer
+            let class = if matches!(self.vcpus[vcpu.place()].habit, Habit::Sleeps(run, _) if run < MS / 10) {
+                QueueClass::Timer
             } else {
-                Line::Work
+                QueueClass::Work
             };
-            self.wake(vcpu, line);
+            self.wake(vcpu, class);
         }
     }
 
@@ -336,7 +337,7 @@ impl Machine {
             };
             let asleep: Vec<_> =
                 (0..self.vcpus.len() as u32).map(VcpuIndex).filter(its).take(wakes).collect();
-            asleep.into_iter().for_each(|other| self.wake(other, Line::Work));
+            asleep.into_iter().for_each(|other| self.wake(other, QueueClass::Work));
         }
     }
 

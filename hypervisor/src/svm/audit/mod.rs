@@ -23,7 +23,7 @@ use alloc::boxed::Box;
 use core::fmt;
 
 use crate::sched::CpuIndex;
-use crate::tenants::Tenants;
+use crate::tag_users::TagUsers;
 
 /// A VMCB, as words.
 pub type Words = [u64; 512];
@@ -129,7 +129,7 @@ impl fmt::Display for Finding {
 
 /// The last user of a processor's ASID, and in which of its stays.
 #[derive(Clone, Copy, Debug)]
-struct Tenant {
+struct TagUser {
     vcpu: u32,
     stay: u64,
 }
@@ -137,7 +137,7 @@ struct Tenant {
 /// The auditor's record of one processor.
 #[derive(Debug, Default)]
 pub struct CpuBooks {
-    tenants: Tenants<Tenant>,
+    users: TagUsers<TagUser>,
     /// Whether it has dropped all translations once.
     has_dropped_all: bool,
     /// The number of ASIDs that it says it has, the host's own 0 among them; 0 before it was asked.
@@ -227,11 +227,11 @@ impl VcpuBooks {
             return Err(Finding::NeverFlushed(asid));
         }
         // It is unused since all translations were dropped.
-        let Some(tenant) = books.tenants.get(asid) else { return Ok(()) };
-        if tenant.vcpu != self.index {
-            return Err(Finding::Foreign { asid, vcpu: tenant.vcpu });
+        let Some(user) = books.users.get(asid) else { return Ok(()) };
+        if user.vcpu != self.index {
+            return Err(Finding::Foreign { asid, vcpu: user.vcpu });
         }
-        if tenant.stay != self.stays {
+        if user.stay != self.stays {
             return Err(Finding::Elsewhere);
         }
         if self.owes {
@@ -248,7 +248,7 @@ impl VcpuBooks {
     /// Notes that VMRUN has been executed, and the guest has run and exited.
     pub fn note(&mut self, books: &mut CpuBooks, cpu: CpuIndex, vmcb: &Words) {
         if byte(vmcb, TLB_CONTROL) == FLUSH_ALL {
-            books.tenants.clear();
+            books.users.clear();
             books.has_dropped_all = true;
         }
         self.stays += 1;
@@ -257,7 +257,7 @@ impl VcpuBooks {
         for (start, end) in LOOKED_AT {
             self.last[start / 8..end / 8].copy_from_slice(&vmcb[start / 8..end / 8]);
         }
-        books.tenants.set(low_word(vmcb, ASID), Tenant { vcpu: self.index, stay: self.stays });
+        books.users.set(low_word(vmcb, ASID), TagUser { vcpu: self.index, stay: self.stays });
     }
 }
 

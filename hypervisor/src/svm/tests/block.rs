@@ -14,8 +14,8 @@ use crate::svm::vmcb::{Vmcb, clean};
 use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::tests::requests;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
-use crate::x86::vcpu::described::REGISTERS;
 use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::saved_state::REGISTERS;
 use crate::x86::vcpu::state::VcpuState;
 
 /// Lets `act` change a block that the processor has.

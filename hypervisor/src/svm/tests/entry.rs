@@ -129,14 +129,17 @@ fn an_nmi_behind_an_exception_has_its_exit() {
         guest.0.state.raise_undefined();
         guest.0.state.nmi.post();
         guest.0.state.prepare_events::<MockSvm>();
-        assert!(crate::vm::mock::offer::is_interrupted::<MockSvm>(), "the kick ends the stay as it begins");
+        assert!(
+            crate::vm::mock::board_impl::is_interrupted::<MockSvm>(),
+            "the kick ends the stay as it begins"
+        );
         assert!(guest.0.state.nmi.contains(Nmi::PENDING));
     });
     with_guest(&[], |guest| {
         guest.vmcb().interrupt_shadow = 1;
         guest.0.state.nmi.post();
         guest.0.state.prepare_events::<MockSvm>();
-        assert!(!crate::vm::mock::offer::is_interrupted::<MockSvm>(), "it has a window");
+        assert!(!crate::vm::mock::board_impl::is_interrupted::<MockSvm>(), "it has a window");
     });
 }
 

@@ -7,7 +7,7 @@ use memslots::Gpa;
 use baremetal::random::Random;
 
 use super::processor::{CODE, CpuData, DATA, MockSvm, TABLES, processor};
-use crate::devices::described::Reasons;
+use crate::devices::state_checks::Reasons;
 use crate::svm::audit::auditor::words;
 use crate::svm::audit::changed;
 use crate::svm::vmcb::{Vmcb, clean};

@@ -137,8 +137,8 @@ fn a_cpu_that_does_not_leave_is_kicked_again_and_then_given_up() {
             let before = guest.count(Counter::KickAgain);
             assert_eq!(Ipi::<MockSvm>::of_machine().relax(turns).is_continue(), goes_on, "{turns}");
             assert_eq!(guest.count(Counter::KickAgain) - before, kicks, "{turns}");
-            assert_eq!(mock::offer::is_interrupted::<MockSvm>(), kicks != 0, "{turns}");
-            mock::offer::take_what_pends::<MockSvm>();
+            assert_eq!(mock::board_impl::is_interrupted::<MockSvm>(), kicks != 0, "{turns}");
+            mock::board_impl::take_what_pends::<MockSvm>();
         }
     });
 }
@@ -329,7 +329,7 @@ fn u67_the_clock_wakes_the_vcpu_that_has_set_it() {
             }
             expire_timers(guest.0, due - 1);
             assert_eq!(served(guest), None);
-            crate::vm::mock::offer::advance::<MockSvm>(due - MockSvm::now());
+            crate::vm::mock::board_impl::advance::<MockSvm>(due - MockSvm::now());
             expire_timers(guest.0, due);
             assert_eq!(guest.0.state.next_deadline(0), u64::MAX, "until it is served");
             assert_eq!([(); 3].map(|()| served(guest)), [Some(0x49), Some(0x48), None]);

@@ -19,11 +19,11 @@ use crate::svm::processor::Svm;
 use crate::svm::vendor::OnSvm;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Arch;
-use crate::vm::mock::{self, OnMockBoard, offer};
+use crate::vm::mock::{self, OnMockBoard, board_impl};
 use crate::vm::{Context, CreateError, Files, PerCpu};
+use crate::x86::arch_impl::OnX86;
 use crate::x86::cpuid::kept::Word;
 use crate::x86::hyperv::cpuid::CpuidResult;
-use crate::x86::offer::OnX86;
 use crate::x86::vcpu::registers::{RAX, Registers};
 
 pub(crate) struct Mock;
@@ -312,7 +312,7 @@ where
     }
 
     fn receive() -> Option<u8> {
-        offer::receive_console::<Self>()
+        board_impl::receive_console::<Self>()
     }
 }
 
@@ -335,7 +335,7 @@ impl Svm for MockSvm {
 
     fn release_interrupts() {
         processor(|processor| assert!(core::mem::replace(&mut processor.is_held, false)));
-        offer::take_what_pends::<Self>();
+        board_impl::take_what_pends::<Self>();
     }
 
     unsafe fn run(cpu: &PerCpu<Self>, vmcb: &mut Vmcb, registers: &mut Registers) {

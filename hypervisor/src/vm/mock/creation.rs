@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, OnceLock};
 
-use super::{HERE, Lines, MockBoard, TURNS_MAX, Turns};
+use super::{CpuLines, HERE, MockBoard, TURNS_MAX, Turns};
 use crate::free_memory::FreeMemory;
 use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::arch::Arch;
@@ -134,7 +134,7 @@ impl<A: Arch> MockBoard<A> {
             .zip(cpus)
             .map(|(index, data)| PerCpu::new(index, hardware_id(index), data))
             .collect();
-        let lines = Lines { timer: u64::MAX, ..Lines::default() };
+        let lines = CpuLines { timer: u64::MAX, ..CpuLines::default() };
         let board: &'static Self = Box::leak(Box::new(Self {
             host: OnceLock::new(),
             clock: AtomicU64::new(1000),

@@ -10,14 +10,14 @@
 //! and [`MockBoard::with_vcpu`] gives it a vCPU.
 
 mod asking;
+pub(crate) mod board_impl;
 pub(crate) mod creation;
 #[cfg(test)]
 pub(crate) mod largest;
 pub mod live;
-pub(crate) mod offer;
 pub(crate) mod processor;
 
-pub(crate) use offer::OnMockBoard;
+pub(crate) use board_impl::OnMockBoard;
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -66,7 +66,7 @@ pub(crate) enum End {
 struct Over;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Lines {
+struct CpuLines {
     kick: bool,
     control: bool,
     serial: bool,
@@ -78,7 +78,7 @@ struct Lines {
 /// The CPU whose turn it is, and the state of the run.
 struct Turns {
     running: u32,
-    lines: Vec<Lines>,
+    lines: Vec<CpuLines>,
     random: Random,
     left: u64,
     /// The CPUs are threads now.
@@ -115,7 +115,7 @@ pub(crate) type Tool = Box<dyn FnMut(&[String]) -> Vec<String> + Send>;
 
 impl Turns {
     fn is_due(&self, cpu: u32, now: u64) -> bool {
-        let Lines { kick, control, serial, timer, .. } = self.lines[cpu as usize];
+        let CpuLines { kick, control, serial, timer, .. } = self.lines[cpu as usize];
         kick || control || serial || timer <= now
     }
 

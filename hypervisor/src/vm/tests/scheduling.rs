@@ -268,7 +268,7 @@ fn what_is_typed_is_taken_though_no_guest_is_there() {
         }
         board.type_in(b"lost");
         interrupts::on_serial_interrupt::<MockArch>();
-        assert_eq!(mock::offer::receive_console::<MockArch>(), None, "{start}");
+        assert_eq!(mock::board_impl::receive_console::<MockArch>(), None, "{start}");
     }
 }
 

@@ -14,7 +14,7 @@ use crate::devices::pc::lapic::msr::{APIC_BASE, EOI, ESR, LVT_ERROR, SELF_IPI, S
 use crate::devices::pc::message::{Destination, Message, MessageKind, Trigger};
 use crate::devices::pc::platform::PortSize;
 use crate::vm::arch::State;
-use crate::vmx::apic::Keeper;
+use crate::vmx::apic::ApicLocation;
 use crate::vmx::controls::{ACKNOWLEDGE, DELIVERY, POSTED, Word};
 use crate::vmx::fields as f;
 use crate::x86::RFLAGS_IF;
@@ -190,7 +190,7 @@ fn seen(config: &'static str, seed: u64) -> (Vec<Seen>, bool) {
             driver.step(&mut random);
         }
         driver.look();
-        (driver.cpu.take().seen, driver.guest.vmcs().apic.keeper != Keeper::Never)
+        (driver.cpu.take().seen, driver.guest.vmcs().apic.location != ApicLocation::Never)
     })
 }
 

@@ -3,7 +3,7 @@
 
 use super::processor::{Tested, with_guest, with_guest_of};
 use crate::devices::pc::message::Trigger;
-use crate::vmx::apic::{Keeper, TPR};
+use crate::vmx::apic::{ApicLocation, TPR};
 use crate::vmx::controls::Word;
 use crate::vmx::vmcs::{THRESHOLD, Vmcs};
 use crate::x86::vcpu::block::tests::requests;
@@ -82,14 +82,14 @@ fn a_vcpu_begins_with_an_empty_page_and_asks_for_nothing() {
         let asks = vmcs.controls.word(Word::Primary) & AT_TIMES;
         assert_eq!((asks, vmcs.delivered(), vmcs.threshold), (1 << 23, 0, 0));
         assert_eq!((vmcs.interruptibility(), vmcs.activity(), vmcs.pending_debug()), (0, 0, 0));
-        assert_eq!(vmcs.apic.keeper, Keeper::Model);
+        assert_eq!(vmcs.apic.location, ApicLocation::Model);
     });
     with_guest_of("emulated_apic=on\nmemory=16777216", |guest| {
         let state = &mut *guest.0.state;
         state.lapic.accept_fixed(0x51, Trigger::Edge);
         assert_eq!(
-            (state.block.apic.keeper, state.block.hand_over(&mut state.lapic)),
-            (Keeper::Never, false)
+            (state.block.apic.location, state.block.hand_over(&mut state.lapic)),
+            (ApicLocation::Never, false)
         );
         assert_eq!(state.lapic.highest_irr(), Some(0x51));
     });

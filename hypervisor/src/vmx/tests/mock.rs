@@ -13,8 +13,8 @@ use super::said::Said;
 use crate::vmx::controls::{DELIVERY, LISTS, LONG_MODE, PAUSE_LOOP, POSTED, VPID, Word};
 use crate::vmx::copies::{Copied, FIELDS};
 use crate::vmx::fields::{self as f, Access, Encoding, NAMES, Named, Width};
-use crate::vmx::outside::{Held, Register};
 use crate::vmx::run::{self, Failed, Instructions};
+use crate::vmx::soft_state::{LoadedValues, Register};
 use crate::vmx::switch::HostState;
 use crate::vmx::table::ENTRY_FAILURE;
 use crate::vmx::vmcs::{BLOCKING_BY_NMI, POINTERS, SHADOWS, Vmcs};
@@ -82,7 +82,7 @@ thread_local! {
     static MOCK: RefCell<Mock> = RefCell::new(Mock::new());
     /// What the guest does in its next stay.
     static ACT: RefCell<Option<Act>> = const { RefCell::new(None) };
-    static HELD: Cell<&'static Held> = Cell::new(Box::leak(Box::default()));
+    static HELD: Cell<&'static LoadedValues> = Cell::new(Box::leak(Box::default()));
 }
 
 pub(crate) fn mock<R>(act: impl FnOnce(&mut Mock) -> R) -> R {

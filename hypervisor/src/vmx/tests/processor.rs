@@ -16,12 +16,12 @@ use std::sync::LazyLock;
 pub(crate) use super::mock::written;
 use super::mock::{self, Stay};
 use super::said::Said;
-use crate::devices::described::Reasons;
+use crate::devices::state_checks::Reasons;
 use crate::svm::tests::guest::Guest as GuestOf;
 pub(crate) use crate::svm::tests::guest::Kind;
 pub(crate) use crate::svm::tests::processor::{CODE, DATA, HOLE, MEMORY, TABLES, UNMAPPED, processor};
 use crate::svm::tests::processor::{Mock, OnMock, TWO_VCPUS, begin_on, board_on, with_guest_on};
-use crate::vm::mock::{MockBoard, offer};
+use crate::vm::mock::{MockBoard, board_impl};
 use crate::vm::{Context, Next, PerCpu};
 use crate::vmx::apic::{IRR, ISR, TPR};
 use crate::vmx::capabilities::Capabilities;
@@ -29,14 +29,14 @@ use crate::vmx::controls::{self, Controls, Word};
 use crate::vmx::copies::{Copied, FIELDS};
 use crate::vmx::fields::Named;
 use crate::vmx::intercepts;
-use crate::vmx::outside::Register;
 use crate::vmx::processor::{OnVmx, Vmx};
 use crate::vmx::refusal::{wrong_event, wrong_field};
 use crate::vmx::run::{self, Instructions};
+use crate::vmx::soft_state::Register;
 use crate::vmx::table::{self, REFUSED};
 use crate::vmx::vmcs::Vmcs;
+use crate::x86::arch_impl::OnX86;
 use crate::x86::enter;
-use crate::x86::offer::OnX86;
 use crate::x86::vcpu::block::Field::Rip;
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::registers::Registers;
@@ -106,7 +106,7 @@ impl Vmx for MockVmx {
 
     fn release_interrupts(acknowledged: Option<u8>) {
         ACKNOWLEDGED.with_borrow_mut(|all| all.extend(acknowledged));
-        offer::take_what_pends::<Self>();
+        board_impl::take_what_pends::<Self>();
     }
 
     fn tell(cpu: &PerCpu<Self>) {
@@ -204,10 +204,10 @@ impl Kind for MockVmx {
             "block.EPT_POINTER block.vmcs.changed_by_exits block.vmcs.controls.apic \
              block.vmcs.controls.p* block.vmcs.controls.words.3 block.vmcs.host \
              block.vmcs.list block.vmcs.maps block.vmcs.masks block.vmcs.own* \
-             block.vmcs.outside.from_processor block.vmcs.region block.vmcs.vmread",
+             block.vmcs.soft.from_processor block.vmcs.region block.vmcs.vmread",
         ),
         ("the local APIC gets it back", "block.INTERRUPT_STATUS block.page block.vmcs.apic"),
-        ("where it runs", "block.vmcs.active block.vmcs.is_new block.vmcs.outside.loaded"),
+        ("where it runs", "block.vmcs.active block.vmcs.is_new block.vmcs.soft.loaded"),
         ("each by its name", "block.vmcs.copies"),
         ("an entry writes it", "block.vmcs.dirty*"),
         ("an exit sets it", "block.vmcs.stale"),
@@ -230,11 +230,11 @@ impl Kind for MockVmx {
     const LEFT_BY_INIT: Reasons = &[
         ("the manual", "block.GUEST_SYSENTER_*"),
         ("time goes on", "block.TSC_OFFSET"),
-        ("STAR: the manual", "block.vmcs.outside.values.2"),
-        ("LSTAR: the manual", "block.vmcs.outside.values.3"),
-        ("CSTAR: the manual", "block.vmcs.outside.values.4"),
-        ("SFMASK: the manual", "block.vmcs.outside.values.5"),
-        ("KERNEL_GS_BASE: the manual", "block.vmcs.outside.values.6"),
+        ("STAR: the manual", "block.vmcs.soft.values.2"),
+        ("LSTAR: the manual", "block.vmcs.soft.values.3"),
+        ("CSTAR: the manual", "block.vmcs.soft.values.4"),
+        ("SFMASK: the manual", "block.vmcs.soft.values.5"),
+        ("KERNEL_GS_BASE: the manual", "block.vmcs.soft.values.6"),
     ];
 
     fn msr_exits(number: u32) -> [bool; 2] {

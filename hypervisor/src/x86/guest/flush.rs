@@ -245,7 +245,7 @@ impl<A: X86> InputSource for MemorySource<'_, A> {
 mod tests {
     use super::{CpuId, hold_back};
     use crate::svm::tests::processor::{MockSvm, board};
-    use crate::vm::mock::offer::is_interrupted;
+    use crate::vm::mock::board_impl::is_interrupted;
 
     #[test]
     fn a_kick_that_is_held_back_goes_with_the_next() {

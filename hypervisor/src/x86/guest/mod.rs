@@ -2,10 +2,10 @@
 //! flushes.
 
 pub mod deliver;
-mod described;
 pub mod flush;
 pub mod overlay;
 pub mod rom;
+mod saved_state;
 
 use ::pci::function::Windows;
 use alloc::boxed::Box;

@@ -282,7 +282,7 @@ fn m4_timers_that_were_due_fire_once_and_time_never_steps_back() {
     });
     with_guest(&[], |guest| {
         // The machine's clock is far ahead; the guest stood still for some time.
-        mock::offer::advance::<Tested>(1 << 30);
+        mock::board_impl::advance::<Tested>(1 << 30);
         read(guest, &bytes, ticks + 50_000).expect("is read");
         let now = Tested::now();
         let tsc = now.wrapping_add(guest.field(TscOffset));
@@ -294,7 +294,7 @@ fn m4_timers_that_were_due_fire_once_and_time_never_steps_back() {
         // Nothing is due yet, or the periodic timer is.
         let due = guest.0.state.next_deadline(now);
         assert!(due < u64::MAX);
-        mock::offer::advance::<Tested>(1 << 41);
+        mock::board_impl::advance::<Tested>(1 << 41);
         let now = Tested::now();
         assert!(guest.0.state.next_deadline(now) <= now);
         Tested::expire_timers(guest.0, now);
@@ -324,7 +324,7 @@ fn m4_the_tsc_page_is_right_on_the_other_machine() {
         (written(guest), [8, 16].map(|at| guest.read(PAGE + at)))
     });
     with_guest(&[], |guest| {
-        mock::offer::advance::<Tested>(123_456_789);
+        mock::board_impl::advance::<Tested>(123_456_789);
         read(guest, &bytes, 7 << 40).expect("is read");
         let vm = guest.0.vm;
         let page = vm.guest.partition.clock().page();

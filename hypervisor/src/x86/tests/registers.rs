@@ -5,7 +5,7 @@ use hostlink::counters::Counter;
 use super::processor::{DATA, Guest, Kind, TABLES, Tested, processor, with_guest};
 use super::rows::{CPUID, GP, MSR, NESTED, UD, VMMCALL, XSETBV};
 use crate::devices::pc::message::{Logical, Trigger};
-use crate::sched::{CpuIndex, Line, PutBack, Released};
+use crate::sched::{CpuIndex, PutBack, QueueClass, Released};
 use crate::svm::tests::rows::HLT;
 use crate::vm::arch::Clock;
 use crate::vm::{Next, mock};
@@ -335,17 +335,17 @@ fn the_run_time_grows_in_turns_alone_and_begins_again_at_a_reset() {
     with_guest(&[], |guest| {
         let (vm, sched) = (guest.0.vm, &guest.0.host.sched);
         let [row, other] = [0, 1].map(|vcpu: usize| vm.vcpus[vcpu].row);
-        let pass = || mock::offer::advance::<Tested>(Tested::hz() / 10);
+        let pass = || mock::board_impl::advance::<Tested>(Tested::hz() / 10);
         // The clock goes on by a few ticks with each reading.
         let is = |time: u64, tenths: u64| (tenths * TENTH..tenths * TENTH + 100).contains(&time);
         assert_eq!(run_time(guest), 0, "the scheduler has not given it a CPU");
-        let _ = sched.wake(row, Line::Work, Tested::now());
+        let _ = sched.wake(row, QueueClass::Work, Tested::now());
         pass();
         assert_eq!(sched.next(CpuIndex(0), Tested::now()).map(|turn| turn.vcpu), Some(row));
         assert!(is(run_time(guest), 0), "it waited");
         pass();
         assert!(is(run_time(guest), 1));
-        let _ = sched.wake(other, Line::Work, Tested::now());
+        let _ = sched.wake(other, QueueClass::Work, Tested::now());
         let _ = sched.switch(CpuIndex(0), Tested::now(), PutBack::Preempted, Released::made());
         pass();
         assert!(is(run_time(guest), 1), "another one runs");

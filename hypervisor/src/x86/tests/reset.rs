@@ -8,13 +8,13 @@ use transfer::{Archive, Described, Flaw};
 
 use super::moved::{describe, enters, off};
 use super::processor::{Kind, Tested, board, processor};
-use crate::devices::described::{Kept, Reasons, Reset, listed};
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::ioapic;
 use crate::devices::pc::lapic::APIC_BASE_ADDRESS;
 use crate::devices::pc::message::Trigger;
 use crate::devices::pc::platform::{PortSize, SerialPort};
 use crate::devices::pc::power;
+use crate::devices::state_checks::{Kept, Reasons, Reset, listed};
 use crate::loader::{EntryKind, EntryState};
 use crate::svm::tests::guest::Guest;
 use crate::vm::arch::{Arch, State};
@@ -23,9 +23,9 @@ use crate::x86::processor::Vendor;
 use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Dr6, Dr7, Efer, Pat, Rflags, Rip, Rsp};
 use crate::x86::vcpu::block::SegmentName::{Cs, Ds, Es, Fs, Gdtr, Gs, Idtr, Ldtr, Ss, Tr};
 use crate::x86::vcpu::block::{ControlBlock, Segment};
-use crate::x86::vcpu::described::REGISTERS;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RBX, RSI, Registers};
+use crate::x86::vcpu::saved_state::REGISTERS;
 use crate::x86::vcpu::state::Activity;
 
 /// A guest, of whose vCPUs the first is as after power-on.

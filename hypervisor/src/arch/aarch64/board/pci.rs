@@ -20,7 +20,7 @@ use crate::arch::PerCpu;
 use crate::arch::aarch64::sysreg::{dsb_ld, dsb_st};
 use crate::devices::virt::map::PCI_LINES;
 use crate::image::registers::MappedBus;
-use crate::iommu::lines::{Gate, Lines, MachineDevices};
+use crate::iommu::lines::{Gate, InterruptLines, MachineDevices};
 use crate::iommu::smmu::{Registers, Smmu};
 use crate::owned;
 
@@ -124,7 +124,7 @@ impl Found {
             EVENTS.store(intid, Ordering::Relaxed);
             gic::route_edge(intid, cpu);
         }
-        let lines = Lines::new(self.bus, self.own);
+        let lines = InterruptLines::new(self.bus, self.own);
         for line in (0..PCI_LINES).filter(|&line| !lines.is_own(line)) {
             if let Some(intid) = self.bus.intid(line) {
                 gic::route_masked(intid, cpu);

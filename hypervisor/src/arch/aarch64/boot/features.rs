@@ -6,7 +6,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 use crate::arch::aarch64::sysreg::{isb, read, write};
-use crate::arm64::controls::{Control, Processor, at_start, hcr};
+use crate::arm64::controls::{Control, IdRegisters, at_start, hcr};
 use crate::arm64::processor::Features;
 
 static FEATURES: AtomicU32 = AtomicU32::new(0);
@@ -55,8 +55,8 @@ pub(crate) fn probe() -> Result<(), &'static str> {
     Ok(())
 }
 
-pub(crate) fn processor() -> Processor {
-    let mut processor = Processor {
+pub(crate) fn processor() -> IdRegisters {
+    let mut processor = IdRegisters {
         midr: read!("midr_el1"),
         pfr0: read!("id_aa64pfr0_el1"),
         pfr1: read!("id_aa64pfr1_el1"),

@@ -5,4 +5,4 @@
 pub(super) mod entry;
 pub(super) mod features;
 pub(super) mod invalidate;
-mod offer;
+mod ops;

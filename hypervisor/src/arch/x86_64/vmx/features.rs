@@ -11,8 +11,8 @@ use super::invalidate;
 use crate::image::Processor;
 use crate::vmx::capabilities::{Capabilities, Lacking};
 use crate::vmx::controls::Controls;
-use crate::vmx::outside::Register;
 use crate::vmx::run::Instructions;
+use crate::vmx::soft_state::Register;
 use crate::x86::vcpu::msr;
 
 /// It cannot be changed before the next reset.

@@ -144,7 +144,7 @@ fn m4_physical_counter_and_timer_go_on_by_the_guests_clock() {
     let [left, control, value] = [0, 1, 2].map(|op2| (3, 3, 14, 2, op2));
     with(|context| {
         let vm = context.vm;
-        mock::offer::advance::<MockArm64>(10_000);
+        mock::board_impl::advance::<MockArm64>(10_000);
         // Ahead of the machine and behind it, and the machine's first and last time.
         for (base, first_time, last_time) in
             [(1 << 40, 0, u64::MAX - (1 << 40)), (500_u64.wrapping_neg(), 500, u64::MAX)]

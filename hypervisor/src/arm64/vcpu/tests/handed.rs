@@ -139,7 +139,7 @@ fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
         }
         devices::expire_alarm(context, due - 1);
         assert!(!is_pending(vm));
-        mock::offer::advance::<MockArm64>(due - MockArm64::now());
+        mock::board_impl::advance::<MockArm64>(due - MockArm64::now());
         devices::expire_alarm(context, due);
         assert!(is_pending(vm));
         assert!(devices::write(context, CLEAR, 4, 1));

@@ -7,8 +7,8 @@ use crate::arm64::controls::{Control, counter, hcr};
 use crate::arm64::guest::identity;
 use crate::arm64::mock::machines;
 use crate::arm64::processor::Processor as _;
-use crate::arm64::vcpu::described::describe;
-use crate::devices::described::{listed, read, written};
+use crate::arm64::vcpu::saved_state::describe;
+use crate::devices::state_checks::{listed, read, written};
 use crate::devices::virt::map;
 use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::{VpIndex, mock};
@@ -185,7 +185,7 @@ fn m4_m5_a_guest_goes_on_where_it_was() {
     // On a machine that has run for longer, and on one that has begun just now.
     for uptime in [0, 1 << 42] {
         let here = machine("vcpus=2").machine();
-        mock::offer::advance::<MockArm64>(uptime);
+        mock::board_impl::advance::<MockArm64>(uptime);
         // It has stood still for five seconds: what it waited for is due.
         let ticks = left + 5 * SECOND;
         here.clock.set(&here.host.wall, MockArm64::now(), ticks, 1_800_000_005 * SECOND);

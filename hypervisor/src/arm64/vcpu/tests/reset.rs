@@ -9,7 +9,7 @@ use crate::arm64::mock::machines;
 use crate::arm64::processor::FloatState;
 use crate::arm64::vcpu::debug;
 use crate::arm64::vcpu::exchanged::{MATRIX, Register as R};
-use crate::devices::described::{Kept, Reasons, Reset, listed};
+use crate::devices::state_checks::{Kept, Reasons, Reset, listed};
 use crate::devices::virt::map;
 use crate::vm::arch::{Arch, State};
 use baremetal::random::Random;

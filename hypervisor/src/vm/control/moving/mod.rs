@@ -13,7 +13,7 @@
 //! copied. What the source's vCPUs owe as flushes is not sent: the target begins with tags that
 //! nobody has used, and with empty caches of addresses without memory.
 
-mod line;
+mod frames;
 mod receive;
 mod rounds;
 mod send;

@@ -19,7 +19,7 @@ use super::super::Answer;
 use super::super::life::Destroy;
 use super::super::refusal::Refusal;
 use super::super::requests::{Work, add_as};
-use super::line::{Line, PAGES_MAX};
+use super::frames::{FrameChannel, PAGES_MAX};
 use super::{STEP_US, describe, describe_beginning, next_section};
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
@@ -51,7 +51,7 @@ pub(in super::super) struct Receiving<A: Arch> {
     host: &'static Host<A>,
     /// The guest. It is gone in [`Stage::Closes`], unless it runs.
     vm: &'static Vm<A>,
-    line: Line<A>,
+    line: FrameChannel<A>,
     handover: Target,
     stage: Stage<A>,
     frames: u64,
@@ -77,7 +77,7 @@ impl<A: Arch> Receiving<A> {
         answer: &mut Answer,
     ) -> Result<Self, Refusal> {
         let host = vm.host;
-        let line = Line::take(host, Sizes::TARGET)?;
+        let line = FrameChannel::take(host, Sizes::TARGET)?;
         host.set_state(vm, GuestState::Arriving, 0);
         answer.record::<A>(&record::Channel { channel: line.place(), session: 0, given: 0 });
         Ok(Self {

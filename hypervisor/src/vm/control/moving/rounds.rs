@@ -15,7 +15,7 @@ use super::super::Answer;
 use super::super::refusal::Refusal;
 use super::super::requests::begin_fetch;
 use super::super::runs::find_run;
-use super::line::PAGES_MAX;
+use super::frames::PAGES_MAX;
 use super::send::{Sending, Stage};
 use super::stop::Stop;
 use super::{describe_beginning, is_devices};

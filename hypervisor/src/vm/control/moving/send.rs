@@ -30,7 +30,7 @@ use super::super::Answer;
 use super::super::life::Destroy;
 use super::super::refusal::{Refusal, refusal};
 use super::super::requests::begin_log;
-use super::line::Line;
+use super::frames::FrameChannel;
 use super::rounds::slots;
 use super::stop::Stop;
 use super::throttle::Throttle;
@@ -73,7 +73,7 @@ pub(in super::super) struct Sending<A: Arch> {
     /// The guest. It is gone when it has been destroyed.
     pub(super) vm: &'static Vm<A>,
     pub(super) number: u32,
-    pub(super) line: Line<A>,
+    pub(super) line: FrameChannel<A>,
     pub(super) handover: Source,
     pub(super) stage: Stage<A>,
     /// The slots with memory, to all of which the guest can store.
@@ -105,7 +105,7 @@ impl<A: Arch> Sending<A> {
     ) -> Result<Self, Refusal> {
         let is_given = vm.host.state_of(vm.number) == GuestState::Given;
         let slots = slots(vm, is_given)?;
-        let line = Line::take(vm.host, Sizes::SOURCE)?;
+        let line = FrameChannel::take(vm.host, Sizes::SOURCE)?;
         line.show_clock();
         let session = if is_given { vm.given.load(Ordering::Relaxed) } else { session };
         vm.given.store(session, Ordering::Relaxed); // By the boot CPU alone.

@@ -5,7 +5,7 @@ use crate::sched::CpuIndex;
 use crate::sched::spinning::Look;
 use crate::vm::arch::{Clock, State};
 use crate::vm::awaited::Word;
-use crate::vm::mock::offer;
+use crate::vm::mock::board_impl;
 use crate::vm::{Vm, VpIndex};
 use alloc::vec::Vec;
 use coherence::Space;
@@ -230,7 +230,7 @@ impl Vcpu {
     /// Works in pieces, so that interrupts arrive in between.
     fn work(&mut self, ticks: u64) -> Next {
         let piece = 10_000;
-        offer::advance::<MockArch>(piece);
+        board_impl::advance::<MockArch>(piece);
         self.worked += piece;
         if self.worked < ticks {
             return Next::Again;
@@ -245,7 +245,7 @@ impl Vcpu {
             Op::Sleep(ticks) | Op::Tick(ticks) => (TIMER, Exit::Sleep(ticks)),
             Op::WaitFor(sender) => (1 << sender, Exit::Halt),
             Op::SpinFor(sender) => {
-                offer::advance::<MockArch>(100);
+                board_impl::advance::<MockArch>(100);
                 let has_come = self.take(1 << sender);
                 let exits = !has_come && self.exits_on_pause;
                 return if exits { Next::AgainAfter(Exit::Pause) } else { Next::Again };
@@ -260,7 +260,7 @@ impl Vcpu {
         }
         let is_running = matches!(op, Op::Tick(_));
         if is_running {
-            offer::advance::<MockArch>(1000);
+            board_impl::advance::<MockArch>(1000);
         }
         if self.take(sender) {
             self.wants = 0;
@@ -272,7 +272,7 @@ impl Vcpu {
 
     /// Spins until a word in memory has a value, for a time, or until an interrupt arrives.
     fn spin_on(&mut self, op: Op, gpa: u64, vm: &Vm<MockArch>, inbox: &Inbox) -> Result<Next, Exit> {
-        offer::advance::<MockArch>(100);
+        board_impl::advance::<MockArch>(100);
         let now = MockArch::now();
         let host = self.access(vm, inbox, gpa, false)?;
         // SAFETY: it is the guest's memory, which other vCPUs store to by atomics as well.

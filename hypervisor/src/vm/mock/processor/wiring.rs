@@ -12,7 +12,7 @@ use crate::vm::awaited::Word;
 use crate::vm::dma::{DmaFlush, NotFlushed};
 use crate::vm::load::Plan;
 use crate::vm::memory::NestedTables;
-use crate::vm::mock::offer;
+use crate::vm::mock::board_impl;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Access, Context, CreateError, FaultOutcome, Files, Next, PerCpu, Vm, VpIndex, percpu};
 use alloc::vec;
@@ -41,7 +41,7 @@ impl Hardware for Kicks<'_> {
         if self.0.guest.stalls.load(Ordering::Relaxed) {
             return ControlFlow::Break(());
         }
-        offer::pass::<MockArch>();
+        board_impl::pass::<MockArch>();
         ControlFlow::Continue(())
     }
 }
@@ -183,7 +183,7 @@ unsafe impl Arch for MockArch {
     }
 
     fn receive_console(vm: Option<&Vm<Self>>) {
-        while let Some(byte) = offer::receive_console::<Self>() {
+        while let Some(byte) = board_impl::receive_console::<Self>() {
             vm.into_iter().for_each(|vm| vm.guest.console.lock().unwrap().push(byte));
         }
     }
@@ -198,7 +198,7 @@ unsafe impl Arch for MockArch {
     }
 
     fn load_state(context: &mut Context<'_, Self>, _: &Turn) {
-        offer::begin_turn::<Self>();
+        board_impl::begin_turn::<Self>();
         assert_eq!(context.state.loaded.replace(context.cpu.index), None, "loaded twice");
         let name = context.vcpu.row.0 + 1;
         let named = percpu::online::<Self>().filter(|cpu| cpu.current_vcpu.load(Ordering::Relaxed) == name);
@@ -231,7 +231,7 @@ unsafe impl Arch for MockArch {
         if resets && context.vm.attention() & stopping::PAUSE != 0 {
             context.vm.guest.paused_amid.fetch_add(1, Ordering::Relaxed);
         }
-        offer::pass::<Self>();
+        board_impl::pass::<Self>();
     }
 
     fn open_window(_: &mut Context<'_, Self>) {
@@ -239,14 +239,14 @@ unsafe impl Arch for MockArch {
     }
 
     fn take_signals(context: &mut Context<'_, Self>) {
-        offer::pass::<Self>();
+        board_impl::pass::<Self>();
         let inbox = &context.vcpu.inbox;
         if inbox.start.swap(0, Ordering::Acquire) != 0 && context.state.activity == Activity::Off {
             context.state.activity = Activity::Running;
         }
         context.state.got |= inbox.interrupts.swap(0, Ordering::Acquire);
         // Others post what this check does not find any more.
-        offer::pass::<Self>();
+        board_impl::pass::<Self>();
     }
 
     fn expire_timers(context: &mut Context<'_, Self>, now: u64) {
@@ -271,8 +271,8 @@ unsafe impl Arch for MockArch {
         assert_eq!(state.loaded, Some(cpu.index), "it runs on a CPU that its state is not loaded on");
         assert_eq!(state.activity, Activity::Running, "a vCPU that waits is entered");
         state.exit = loop {
-            offer::pass::<Self>();
-            if offer::is_interrupted::<Self>() && !vm.guest.stalls.load(Ordering::Relaxed) {
+            board_impl::pass::<Self>();
+            if board_impl::is_interrupted::<Self>() && !vm.guest.stalls.load(Ordering::Relaxed) {
                 break Exit::Interrupt;
             }
             if let Some(exit) = state.execute(vm, &vcpu.inbox) {
@@ -280,7 +280,7 @@ unsafe impl Arch for MockArch {
             }
         };
         guest.leave();
-        offer::take_what_pends::<Self>();
+        board_impl::take_what_pends::<Self>();
         true
     }
 
@@ -347,8 +347,8 @@ unsafe impl Arch for MockArch {
                 let until = Self::now() + ticks;
                 let _in_use = vm.space.slots().memory();
                 while Self::now() < until {
-                    offer::advance::<Self>(10_000);
-                    offer::pass::<Self>();
+                    board_impl::advance::<Self>(10_000);
+                    board_impl::pass::<Self>();
                 }
                 Next::Resume
             }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::devices::pc::message::{Destination, MessageKind};
-use crate::devices::{GeneralProtection, described};
+use crate::devices::{GeneralProtection, state_checks};
 
 const CLOCK: TimerClock = TimerClock { tsc_hz: 2_000_000_000, apic_hz: 1_000_000_000 };
 
@@ -279,16 +279,16 @@ fn ipis_leave_as_messages() {
 
 #[test]
 fn m7_a_tsc_of_another_rate_is_a_flaw_and_a_close_one_is_as_told() {
-    let bytes = described::written(&mut lapic());
+    let bytes = state_checks::written(&mut lapic());
     for (tsc_hz, is_close) in
         [(2_000_400_000, true), (1_999_700_000, true), (2_000_500_000, false), (1_999_000_000, false)]
     {
         let mut here = Lapic::new(ApicId(3), false, TimerClock { tsc_hz, ..CLOCK });
-        let read = described::read(&mut here, &bytes);
+        let read = state_checks::read(&mut here, &bytes);
         let differs = Flaw::Rates("the rate of the TSC", tsc_hz, CLOCK.tsc_hz);
         assert_eq!(read, if is_close { Ok(()) } else { Err(differs) });
         assert_eq!(is_close, here.timer.clock() == CLOCK);
     }
-    let other = described::read(&mut x2apic(4, false), &bytes);
+    let other = state_checks::read(&mut x2apic(4, false), &bytes);
     assert_eq!(other, Err(Flaw::Differs("id", 4, 3)));
 }

@@ -19,7 +19,7 @@ use crate::vm::arch::Arch;
 pub(super) const PAGES_MAX: u64 = (BODY_MAX / PAGE) as u64;
 
 /// A channel.
-pub(super) struct Line<A> {
+pub(super) struct FrameChannel<A> {
     at: u64,
     sizes: Sizes,
     end: End<'static>,
@@ -30,7 +30,7 @@ pub(super) struct Line<A> {
     arch: PhantomData<fn() -> A>,
 }
 
-impl<A: Arch> Line<A> {
+impl<A: Arch> FrameChannel<A> {
     /// Takes memory for a channel.
     pub(super) fn take(host: &Host<A>, sizes: Sizes) -> Result<Self, Refusal> {
         let (at, largest) = {

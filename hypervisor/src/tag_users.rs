@@ -8,31 +8,31 @@ const COUNT: usize = 64;
 
 /// Notes by tag. Their number has a limit, so that an auditor takes no memory.
 #[derive(Debug)]
-pub struct Tenants<T>(ArrayVec<(u32, T), COUNT>);
+pub struct TagUsers<T>(ArrayVec<(u32, T), COUNT>);
 
-impl<T> Default for Tenants<T> {
+impl<T> Default for TagUsers<T> {
     fn default() -> Self {
         Self(ArrayVec::new_const())
     }
 }
 
-impl<T> Tenants<T> {
+impl<T> TagUsers<T> {
     /// The note of a tag.
     pub fn get(&self, tag: u32) -> Option<&T> {
-        self.0.iter().find(|(noted, _)| *noted == tag).map(|(_, tenant)| tenant)
+        self.0.iter().find(|(noted, _)| *noted == tag).map(|(_, user)| user)
     }
 
     /// Notes the user of a tag. With too many tags the oldest note is lost: the auditor then knows
     /// less, and finds nothing that is not there.
-    pub fn set(&mut self, tag: u32, tenant: T) {
+    pub fn set(&mut self, tag: u32, user: T) {
         if let Some((_, noted)) = self.0.iter_mut().find(|(noted, _)| *noted == tag) {
-            *noted = tenant;
+            *noted = user;
             return;
         }
         if self.0.is_full() {
             self.0.remove(0);
         }
-        self.0.push((tag, tenant));
+        self.0.push((tag, user));
     }
 
     /// Forgets all.
@@ -47,15 +47,15 @@ mod tests {
 
     #[test]
     fn the_oldest_note_is_lost_when_there_are_too_many() {
-        let mut tenants = Tenants::default();
+        let mut users = TagUsers::default();
         for tag in 0..COUNT as u32 {
-            tenants.set(tag, tag + 1);
+            users.set(tag, tag + 1);
         }
-        tenants.set(3, 0);
-        assert_eq!((tenants.get(0), tenants.get(3)), (Some(&1), Some(&0)));
-        tenants.set(1000, 7);
-        assert_eq!((tenants.get(0), tenants.get(1), tenants.get(1000)), (None, Some(&2), Some(&7)));
-        tenants.clear();
-        assert_eq!(tenants.get(1), None);
+        users.set(3, 0);
+        assert_eq!((users.get(0), users.get(3)), (Some(&1), Some(&0)));
+        users.set(1000, 7);
+        assert_eq!((users.get(0), users.get(1), users.get(1000)), (None, Some(&2), Some(&7)));
+        users.clear();
+        assert_eq!(users.get(1), None);
     }
 }

@@ -1,21 +1,21 @@
 //! The vCPUs of one guest that wait on one CPU.
 //!
-//! There are two lines. A vCPU that an interrupt wakes, or that was running, waits among the vCPUs
-//! with work, ordered by virtual time. A vCPU that only its timer wakes waits in the timer line,
-//! first come, first served. While neither line is empty, each gets half of the CPU.
+//! There are two classes. A vCPU that an interrupt wakes, or that was running, waits among the vCPUs
+//! with work, ordered by virtual time. A vCPU that only its timer wakes waits in the timer class,
+//! first come, first served. While neither class is empty, each gets half of the CPU.
 //!
 //! The reason is the behaviour of many idle vCPUs that tick: Linux ticks on every CPU until it has
 //! a better clock source. Where all the ticks take longer than the available time, they would fill
 //! any CPU time that fairness among vCPUs gives them, and a vCPU with work would get one part in as
 //! many as there are vCPUs. A late tick, however, costs no more than one in time, and stands for
-//! the ticks that it replaces. In a separate line the ticks become only as many as half of the CPU
+//! the ticks that it replaces. In a separate class the ticks become only as many as half of the CPU
 //! can bear.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use super::{Line, Policy, PutBack, Running, Standing, VcpuIndex};
+use super::{Policy, PutBack, QueueClass, Running, Standing, VcpuIndex};
 use crate::sched::GroupIndex;
 
 /// The virtual time of a vCPU that has not run yet.
@@ -32,11 +32,11 @@ pub(super) struct Waiting {
 }
 
 #[derive(Debug, Default)]
-pub(in crate::sched) struct Lines {
+pub(in crate::sched) struct GuestQueue {
     /// The vCPUs with work, sorted by falling virtual time: the next to run is the last.
     pub(super) waiting: Vec<Waiting>,
     pub(super) expired: VecDeque<Waiting>,
-    /// How much more the timer line's vCPUs have run than those with work.
+    /// How much more the timer class's vCPUs have run than those with work.
     lead: i64,
     /// How many of the vCPUs with work wait for memory to change.
     passive: usize,
@@ -52,7 +52,7 @@ pub(in crate::sched) struct Lines {
     pub(super) has_news: bool,
 }
 
-impl Lines {
+impl GuestQueue {
     /// Empty lines with room for all of a guest's vCPUs, so that they never allocate later.
     pub(in crate::sched) fn new(group: GroupIndex, vcpus: Range<VcpuIndex>) -> Self {
         let count = VcpuIndex::each(vcpus.clone()).len();
@@ -73,16 +73,16 @@ impl Lines {
     }
 
     #[inline]
-    pub(super) fn waits_in(&self, line: Line) -> bool {
-        match line {
-            Line::Work => !self.waiting.is_empty(),
-            Line::Timer => !self.expired.is_empty(),
+    pub(super) fn waits_in(&self, class: QueueClass) -> bool {
+        match class {
+            QueueClass::Work => !self.waiting.is_empty(),
+            QueueClass::Timer => !self.expired.is_empty(),
         }
     }
 
     #[inline]
     pub(super) fn has_waiting(&self) -> bool {
-        self.waits_in(Line::Work) || self.waits_in(Line::Timer)
+        self.waits_in(QueueClass::Work) || self.waits_in(QueueClass::Timer)
     }
 
     /// Whether all that wait, wait for memory to change.
@@ -90,11 +90,11 @@ impl Lines {
         self.passive == self.waiting.len() && self.expired.is_empty()
     }
 
-    /// Puts a vCPU among those with work. If there was none, the timer line owes them at most a
-    /// sleeper's credit. `running` is the line of this guest's vCPU that runs here.
+    /// Puts a vCPU among those with work. If there was none, the timer class owes them at most a
+    /// sleeper's credit. `running` is the class of this guest's vCPU that runs here.
     #[inline(always)]
-    fn insert(&mut self, waiting: Waiting, running: Option<Line>, policy: &Policy) {
-        if self.waiting.is_empty() && running != Some(Line::Work) {
+    fn insert(&mut self, waiting: Waiting, running: Option<QueueClass>, policy: &Policy) {
+        if self.waiting.is_empty() && running != Some(QueueClass::Work) {
             self.lead = self.lead.min(policy.sleeper_credit());
         }
         // Behind vCPUs with the same virtual time: first come, first served.
@@ -102,10 +102,10 @@ impl Lines {
         self.waiting.insert(place, waiting);
     }
 
-    /// Puts a vCPU into the timer line, likewise.
+    /// Puts a vCPU into the timer class, likewise.
     #[inline]
-    fn insert_expired(&mut self, waiting: Waiting, running: Option<Line>, policy: &Policy) {
-        if self.expired.is_empty() && running != Some(Line::Timer) {
+    fn insert_expired(&mut self, waiting: Waiting, running: Option<QueueClass>, policy: &Policy) {
+        if self.expired.is_empty() && running != Some(QueueClass::Timer) {
             self.lead = self.lead.max(-policy.sleeper_credit());
         }
         self.expired.push_back(waiting);
@@ -119,18 +119,18 @@ impl Lines {
         &mut self,
         vcpu: VcpuIndex,
         standing: Standing,
-        running: Option<Line>,
+        running: Option<QueueClass>,
         policy: &Policy,
     ) -> bool {
         let lag = standing.lag.min(policy.slice.cast_signed()).max(-policy.sleeper_credit());
         let waiting = Waiting { virtual_time: self.floor.wrapping_add_signed(lag), vcpu, is_passive: false };
-        match standing.line {
-            Line::Work => {
+        match standing.class {
+            QueueClass::Work => {
                 self.insert(waiting, running, policy);
                 // It may preempt at once.
                 true
             }
-            Line::Timer => {
+            QueueClass::Timer => {
                 // One more makes no difference.
                 let is_first = self.expired.is_empty();
                 self.insert_expired(waiting, running, policy);
@@ -139,8 +139,8 @@ impl Lines {
         }
     }
 
-    /// Moves a vCPU from the timer line to those with work. Returns whether it was there.
-    pub(super) fn promote(&mut self, vcpu: VcpuIndex, running: Option<Line>, policy: &Policy) -> bool {
+    /// Moves a vCPU from the timer class to those with work. Returns whether it was there.
+    pub(super) fn promote(&mut self, vcpu: VcpuIndex, running: Option<QueueClass>, policy: &Policy) -> bool {
         let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu);
         let Some(waiting) = place.and_then(|place| self.expired.remove(place)) else { return false };
         self.insert(waiting, running, policy);
@@ -149,20 +149,21 @@ impl Lines {
 
     /// The standing of a vCPU that blocked here, from its virtual time then.
     #[inline]
-    pub(super) fn standing(&self, virtual_time: u64, line: Line) -> Standing {
-        Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), line }
+    pub(super) fn standing(&self, virtual_time: u64, class: QueueClass) -> Standing {
+        Standing { lag: virtual_time.wrapping_sub(self.floor).cast_signed(), class }
     }
 
-    /// Takes the next vCPU of the line that has run less.
+    /// Takes the next vCPU of the class that has run less.
     #[inline(always)] // A part of each switch.
-    pub(super) fn take(&mut self, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<(Line, Waiting)> {
-        let timer_first = self.waits_in(Line::Timer) && (!self.waits_in(Line::Work) || self.lead < 0);
+    pub(super) fn take(&mut self, may_go: impl FnMut(VcpuIndex) -> bool) -> Option<(QueueClass, Waiting)> {
+        let timer_first =
+            self.waits_in(QueueClass::Timer) && (!self.waits_in(QueueClass::Work) || self.lead < 0);
         if timer_first {
-            return Some((Line::Timer, self.expired.pop_front()?));
+            return Some((QueueClass::Timer, self.expired.pop_front()?));
         }
         let next = if self.passive == 0 { self.waiting.pop()? } else { self.take_active(may_go)? };
         self.floor = self.floor.max(next.virtual_time);
-        Some((Line::Work, next))
+        Some((QueueClass::Work, next))
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = VcpuIndex> {
@@ -170,12 +171,12 @@ impl Lines {
     }
 
     /// Takes this vCPU, whenever its turn would be.
-    pub(super) fn take_this(&mut self, vcpu: VcpuIndex) -> Option<(Line, Waiting)> {
+    pub(super) fn take_this(&mut self, vcpu: VcpuIndex) -> Option<(QueueClass, Waiting)> {
         if let Some(place) = self.waiting.iter().position(|waiting| waiting.vcpu == vcpu) {
-            return Some((Line::Work, self.remove(place)));
+            return Some((QueueClass::Work, self.remove(place)));
         }
         let place = self.expired.iter().position(|waiting| waiting.vcpu == vcpu)?;
-        Some((Line::Timer, self.expired.remove(place)?))
+        Some((QueueClass::Timer, self.expired.remove(place)?))
     }
 
     /// Takes the next vCPU with work that is not passive or may go on.
@@ -194,11 +195,11 @@ impl Lines {
     }
 
     #[inline]
-    pub(super) fn charge(&mut self, line: Line, had: u64) {
-        self.lead = match line {
+    pub(super) fn charge(&mut self, class: QueueClass, had: u64) {
+        self.lead = match class {
             // Ticks of one CPU's time: they do not overflow in a century.
-            Line::Work => self.lead.wrapping_sub_unsigned(had),
-            Line::Timer => self.lead.wrapping_add_unsigned(had),
+            QueueClass::Work => self.lead.wrapping_sub_unsigned(had),
+            QueueClass::Timer => self.lead.wrapping_add_unsigned(had),
         };
     }
 
@@ -211,7 +212,7 @@ impl Lines {
         }
         match (why, self.waiting.first()) {
             (PutBack::Preempted, _) => {}
-            // It leaves its line's turn to the other line.
+            // It leaves its class' turn to the other.
             (_, None) => self.lead = self.lead.min(-policy.sleeper_credit()),
             (PutBack::Yielded, Some(last)) => virtual_time = virtual_time.max(last.virtual_time),
             (PutBack::Passive, Some(_)) => {}
@@ -228,29 +229,29 @@ impl Lines {
 
     /// Removes, for another queue, the waiting vCPU that would run last here.
     pub(super) fn steal(&mut self) -> Option<(VcpuIndex, Standing)> {
-        let (stolen, line) = match self.expired.pop_back() {
-            Some(stolen) => (stolen, Line::Timer),
+        let (stolen, class) = match self.expired.pop_back() {
+            Some(stolen) => (stolen, QueueClass::Timer),
             None if self.waiting.is_empty() => return None,
             // A passive vCPU becomes active there: that CPU has nothing else to do.
-            None => (self.remove(0), Line::Work),
+            None => (self.remove(0), QueueClass::Work),
         };
-        Some((stolen.vcpu, self.standing(stolen.virtual_time, line)))
+        Some((stolen.vcpu, self.standing(stolen.virtual_time, class)))
     }
 
     /// How long this guest's vCPU may run while others of its vCPUs wait.
     #[inline]
-    pub(super) fn turn(&self, line: Line, policy: &Policy) -> u64 {
-        match line {
-            Line::Work if !self.waits_in(Line::Timer) => policy.slice,
-            Line::Work => {
+    pub(super) fn turn(&self, class: QueueClass, policy: &Policy) -> u64 {
+        match class {
+            QueueClass::Work if !self.waits_in(QueueClass::Timer) => policy.slice,
+            QueueClass::Work => {
                 // Those with work get ahead by the credit, so that the lines do not alternate at
                 // every turn.
                 let turn = self.lead.wrapping_add(policy.sleeper_credit());
                 turn.min(policy.slice.cast_signed()).max(policy.wakeup_margin.cast_signed()).cast_unsigned()
             }
-            // A turn longer than a tick is work, and the others in the timer line must not wait for
+            // A turn longer than a tick is work, and the others in the timer class must not wait for
             // it.
-            Line::Timer => policy.wakeup_margin,
+            QueueClass::Timer => policy.wakeup_margin,
         }
     }
 
@@ -259,7 +260,7 @@ impl Lines {
     pub(super) fn is_preempted(&self, running: &Running, now: u64, policy: &Policy) -> bool {
         let ran = now.saturating_sub(running.since);
         ran >= policy.wakeup_margin
-            && running.line == Line::Work
+            && running.class == QueueClass::Work
             && self.first_active().is_some_and(|next| {
                 running.virtual_time.wrapping_add(ran) > next.virtual_time.wrapping_add(policy.wakeup_margin)
             })

@@ -169,11 +169,11 @@ where
     }
 
     fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
-        guest::described::describe(vm, archive)
+        guest::saved_state::describe(vm, archive)
     }
 
     fn follow_state(_: &'static Vm<Self>, _: &PerCpu<Self>) -> bool {
-        guest::described::drop_instructions::<Self>();
+        guest::saved_state::drop_instructions::<Self>();
         true
     }
 
@@ -183,7 +183,7 @@ where
         inbox: &Inbox,
         archive: &mut Archive<'_>,
     ) -> Result<(), Flaw> {
-        vcpu::described::describe(vm, state, inbox, archive)
+        vcpu::saved_state::describe(vm, state, inbox, archive)
     }
 
     fn device_regions(vm: &Vm<Self>) -> impl IntoIterator<Item = Region> {

@@ -44,9 +44,9 @@ const CHANGED_BY_GUESTS: [Register; 3] = [Register::Cr2, Register::Dr6, Register
 
 /// What a CPU has in the others, 0 at first. The vCPUs of a guest mostly have the same in them.
 #[derive(Debug, Default)]
-pub struct Held([Cell<u64>; ALL.len()]);
+pub struct LoadedValues([Cell<u64>; ALL.len()]);
 
-impl Held {
+impl LoadedValues {
     /// Whether a register that is to have this value must be written.
     #[inline(always)]
     fn lacks(&self, register: Register, value: u64) -> bool {
@@ -56,7 +56,7 @@ impl Held {
 
 /// The values.
 #[derive(Clone, Copy, Debug)]
-pub struct Outside {
+pub struct SoftState {
     values: [u64; ALL.len()],
     /// Reads a register of the processor.
     pub(super) from_processor: Read<Register>,
@@ -64,7 +64,7 @@ pub struct Outside {
     loaded: u8,
 }
 
-impl Outside {
+impl SoftState {
     /// Before the first entry.
     pub(super) const fn new() -> Self {
         let from_processor = |_| unreachable!("a register is read of no processor");
@@ -89,14 +89,14 @@ impl Outside {
 
     /// Loads what the processor does not have.
     #[inline(always)]
-    pub fn load(&mut self, held: &Held, write: impl FnMut(Register, u64)) {
+    pub fn load(&mut self, held: &LoadedValues, write: impl FnMut(Register, u64)) {
         if self.loaded != (1 << ALL.len()) - 1 {
             self.load_some(held, write);
         }
     }
 
     #[inline(never)]
-    fn load_some(&mut self, held: &Held, mut write: impl FnMut(Register, u64)) {
+    fn load_some(&mut self, held: &LoadedValues, mut write: impl FnMut(Register, u64)) {
         for register in ALL {
             let value = self.values[register as usize];
             if self.loaded & 1 << register as u8 == 0 && held.lacks(register, value) {
@@ -123,7 +123,7 @@ mod tests {
     use std::vec::Vec;
 
     /// What the processor of `held` gets written.
-    fn written(outside: &mut Outside, held: &Held) -> Vec<(Register, u64)> {
+    fn written(outside: &mut SoftState, held: &LoadedValues) -> Vec<(Register, u64)> {
         let mut written = Vec::new();
         outside.load(held, |register, value| written.push((register, value)));
         written
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn what_is_written_here_is_loaded_and_never_overwritten() {
-        let (mut outside, held) = (Outside::new(), Held::default());
+        let (mut outside, held) = (SoftState::new(), LoadedValues::default());
         outside.write(Register::Lstar, 5);
         let guests = [(Register::Cr2, 0), (Register::Dr6, 0), (Register::KernelGs, 0)];
         assert_eq!(written(&mut outside, &held), [guests[0], guests[1], (Register::Lstar, 5), guests[2]]);
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn another_vcpus_value_is_replaced() {
-        let ([mut first, mut second], held) = ([Outside::new(); 2], Held::default());
+        let ([mut first, mut second], held) = ([SoftState::new(); 2], LoadedValues::default());
         first.write(Register::Star, 1);
         second.write(Register::Star, 2);
         for _ in 0..2 {

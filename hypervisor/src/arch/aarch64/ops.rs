@@ -46,7 +46,7 @@ impl Processor for Local {
         features::get()
     }
 
-    fn description() -> controls::Processor {
+    fn description() -> controls::IdRegisters {
         features::processor()
     }
 
