@@ -194,6 +194,38 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_of_a_bundle_is_described_with_its_files() {
+        let directory = tempfile::tempdir().expect("makes");
+        let path = directory.path().join("bundle");
+        let mut bundle = tar::Builder::new(Vec::new());
+        for (name, text) in [
+            ("config", ""),
+            ("guests/00", "name=other\nkernel=files/0\nvcpus=1\nmemory=2097152\n"),
+            ("guests/01", "kernel=files/1\ninitrd=files/0\nvcpus=2\nmemory=4194304\ncmdline=quiet\n"),
+            ("files/0", "first"),
+            ("files/1", "second"),
+        ] {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(text.len() as u64);
+            header.set_mode(0o600);
+            bundle.append_data(&mut header, name, text.as_bytes()).expect("appends");
+        }
+        fs::write(&path, bundle.into_inner().expect("is whole")).expect("writes");
+        let found = Described::of_bundle(&path, Name::GUEST, "aarch64").expect("is there");
+        assert_eq!((&*found.kernel, found.initrd.as_deref()), (&b"second"[..], Some(&b"first"[..])));
+        let Description { version, arch, name, config, kernel, initrd } = found.description;
+        assert_eq!((version, &*arch, &*name), (VERSION, "aarch64", "guest"));
+        assert_eq!((kernel, initrd), (Part::of(b"second"), Some(Part::of(b"first"))));
+        let facts = ["vcpus", "memory", "cmdline"].map(|key| config.get(key).map(String::as_str));
+        assert_eq!(facts, [Some("2"), Some("4194304"), Some("quiet")]);
+        let why = Described::of_bundle(&path, Name::parse("third").expect("a name"), "aarch64")
+            .expect_err("is none");
+        assert!(format!("{why:#}").contains("no guest third"), "{why:#}");
+        let why = Described::of_bundle(directory.path(), Name::GUEST, "aarch64").expect_err("is no file");
+        assert!(format!("{why:#}").contains("cannot read the machine's bundle"), "{why:#}");
+    }
+
+    #[test]
     fn m6_what_no_guest_is_is_refused() {
         let good = Described::made_up(b"kernel", "vcpus=2\ncmdline=a=b\n").description;
         good.check().expect("is one");

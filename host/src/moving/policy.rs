@@ -168,6 +168,9 @@ mod tests {
         let (rounds, stop) = fast(Wanted { at_any_cost: true, ..USUAL });
         assert!(rounds == 31 && stop.expect("ends") > 1.0, "{stop:?}");
         assert_eq!(fast(Wanted::STILL).0, 1);
+        // The second is shorter than the first; then it is slowed down nine times, and given up.
+        let hopeless = |throttle| sent(1e9, 5e8, 1e12, 320.0 * MB, Wanted { throttle, rounds: 3, ..USUAL });
+        assert_eq!((hopeless(true), hopeless(false)), ((12, None), (4, None)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod cuts;
 mod files;
 mod machines;
+mod port;
 mod way;
 mod wire;
 mod world;
