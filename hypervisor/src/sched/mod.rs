@@ -16,8 +16,8 @@
 //! * A vCPU that waits for an interrupt is in no queue. When it wakes it goes to an idle CPU if
 //!   there is one, to its last CPU otherwise, and preempts a vCPU that has run for longer than a
 //!   small margin.
-//! * A vCPU that only its timer wakes waits in a separate class, which shares the CPU with the vCPUs
-//!   that have work (see [`queue`]).
+//! * A vCPU that only its timer wakes waits in a separate class, which shares the CPU with the
+//!   vCPUs that have work (see [`queue`]).
 //! * A vCPU that spins goes behind all waiting vCPUs of its guest. A vCPU that waits for a word in
 //!   memory is skipped until the word has changed.
 //! * A CPU without work takes a vCPU from the longest queue; a queue that has two more than the

@@ -12,8 +12,8 @@ pub(super) struct Home {
     pub(super) virtual_time: AtomicU64,
     /// The time at which it was put into a queue. Written by the CPU that does so, before.
     pub(super) ready_since: AtomicU64,
-    /// CPU in whose timer class it waits, plus one; 0 if in none. Written under that queue's lock; a
-    /// hint to readers that do not hold it.
+    /// CPU in whose timer class it waits, plus one; 0 if in none. Written under that queue's lock;
+    /// a hint to readers that do not hold it.
     pub(super) timer_line: AtomicU32,
     /// The time that it has had. Written by the CPU that it leaves.
     pub(super) used: AtomicU64,

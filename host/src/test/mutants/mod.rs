@@ -64,8 +64,8 @@ pub(super) fn try_some(signals: &Signals) -> Result<u8> {
     try_rooms(SAMPLE_OF_LONG_RUN, false, &|_| true, signals)
 }
 
-/// Tries mutants of each room whose name contains one of `wanted`, which commas separate; the status
-/// is 1 if fewer than its share are killed in one.
+/// Tries mutants of each room whose name contains one of `wanted`, which commas separate; the
+/// status is 1 if fewer than its share are killed in one.
 pub(super) fn test(args: &TestArgs, wanted: &str, signals: &Signals) -> Result<u8> {
     let wanted = |room: &str| wanted.split(',').any(|wanted| room.contains(wanted));
     if args.list {

@@ -62,8 +62,8 @@ pub struct VcpuState<P> {
     /// Ticks of the clock for which it waited for a CPU since the last reset.
     pub stolen: u64,
     /// When it looks whether the clock's alarm rings, which it has set, and at real lines that were
-    /// kept back ([`InterruptLines`](crate::iommu::lines::InterruptLines::resume)). Whichever vCPU has set the alarm
-    /// since looks for its own time, so an earlier one looks in vain at most.
+    /// kept back ([`InterruptLines`](crate::iommu::lines::InterruptLines::resume)). Whichever vCPU
+    /// has set the alarm since looks for its own time, so an earlier one looks in vain at most.
     pub alarm: u64,
     /// By how much the guest's counter is ahead of the machine's, as loaded: its clock's base.
     pub base: u64,

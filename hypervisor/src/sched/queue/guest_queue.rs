@@ -1,8 +1,8 @@
 //! The vCPUs of one guest that wait on one CPU.
 //!
-//! There are two classes. A vCPU that an interrupt wakes, or that was running, waits among the vCPUs
-//! with work, ordered by virtual time. A vCPU that only its timer wakes waits in the timer class,
-//! first come, first served. While neither class is empty, each gets half of the CPU.
+//! There are two classes. A vCPU that an interrupt wakes, or that was running, waits among the
+//! vCPUs with work, ordered by virtual time. A vCPU that only its timer wakes waits in the timer
+//! class, first come, first served. While neither class is empty, each gets half of the CPU.
 //!
 //! The reason is the behaviour of many idle vCPUs that tick: Linux ticks on every CPU until it has
 //! a better clock source. Where all the ticks take longer than the available time, they would fill
@@ -249,8 +249,8 @@ impl GuestQueue {
                 let turn = self.lead.wrapping_add(policy.sleeper_credit());
                 turn.min(policy.slice.cast_signed()).max(policy.wakeup_margin.cast_signed()).cast_unsigned()
             }
-            // A turn longer than a tick is work, and the others in the timer class must not wait for
-            // it.
+            // A turn longer than a tick is work, and the others in the timer class must not wait
+            // for it.
             QueueClass::Timer => policy.wakeup_margin,
         }
     }
