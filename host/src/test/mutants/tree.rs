@@ -155,7 +155,13 @@ impl Tree {
             fs::set_permissions(self.root.join(name), permissions)?;
         }
         put(&self.root.join(CHOSEN).join("Cargo.toml"), CHOSEN_MANIFEST.as_bytes())?;
-        put(&self.root.join(CHOSEN).join("lib.rs"), CHOSEN_SOURCE.as_bytes())
+        put(&self.root.join(CHOSEN).join("lib.rs"), CHOSEN_SOURCE.as_bytes())?;
+        remove_others(&self.root, &|path| {
+            let name = path.strip_prefix(&self.root).unwrap_or(path);
+            name.starts_with(CHOSEN)
+                || name == Path::new("Cargo.lock")
+                || workspace::root().join(name).is_file()
+        })
     }
 
     /// Writes the mutated sources.
@@ -321,6 +327,19 @@ fn named(package: &str) -> [String; 2] {
 /// A mutant's name, without its position, which changes with every line above it.
 pub(super) fn name(source: &Source, site: &Site) -> String {
     format!("{}: {}", source.path, site.what)
+}
+
+/// Removes the files that an earlier copy had, and that are no more.
+fn remove_others(directory: &Path, is_kept: &impl Fn(&Path) -> bool) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(&path, is_kept)?;
+        } else if !is_kept(&path) {
+            fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Writes what is not there yet, so that cargo does not build it again.
