@@ -313,7 +313,36 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::port::Other;
     use super::*;
+
+    #[test]
+    fn m8_what_is_known_of_a_guest_is_what_its_hypervisor_said_and_how_the_request_ended() {
+        let refused = || anyhow!(Refused("no memory".to_owned()));
+        for (says, ended, expected) in [
+            (&[][..], Ok("ok".to_owned()), Known::Ran),
+            (&[], Err(refused()), Known::Dropped),
+            (&[Kind::Ready], Err(refused()), Known::Dropped),
+            (&[Kind::Ready], Err(anyhow!("cut")), Known::Lost),
+            (&[Kind::Ready, Kind::Runs], Err(anyhow!("cut")), Known::Ran),
+            (&[Kind::Failed], Err(refused()), Known::Dropped),
+        ] {
+            let (talk, mut other, ends) = Other::talk(Sizes::TARGET, ended);
+            let mut arriving = Arriving::new(talk, 1);
+            says.iter().for_each(|kind| other.say(&Frame::new(*kind, 0, b"why")));
+            while arriving.listen().expect("makes sense") {}
+            assert_eq!(arriving.said.iter().map(|frame| frame.kind).collect::<Vec<_>>(), says);
+            let is = |kind| says.contains(&kind);
+            assert_eq!((arriving.is_ready, arriving.runs), (is(Kind::Ready), is(Kind::Runs)));
+            let checked = arriving.check("it says: ").map_err(|error| error.to_string());
+            assert_eq!(checked, if is(Kind::Failed) { Err("it says: why".to_owned()) } else { Ok(()) });
+            drop(ends);
+            assert_eq!(arriving.end().0, expected, "{says:?}");
+        }
+        let (talk, mut other, _ends) = Other::talk(Sizes::TARGET, Ok("ok".to_owned()));
+        other.say(&Frame::bare(Kind::Go));
+        assert!(Arriving::new(talk, 1).listen().expect_err("is refused").to_string().contains("Go"));
+    }
 
     #[test]
     fn m4_another_machines_clock_is_believed_within_the_time_of_the_move() {

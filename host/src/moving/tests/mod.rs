@@ -3,7 +3,7 @@
 mod cuts;
 mod files;
 mod machines;
-mod port;
+pub(super) mod port;
 mod way;
 mod wire;
 mod world;

@@ -1,16 +1,17 @@
 //! A channel whose other end is the test's.
 
-use super::super::port::{Frame, Port, Talk};
+use super::super::port::{Ended, Frame, Port, Talk};
 use crate::prelude::*;
 use core::ptr;
 use hostlink::ctl::record::Channel;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Sender};
 use transfer::channel::{End, Sizes};
 use transfer::frame::{HEADER, Kind};
 use zerocopy::IntoBytes;
 
-struct Other {
-    end: End<'static>,
+/// The hypervisor's end.
+pub(in super::super) struct Other {
+    pub(in super::super) end: End<'static>,
     ram: Arc<Ram>,
 }
 
@@ -32,6 +33,29 @@ impl Other {
         self.end.read_all(0, &mut bytes).expect("is there");
         self.end.take(bytes.len());
         bytes
+    }
+
+    pub(in super::super) fn say(&mut self, frame: &Frame) {
+        self.put(&bytes_of(std::slice::from_ref(frame)));
+    }
+
+    /// A request with a channel, which ends so when it is told to, or when nobody can tell it.
+    pub(in super::super) fn talk(sizes: Sizes, ended: Ended) -> (Talk, Self, Sender<()>) {
+        let other = Self::new(sizes);
+        let (ends, end) = mpsc::channel();
+        let (says, heard) = mpsc::channel();
+        let asking = thread::spawn(move || {
+            let _ = end.recv();
+            (ended, None)
+        });
+        let mut looked = 0;
+        let mut meanwhile = || {
+            looked += 1;
+            Ok(says.send(Channel { channel: other.ram.base(), session: 5, given: 1 })?)
+        };
+        let talk = Talk::of(Arc::clone(&other.ram), &heard, asking, sizes, &mut meanwhile).expect("is heard");
+        assert_eq!(looked, 1);
+        (talk, other, ends)
     }
 
     fn put(&mut self, bytes: &[u8]) {
@@ -107,21 +131,8 @@ fn a_port_that_is_dropped_takes_what_is_there_and_cuts_as_soon_as_there_is_room(
 
 #[test]
 fn a_request_has_ended_when_its_last_record_is_there() {
-    let other = Other::new(Sizes::SOURCE);
-    let (ends, end) = mpsc::channel();
-    let (says, heard) = mpsc::channel();
-    let asking = thread::spawn(move || {
-        end.recv().expect("is sent");
-        (Ok("the last".to_owned()), None)
-    });
-    let mut looked = 0;
-    let mut meanwhile = || {
-        looked += 1;
-        Ok(says.send(Channel { channel: other.ram.base(), session: 5, given: 1 })?)
-    };
-    let talk =
-        Talk::of(Arc::clone(&other.ram), &heard, asking, Sizes::SOURCE, &mut meanwhile).expect("is heard");
-    assert_eq!((looked, talk.channel.session, talk.channel.given, talk.has_ended()), (1, 5, 1, false));
+    let (talk, _other, ends) = Other::talk(Sizes::SOURCE, Ok("the last".to_owned()));
+    assert_eq!((talk.channel.session, talk.channel.given, talk.has_ended()), (5, 1, false));
     ends.send(()).expect("is heard");
     super::machines::until("it ends", || talk.has_ended().then_some(()));
     assert_eq!(talk.end().expect("is one"), "the last");
