@@ -6,7 +6,6 @@ mod debug;
 mod device;
 mod exits;
 pub(super) mod operation;
-mod own;
 mod timer;
 mod walk;
 
@@ -16,7 +15,6 @@ use crate::tests::prelude::*;
 pub(super) const OWN: &[Test] = &[
     test("u1_compare_values", 1, timer::compare_values),
     test("u4_maintenance", 1, controller::maintenance),
-    test("u8_registers_are_own", 2, own::registers_are_own),
     test("u9_stopped_timer", 1, timer::stopped_timer),
     test("u26_physical_timer", 1, timer::physical_timer),
     test("u26_debug_registers", 2, debug::debug_registers),
