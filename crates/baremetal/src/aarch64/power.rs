@@ -8,10 +8,10 @@ use smccc::psci::error::Error;
 use smccc::{Call, Hvc, Smc, psci};
 use spin::Once;
 
-use super::guarded::{FAULTED, Fault};
+use super::guarded::Fault;
 use crate::HardwareId;
 use crate::devicetree::Conduit;
-use crate::guarded;
+use crate::guarded_asm;
 
 /// How PSCI is called.
 static CONDUIT: Once<Conduit> = Once::new();
@@ -82,16 +82,7 @@ pub fn semihosting_exit(status: u8) -> Result<(), Fault> {
     const EXIT: u64 = 0x18;
     const APPLICATION_EXIT: u64 = 0x20026;
     let block = [APPLICATION_EXIT, u64::from(status)];
-    let (fault, address): (u64, u64);
     // SAFETY: either the call ends the program, or it is not served and is an undefined
     // instruction, which is guarded.
-    unsafe {
-        asm!(
-            guarded!("hlt #0xf000"),
-            inout("x0") EXIT => _, in("x1") block.as_ptr(),
-            inout("x16") 0u64 => fault, inout("x17") 0u64 => address,
-        );
-    }
-    debug_assert!(fault == 0 || fault & FAULTED != 0);
-    Fault::check(fault, address)
+    unsafe { guarded_asm!("hlt #0xf000"; inout("x0") EXIT => _, in("x1") block.as_ptr(),) }
 }

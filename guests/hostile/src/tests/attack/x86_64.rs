@@ -4,7 +4,7 @@ use core::arch::x86_64::__cpuid_count;
 
 use crate::tests::prelude::*;
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
-use baremetal::x86_64::hypercall::OS_ID;
+use baremetal::x86_64::hypercall::{self, OS_ID};
 use baremetal::x86_64::{apic, clock, interrupts, power, processors};
 use x86_64::instructions::port::Port;
 
@@ -66,16 +66,8 @@ pub(in crate::tests) fn enable_calls() -> Verdict {
 
 /// A hypercall; returns its result, or nothing if it faults.
 pub(in crate::tests) fn hypercall(control: u64, input: u64, output: u64) -> Option<u64> {
-    let (result, fault): (u64, u64);
-    // SAFETY: the calls write no memory but scratch pages; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("vmmcall"),
-            inout("rax") u64::MAX => result, inout("rcx") control => _, inout("rdx") input => _,
-            inout("r8") output => _, out("r9") _, inout("r11") 0u64 => fault, inout("r10") 0u64 => _,
-        );
-    }
-    (fault == 0).then_some(result)
+    // SAFETY: the calls write no memory but scratch pages.
+    unsafe { hypercall::call(control, input, output) }.ok()
 }
 
 pub(super) fn take_interrupts() {
@@ -160,8 +152,8 @@ pub(super) fn maintain_caches(random: &mut Random) {
     // SAFETY: the caches' contents are what memory has; INVD is intercepted, or faults.
     unsafe {
         match random.below(4) {
-            0 => asm!(guarded!("wbinvd"), inout("r11") 0u64 => _, inout("r10") 0u64 => _),
-            1 => asm!(guarded!("invd"), inout("r11") 0u64 => _, inout("r10") 0u64 => _),
+            0 => drop(guarded_asm!("wbinvd";)),
+            1 => drop(guarded_asm!("invd";)),
             _ => asm!("clflush [{}]", in(reg) address, options(nostack, preserves_flags)),
         }
     }
