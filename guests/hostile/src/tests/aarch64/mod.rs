@@ -2,6 +2,7 @@
 
 pub(super) mod code;
 mod controller;
+pub(super) mod crossing;
 mod debug;
 mod device;
 mod exits;
@@ -9,6 +10,7 @@ pub(super) mod operation;
 mod timer;
 mod walk;
 
+use super::crossing::crossing;
 use super::{Test, test};
 use crate::tests::prelude::*;
 
@@ -22,7 +24,6 @@ pub(super) const OWN: &[Test] = &[
     test("exits", 2, exits::exits),
     test("registers", 1, walk::registers),
     test("instructions", 1, walk::instructions),
-    test("crossing", 2, walk::crossing),
     test("walk", 2, walk),
 ];
 
@@ -46,5 +47,5 @@ pub(super) use call;
 fn walk(orders: &Orders<'_>) -> Verdict {
     walk::registers(orders)?;
     walk::instructions(orders)?;
-    walk::crossing(orders)
+    crossing(orders)
 }

@@ -188,7 +188,7 @@ fn write_msr(random: &mut Random) {
     let old = rdmsr(number);
     // SAFETY: values that the program cannot cope with have been left out, or are reverted at once.
     let _ = unsafe { wrmsr(number, value) };
-    let is_kept = msrs::find(number).is_some_and(|row| row.kind == Kind::Kept);
+    let is_kept = msrs::find(number).is_some_and(|row| row.what == Kind::Kept);
     if let (EFER | GS_BASE, Ok(old)) = (number, old) {
         // SAFETY: it is the previous value.
         let _ = unsafe { wrmsr(number, old) };
