@@ -8,7 +8,6 @@ use smccc::psci::error::Error;
 use smccc::{Call, Hvc, Smc, psci};
 use spin::Once;
 
-use super::guarded::Fault;
 use crate::HardwareId;
 use crate::devicetree::Conduit;
 use crate::guarded_asm;
@@ -72,17 +71,14 @@ pub fn halt() -> ! {
     }
 }
 
-/// Ends the emulator or debugger that serves semihosting calls, with this exit status.
-///
-/// # Errors
-///
-/// The call's fault, if no debugger serves it.
-pub fn semihosting_exit(status: u8) -> Result<(), Fault> {
+/// Ends the emulator or debugger that serves semihosting calls, with exit status `2 * code + 1`. Where
+/// nobody serves the call it has no effect.
+pub fn end_emulator(code: u8) {
     /// SYS_EXIT, and ADP_Stopped_ApplicationExit.
     const EXIT: u64 = 0x18;
     const APPLICATION_EXIT: u64 = 0x20026;
-    let block = [APPLICATION_EXIT, u64::from(status)];
+    let block = [APPLICATION_EXIT, u64::from(2 * code + 1)];
     // SAFETY: either the call ends the program, or it is not served and is an undefined
     // instruction, which is guarded.
-    unsafe { guarded_asm!("hlt #0xf000"; inout("x0") EXIT => _, in("x1") block.as_ptr(),) }
+    let _ = unsafe { guarded_asm!("hlt #0xf000"; inout("x0") EXIT => _, in("x1") block.as_ptr(),) };
 }
