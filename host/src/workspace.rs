@@ -69,7 +69,6 @@ pub(crate) const MIXED: Image = Image::workload("mixed");
 pub(crate) const BATTERY: Image = Image::workload("battery");
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 pub(crate) const KVMSLOTS: Image = Image::workload("kvmslots");
-pub(crate) const MARK: Image = Image::workload("mark");
 pub(crate) const PHASE: Image = Image::workload("phase");
 
 impl Program {

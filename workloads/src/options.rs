@@ -18,6 +18,11 @@ pub const WRONG: u8 = 1;
 const MISUSED: u8 = 2;
 /// For a failed operation.
 pub const FAILED: u8 = 3;
+/// The end of each program's help.
+const OF_EACH: &str = "
+Also:
+  --report F   file for the JSON lines [standard output]
+  --settle MS  idle time after `begin` and after `end`, for readers of counters [0]";
 
 /// The number of CPUs that this process may use.
 pub fn cpus() -> u64 {
@@ -56,8 +61,8 @@ impl Given<'_> {
     }
 }
 
-/// A program: its name, the text of `--help`, its options if it is told nothing, and how it takes
-/// another one. Every program also has `--report` and `--settle`.
+/// A program: its name, the beginning of its `--help`, its options if it is told nothing, and how it
+/// takes another one. Every program also has `--report` and `--settle`.
 pub struct Program<O> {
     name: &'static str,
     usage: String,
@@ -74,7 +79,7 @@ impl<O> Program<O> {
         options: O,
         take: fn(&mut O, &Given<'_>) -> Result<(), String>,
     ) -> Self {
-        Self { name, usage: usage.into(), options, take, check: |_| Ok(()) }
+        Self { name, usage: usage.into() + "\n" + OF_EACH, options, take, check: |_| Ok(()) }
     }
 
     /// The same, if `check` accepts all options together.

@@ -55,6 +55,8 @@ pub mod pci;
 pub mod processors;
 #[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub mod report;
+#[cfg(all(target_os = "none", any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub mod walk;
 #[cfg(all(target_os = "none", target_arch = "x86_64"))]
 pub mod x86_64;
 

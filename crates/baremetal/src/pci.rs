@@ -10,12 +10,39 @@ pub const CLASS: u8 = 0x08;
 /// The first base address.
 pub const BAR: u8 = 0x10;
 const CAPABILITIES: u8 = 0x34;
+/// The capability MSI-X, and its control's bit that enables it.
+const MSIX: u8 = 0x11;
+/// MSI-X is enabled.
+pub const MSIX_ENABLE: u32 = 1 << 31;
 /// The type of a BAR: of 64 bits.
 const IS_64_BIT: u32 = 4;
 /// The command register: memory is decoded, DMA is on.
 pub const MEMORY_AND_DMA: u32 = 6;
 
+/// A function's messages of MSI-X.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Messages {
+    /// The register of their control.
+    pub control: u8,
+    /// The BAR with their table, and the table's offset in it.
+    pub table: (u8, u64),
+    /// How many there are, each of [`Messages::BYTES`].
+    pub count: u64,
+}
+
+impl Messages {
+    /// Bytes of an entry of the table: the address, the data, and a word whose bit 0 masks it.
+    pub const BYTES: u64 = 16;
+}
+
 impl ConfigSpace {
+    /// Its messages, if it has any.
+    pub fn messages(&self) -> Option<Messages> {
+        let control = self.capability(MSIX)?;
+        let (count, place) = (u64::from(self.read(control) >> 16 & 0x7ff) + 1, self.read(control + 4));
+        Some(Messages { control, table: (place as u8 & 7, u64::from(place & !7)), count })
+    }
+
     /// Where a BAR is now.
     pub fn base(&self, number: u8) -> u64 {
         let register = BAR + number * 4;

@@ -1,6 +1,7 @@
 //! The findings of processors that read the same word over and over.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use arrayvec::ArrayVec;
+use spin::Mutex;
 
 /// Maximum number of processors that watch.
 pub const WATCHERS: usize = 16;
@@ -16,31 +17,19 @@ pub enum Sight {
     Fault,
 }
 
-#[derive(Debug)]
-struct Change {
-    is_fault: AtomicBool,
-    value: AtomicU64,
-}
-
 /// The findings of one processor, in order: that processor notes them, another one reports them.
-#[derive(Debug)]
-pub struct Findings {
-    changes: [Change; CHANGES],
-    /// Number of complete ones. The noting processor releases, the reporting one acquires.
-    count: AtomicUsize,
-}
+#[derive(Debug, Default)]
+pub struct Findings(Mutex<ArrayVec<Sight, CHANGES>>);
 
 impl Findings {
     /// No findings.
     pub const fn new() -> Self {
-        let changes =
-            [const { Change { is_fault: AtomicBool::new(false), value: AtomicU64::new(0) } }; CHANGES];
-        Self { changes, count: AtomicUsize::new(0) }
+        Self(Mutex::new(ArrayVec::new_const()))
     }
 
     /// Clears all findings; no processor may be noting.
     pub fn clear(&self) {
-        self.count.store(0, Ordering::Release);
+        self.0.lock().clear();
     }
 
     /// Notes the result of a check, if it differs from the previous one.
@@ -48,68 +37,39 @@ impl Findings {
     pub fn note(&self, last: &mut Option<Sight>, now: Sight) {
         if *last != Some(now) {
             *last = Some(now);
-            self.add(now);
+            let _ = self.0.lock().try_push(now);
         }
     }
 
-    #[cold]
-    fn add(&self, sight: Sight) {
-        let count = self.count.load(Ordering::Relaxed);
-        let Some(change) = self.changes.get(count) else { return };
-        let (is_fault, value) = match sight {
-            Sight::Fault => (true, 0),
-            Sight::Value(value) => (false, value),
-        };
-        change.is_fault.store(is_fault, Ordering::Relaxed);
-        change.value.store(value, Ordering::Relaxed);
-        self.count.store(count + 1, Ordering::Release);
-    }
-
     /// The findings from number `from` on, in order.
-    pub fn since(&self, from: usize) -> impl Iterator<Item = Sight> {
-        let count = self.count.load(Ordering::Acquire);
-        let new = self.changes.get(from..count).unwrap_or_default();
-        new.iter().map(|change| match change.is_fault.load(Ordering::Relaxed) {
-            true => Sight::Fault,
-            false => Sight::Value(change.value.load(Ordering::Relaxed)),
-        })
-    }
-}
-
-impl Default for Findings {
-    fn default() -> Self {
-        Self::new()
+    pub fn since(&self, from: usize) -> ArrayVec<Sight, CHANGES> {
+        self.0.lock().iter().skip(from).copied().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::vec::Vec;
-
-    fn told(findings: &Findings, from: usize) -> Vec<Sight> {
-        findings.since(from).collect()
-    }
 
     #[test]
     fn nothing_is_told_of_what_stays_the_same_or_was_told() {
         let (findings, mut last) = (Findings::new(), None);
-        assert!(told(&findings, 0).is_empty() && told(&findings, 3).is_empty());
+        assert!(findings.since(0).is_empty() && findings.since(3).is_empty());
         for sight in [Sight::Value(7), Sight::Value(7), Sight::Fault, Sight::Fault, Sight::Value(0)] {
             findings.note(&mut last, sight);
         }
-        assert_eq!(told(&findings, 0), [Sight::Value(7), Sight::Fault, Sight::Value(0)]);
-        assert_eq!(told(&findings, 2), [Sight::Value(0)]);
-        assert!(told(&findings, 3).is_empty() && told(&findings, 4).is_empty());
+        assert_eq!(findings.since(0)[..], [Sight::Value(7), Sight::Fault, Sight::Value(0)]);
+        assert_eq!(findings.since(2)[..], [Sight::Value(0)]);
+        assert!(findings.since(3).is_empty() && findings.since(4).is_empty());
         findings.clear();
-        assert!(told(&findings, 0).is_empty());
+        assert!(findings.since(0).is_empty());
     }
 
     #[test]
     fn more_changes_than_there_is_room_for_are_lost() {
         let (findings, mut last) = (Findings::new(), None);
         (0..CHANGES as u64 + 5).for_each(|value| findings.note(&mut last, Sight::Value(value)));
-        assert_eq!(told(&findings, CHANGES - 1), [Sight::Value(CHANGES as u64 - 1)]);
-        assert!(told(&findings, CHANGES).is_empty());
+        assert_eq!(findings.since(CHANGES - 1)[..], [Sight::Value(CHANGES as u64 - 1)]);
+        assert!(findings.since(CHANGES).is_empty());
     }
 }

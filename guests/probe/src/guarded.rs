@@ -5,7 +5,7 @@
 //! RIP is checked on every fault; `tests::faults` checks that it advances right after an emulated
 //! instruction.
 
-use core::arch::asm;
+use baremetal::guarded_asm;
 
 pub(crate) use baremetal::guarded;
 pub(crate) use baremetal::x86_64::guarded::{Fault, load, store, wrmsr};
@@ -65,16 +65,13 @@ pub(crate) use attempt_in_ring3;
 /// RDMSR. A fault must leave EDX and EAX unchanged; that is checked here, on every fault.
 pub(crate) fn rdmsr(number: u32) -> Result<u64, Fault> {
     const BEFORE: (u64, u64) = (0x1111_2222_3333_4444, 0x5555_6666_7777_8888);
-    let (low, high, fault, error): (u64, u64, u64, u64);
+    let (low, high): (u64, u64);
     // SAFETY: reading an MSR changes nothing, and a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("rdmsr"),
-            in("ecx") number, inout("rax") BEFORE.0 => low, inout("rdx") BEFORE.1 => high,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    match Fault::check(fault, error) {
+    let done = unsafe {
+        guarded_asm!("rdmsr";
+            in("ecx") number, inout("rax") BEFORE.0 => low, inout("rdx") BEFORE.1 => high,)
+    };
+    match done {
         Ok(()) => {
             assert!((low | high) >> 32 == 0, "RDMSR of {number:#x} leaves the upper halves");
             Ok(high << 32 | low)
@@ -92,14 +89,6 @@ pub(crate) fn rdmsr(number: u32) -> Result<u64, Fault> {
 ///
 /// This program can run with that value, if the processor accepts it.
 pub(crate) unsafe fn write_cr4(value: u64) -> Result<(), Fault> {
-    let (fault, error): (u64, u64);
     // SAFETY: the caller vouches for the effect; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("mov cr4, {value}"),
-            value = in(reg) value,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error)
+    unsafe { guarded_asm!("mov cr4, {}"; in(reg) value,) }
 }

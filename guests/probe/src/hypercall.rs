@@ -3,7 +3,7 @@
 use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 
-use baremetal::x86_64::hypercall::OS_ID;
+use baremetal::x86_64::hypercall::{self, OS_ID};
 pub(crate) use baremetal::x86_64::hypercall::{is_intels, load_xmm, prepare};
 use tlfs::msr::{self, HypercallMsr};
 use tlfs::{CallCode, Control, HvResult, Profile, Status, cpuid};
@@ -38,17 +38,8 @@ pub(crate) fn announced() -> Profile {
 }
 
 pub(crate) fn call(control: Control, input: u64, output: u64) -> Result<HvResult, Fault> {
-    let (result, fault, error): (u64, u64, u64);
-    // SAFETY: the calls that the probe makes write no memory; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("vmmcall"),
-            inout("rax") u64::MAX => result,
-            inout("rcx") control.into_bits() => _, inout("rdx") input => _, inout("r8") output => _,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error, out("r9") _,
-        );
-    }
-    Fault::check(fault, error).map(|()| HvResult::from_bits(result))
+    // SAFETY: the calls that the probe makes write no memory.
+    unsafe { hypercall::call(control.into_bits(), input, output) }.map(HvResult::from_bits)
 }
 
 /// The general registers except RSP: RAX, RBX, RCX, RDX, RSI, RDI, RBP, R8 to R15.

@@ -43,7 +43,6 @@ fn main(info: &'static BootInfo) -> Verdict {
         Some(("bench", name)) if name.starts_with("memslot-") => {
             reported("memslot", || bench::memslot(name, count.unwrap_or(16)));
         }
-        Some(("bench", "zap")) => reported("zap", bench::zap),
         Some(("bench", "remove")) => reported("remove", bench::remove),
         Some(("bench", "log")) => reported("log", bench::log),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),

@@ -3,7 +3,10 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use baremetal::pages::Arena;
 pub(crate) use baremetal::pages::{PAGE, Page};
+use baremetal::walk;
+use baremetal::x86_64::tables;
 use x86_64::VirtAddr;
 use x86_64::instructions::tlb;
 use x86_64::registers::control::{Cr3, Cr4, Cr4Flags};
@@ -20,43 +23,23 @@ pub(crate) const DIRTY: u64 = 1 << 6;
 pub(crate) const GLOBAL: u64 = 1 << 8;
 pub(crate) const NO_EXECUTE: u64 = 1 << 63;
 
-#[repr(C, align(4096))]
-struct Table([AtomicU64; 512]);
-
-impl Table {
-    const fn new() -> Self {
-        Self([const { AtomicU64::new(0) }; 512])
-    }
-
-    fn entry(&self) -> u64 {
-        (&raw const *self).addr() as u64 | RIGHTS
-    }
-}
-
-unsafe extern "C" {
-    static boot_pml4: [AtomicU64; 512];
-}
-
-static PDPT: Table = Table::new();
-static DIRECTORY: Table = Table::new();
-static TABLE: Table = Table::new();
+/// The window's table, and those above it.
+static TABLE: Page = Page::new();
+static ABOVE: Arena<2> = Arena::new();
 /// The root of another address space, with the same mappings.
-static OTHER_ROOT: Table = Table::new();
+static OTHER_ROOT: Page = Page::new();
 /// The root of one with the same mappings, in which only the window is accessible to ring 3.
-static KERNEL_ROOT: Table = Table::new();
+static KERNEL_ROOT: Page = Page::new();
 
 /// Links the window into the page tables; its pages are absent.
 pub(crate) fn open_window() {
-    DIRECTORY.0[0].store(TABLE.entry(), Ordering::Relaxed);
-    PDPT.0[0].store(DIRECTORY.entry(), Ordering::Relaxed);
-    // SAFETY: the table lives as long as the program and is changed by atomic stores only.
-    let root = unsafe { &boot_pml4 };
-    root[1].store(PDPT.entry(), Ordering::Release);
-    for (copy, entry) in OTHER_ROOT.0.iter().zip(root) {
-        copy.store(entry.load(Ordering::Relaxed), Ordering::Release);
+    let new = || &ABOVE.take(1, 1).expect("there are two")[0];
+    walk::table(walk::entry(tables::root(), WINDOW, 1, new), || &TABLE);
+    let [first, second] = [0, 1].map(|entry| tables::root().words()[entry].load(Ordering::Relaxed));
+    for (root, first) in [(&OTHER_ROOT, first), (&KERNEL_ROOT, first & !USER)] {
+        root.words()[0].store(first, Ordering::Release);
+        root.words()[1].store(second, Ordering::Release);
     }
-    KERNEL_ROOT.0[0].store(root[0].load(Ordering::Relaxed) & !USER, Ordering::Release);
-    KERNEL_ROOT.0[1].store(PDPT.entry(), Ordering::Release);
 }
 
 /// The address of the processor's page tables, which identifies its address space.
@@ -66,12 +49,12 @@ pub(crate) fn space() -> u64 {
 
 /// The identifier of an address space with the same mappings as the initial one.
 pub(crate) fn other_space() -> u64 {
-    (&raw const OTHER_ROOT).addr() as u64
+    OTHER_ROOT.address()
 }
 
 /// The identifier of an address space in which ring 3 has only the window.
 pub(crate) fn kernel_space() -> u64 {
-    (&raw const KERNEL_ROOT).addr() as u64
+    KERNEL_ROOT.address()
 }
 
 /// Switches to an address space: one of [`space`], [`other_space`] and [`kernel_space`].
@@ -87,7 +70,7 @@ pub(crate) fn set_global_pages(on: bool) {
 }
 
 pub(crate) fn entry(index: usize) -> &'static AtomicU64 {
-    &TABLE.0[index]
+    &TABLE.words()[index]
 }
 
 /// Maps a page at page `index` of the window, or none, and flushes the local TLB.

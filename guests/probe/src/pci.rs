@@ -2,8 +2,8 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use baremetal::pci::ConfigSpace;
 use hostlink::rom;
-use x86_64::instructions::port::Port;
 
 use crate::paging::PAGE;
 use crate::report::{Failure, ensure};
@@ -11,47 +11,20 @@ use crate::report::{Failure, ensure};
 /// Where the bus decodes memory; the ROM is placed at its beginning.
 pub(crate) const WINDOW: u64 = 0xe000_0000;
 
-const CONFIG_ADDRESS: u16 = 0xcf8;
-const CONFIG_DATA: u16 = 0xcfc;
-const ENABLE: u32 = 1 << 31;
 /// Device 1 of bus 0.
-const DEVICE: u32 = 1 << 11;
+pub(crate) const DEVICE: ConfigSpace = ConfigSpace::new(1 << 3);
 /// Its registers: ids, command, and the ROM's base address.
-pub(crate) const ID: u32 = 0x00;
-pub(crate) const COMMAND: u32 = 0x04;
-pub(crate) const ROM: u32 = 0x30;
+pub(crate) const ID: u8 = 0x00;
+pub(crate) const COMMAND: u8 = 0x04;
+pub(crate) const ROM: u8 = 0x30;
 /// Bit of the command register: memory is decoded.
 pub(crate) const COMMAND_MEMORY: u32 = 1 << 1;
 /// Bit of the base address: the ROM is decoded.
 pub(crate) const ROM_ENABLE: u32 = 1;
 const SIZE_MASK: u32 = !0x7ff;
 
-pub(crate) fn read(register: u32) -> u32 {
-    // SAFETY: the registers of the bus; they are not otherwise in use.
-    unsafe {
-        Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
-        Port::new(CONFIG_DATA).read()
-    }
-}
-
-pub(crate) fn write(register: u32, value: u32) {
-    // SAFETY: as in `read`; the ROM is at an address without memory.
-    unsafe {
-        Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
-        Port::new(CONFIG_DATA).write(value);
-    }
-}
-
-pub(crate) fn write_byte(register: u32, byte: u16, value: u8) {
-    // SAFETY: as in `write`.
-    unsafe {
-        Port::new(CONFIG_ADDRESS).write(ENABLE | DEVICE | register);
-        Port::new(CONFIG_DATA + byte).write(value);
-    }
-}
-
 pub(crate) fn place_rom(base: Option<u32>) {
-    write(ROM, base.map_or(0, |base| base | ROM_ENABLE));
+    DEVICE.write(ROM, base.map_or(0, |base| base | ROM_ENABLE));
 }
 
 pub(crate) struct Rom {
@@ -62,12 +35,12 @@ pub(crate) struct Rom {
 impl Rom {
     /// Finds the device and the size of its ROM, and disables the ROM.
     pub(crate) fn find() -> Result<Self, Failure> {
-        let id = read(ID);
+        let id = DEVICE.read(ID);
         ensure!(id as u16 == rom::VENDOR_ID, "the device at 00:01.0 is {id:#010x}");
-        write(COMMAND, COMMAND_MEMORY);
-        write(ROM, SIZE_MASK);
-        let size = u64::from((!(read(ROM) & SIZE_MASK)).wrapping_add(1));
-        write(ROM, WINDOW as u32);
+        DEVICE.write(COMMAND, COMMAND_MEMORY);
+        DEVICE.write(ROM, SIZE_MASK);
+        let size = u64::from((!(DEVICE.read(ROM) & SIZE_MASK)).wrapping_add(1));
+        DEVICE.write(ROM, WINDOW as u32);
         ensure!(size.is_power_of_two() && size >= PAGE, "a ROM of {size:#x} bytes");
         Ok(Self { size })
     }
@@ -82,7 +55,7 @@ impl Rom {
     }
 
     pub(crate) fn disable(&self) {
-        write(ROM, WINDOW as u32);
+        DEVICE.write(ROM, WINDOW as u32);
     }
 
     /// Reads a word of each of its pages, and compares it with the expected contents.

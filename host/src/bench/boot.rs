@@ -10,8 +10,8 @@ use super::counts::Figures;
 use crate::prelude::*;
 
 const INSTRUCTIONS: &str = "instructions to userspace";
-/// Kernel options for running only `mark`, with the same layout each time.
-const TO_USERSPACE: &str = "quiet nokaslr panic=-1 rdinit=/bin/mark";
+/// Kernel options for running only `phase`, with the same layout each time.
+const TO_USERSPACE: &str = "quiet nokaslr panic=-1 rdinit=/bin/phase";
 /// The most instructions that a boot on Quell may take beyond those of the bare machine.
 const OVER_BARE_MAX: f64 = 40e6;
 /// The same under KVM 6.1, by the same method.

@@ -93,17 +93,18 @@ fn rom(lab: &Lab<'_>, mib: u64, case: &str, zap: Zap, rounds: u32) -> Result<Vec
 }
 
 fn zap(lab: &Lab<'_>) -> Result<Vec<Number>> {
-    let spec = spec(lab, "bench=zap".into(), BARE_MEMORY, Zap::Slot)?;
+    let spec = spec(lab, "bench=remove".into(), BARE_MEMORY, Zap::Slot)?;
     let (mut slot, mut deleted) = (None, None);
     lab.run(Spec { memory: spec.memory + ZAP_SIZE, ..spec }, |report, machine| {
         match report["event"].as_str() {
-            Some("waiting") => slot = Some(machine.control()?.add(ZAP_AT, ZAP_SIZE)?),
-            Some("touched") => {
-                let slot = slot.context("memory is touched that was not added")?;
+            Some("add") => slot = Some(machine.control()?.add(ZAP_AT, ZAP_SIZE)?),
+            Some("remove") => {
+                let slot = slot.context("memory is to be removed that was not added")?;
                 deleted = Some(machine.control()?.delete(slot)?);
             }
-            _ => {}
+            _ => return Ok(Flow::Continue),
         }
+        machine.type_text("\n")?;
         Ok(Flow::Continue)
     })?;
     let Deleted { visited, tables, flushes, steps, ticks, longest } =

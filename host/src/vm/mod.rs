@@ -1,7 +1,6 @@
 //! A guest and the way it is put into the machine: on Quell by a bundle, or directly.
 
 use crate::guest::cache::{self, GuestFiles, OtherKernel};
-use crate::guest::cpio::Archive;
 use crate::guest::kernel::{self, KernelInfo};
 use crate::guest::peer::owning::Given;
 use crate::guest::{initramfs, peer, vmm};
@@ -233,6 +232,7 @@ impl StockGuest {
     pub(crate) fn prepare(arch: Arch) -> Result<Self> {
         let files = cache::guest_files(arch, false)?;
         let mut workloads = vec![
+            ("phase", workspace::PHASE),
             ("thrash", workspace::THRASH),
             ("stale", workspace::STALE),
             ("mmtest", workspace::MMTEST),
@@ -240,7 +240,7 @@ impl StockGuest {
             ("mixed", workspace::MIXED),
         ];
         if arch == Arch::Aarch64 {
-            workloads.extend([("mark", workspace::MARK), ("occupy", workspace::OCCUPY)]);
+            workloads.push(("occupy", workspace::OCCUPY));
         }
         let build = |(name, image)| Ok((name, workspace::build(image, arch)?));
         let programs = workloads.into_iter().map(build).collect::<Result<Vec<_>>>()?;
@@ -332,15 +332,6 @@ impl StockGuest {
         let host = Guest::new(Platform::X86_64, kernel, Some(initrd), peer::owning::cmdline());
         let spec = Guest { memory, ..host }.on_bare_machine(1, directory)?;
         Ok(Spec { clock, devices: built.args, ..spec })
-    }
-
-    /// Runs a command, with the program `phase`, by which the command tells what is counted.
-    pub(crate) fn counting_initrd(&self, command: &str) -> Result<Vec<u8>> {
-        let path = workspace::build(workspace::PHASE, self.arch)?;
-        let program = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let mut archive = Archive::default();
-        archive.file("bin/phase", 0o755, &program);
-        Ok([self.initramfs.clone(), archive.finish(), initramfs::command(command)].concat())
     }
 }
 

@@ -4,11 +4,13 @@ use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayString;
+use baremetal::arch::serial::{CONSOLE, REPORTS, Serial};
+use baremetal::arch::{interrupts, power};
 use spin::{Mutex, Once};
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Report, Totals, reason};
 
-use super::this::ends::{self, FIRST, Port, SECOND};
+use super::this::HAS_SECOND_PORT;
 
 /// The exit codes for the program that started the emulator.
 const CODE_GOOD: u8 = 0;
@@ -19,29 +21,29 @@ static LINE: Once<ArrayString<512>> = Once::new();
 static DEBUG_EXIT: AtomicBool = AtomicBool::new(false);
 
 /// The report on the first port, and the one on the second if there is one.
-static REPORTS: Mutex<(Report<Port>, Option<Report<Port>>)> = Mutex::new((Report::new(FIRST, false), None));
+static OPEN: Mutex<(Report<Serial>, Option<Report<Serial>>)> =
+    Mutex::new((Report::new(CONSOLE, false), None));
 
 /// Opens the first port; keeps the command line.
 pub(super) fn open(line: &str) -> &'static str {
-    FIRST.set_up();
+    CONSOLE.set_up();
     LINE.call_once(|| ArrayString::from(line).unwrap_or_default())
 }
 
 /// Opens the report that the command line selects.
 pub(super) fn choose(options: &Options<'_>) {
     DEBUG_EXIT.store(options.debug_exit, Ordering::Relaxed);
-    let mut reports = REPORTS.lock();
-    match SECOND {
-        Some(second) if options.report_to_com2 => {
-            second.set_up();
-            reports.1 = Some(Report::new(second, options.json));
-        }
-        _ => reports.0 = Report::new(FIRST, options.json),
+    let mut reports = OPEN.lock();
+    if HAS_SECOND_PORT && options.report_to_com2 {
+        REPORTS.set_up();
+        reports.1 = Some(Report::new(REPORTS, options.json));
+    } else {
+        reports.0 = Report::new(CONSOLE, options.json);
     }
 }
 
-pub(super) fn report(mut write: impl FnMut(&mut Report<Port>)) {
-    let mut reports = REPORTS.lock();
+pub(super) fn report(mut write: impl FnMut(&mut Report<Serial>)) {
+    let mut reports = OPEN.lock();
     write(&mut reports.0);
     if let Some(second) = &mut reports.1 {
         write(second);
@@ -60,8 +62,8 @@ pub(super) fn end(totals: Totals) -> ! {
 
 /// Aborts the run: the image cannot continue. Any processor may, even in the middle of a report.
 pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
-    ends::mask_interrupts();
-    match REPORTS.try_lock() {
+    interrupts::disable();
+    match OPEN.try_lock() {
         Some(mut reports) => {
             let why = reason(why);
             reports.0.bail(&why);
@@ -70,12 +72,16 @@ pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
             }
         }
         None => {
-            let _ = write!({ FIRST }, "\r\nBail out! {why}\r\n");
+            let _ = write!({ CONSOLE }, "\r\nBail out! {why}\r\n");
         }
     }
     leave(CODE_STOPPED)
 }
 
+/// Ends QEMU with status 2 * code + 1, if it is to be ended, or else switches the machine off.
 fn leave(code: u8) -> ! {
-    ends::leave(code, DEBUG_EXIT.load(Ordering::Relaxed))
+    if DEBUG_EXIT.load(Ordering::Relaxed) {
+        power::end_emulator(code);
+    }
+    power::off()
 }

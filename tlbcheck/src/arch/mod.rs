@@ -37,8 +37,7 @@ fn main(info: BootInfo) -> ! {
     }
     this::prepare(&options);
     let totals = match options.task {
-        Task::Check => rows::run(checks::rows(), &options),
-        Task::List => rows::list(checks::rows()),
+        Task::Check | Task::List => rows::run(checks::rows(), &options),
         Task::Bench => bench::run(&mut this::bench::COLUMNS.lock()[..], &options),
     };
     console::end(totals)

@@ -1,7 +1,7 @@
-//! Tables of rows: run, or listed.
+//! Tables of rows: run, or only named.
 
-use tlbcheck::command_line::Options;
-use tlbcheck::report::{Stop, Totals, Verdict, reason};
+use tlbcheck::command_line::{Options, Task};
+use tlbcheck::report::{Totals, Verdict, skip};
 
 use super::console;
 
@@ -15,23 +15,17 @@ pub(super) const fn row(name: &'static str, run: fn() -> Verdict) -> Row {
 }
 
 pub(super) fn run(rows: impl Iterator<Item = &'static Row> + Clone, options: &Options<'_>) -> Totals {
-    let wanted = rows.filter(|row| options.wants(row.name));
+    let is_list = options.task == Task::List;
+    let wanted = rows.filter(|row| is_list || options.wants(row.name));
     let mut totals = Totals::default();
     console::report(|report| report.plan(wanted.clone().count()));
     for row in wanted {
-        console::report(|report| report.begin(row.name));
-        let verdict = (row.run)();
-        totals.count(&verdict);
-        console::report(|report| report.row(row.name, &verdict));
-    }
-    totals
-}
-
-pub(super) fn list(rows: impl Iterator<Item = &'static Row> + Clone) -> Totals {
-    let mut totals = Totals::default();
-    console::report(|report| report.plan(rows.clone().count()));
-    for row in rows {
-        let verdict = Err(Stop::Skip(reason(format_args!("only named"))));
+        let verdict = if is_list {
+            Err(skip(format_args!("only named")))
+        } else {
+            console::report(|report| report.begin(row.name));
+            (row.run)()
+        };
         totals.count(&verdict);
         console::report(|report| report.row(row.name, &verdict));
     }

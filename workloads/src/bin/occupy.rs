@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use workloads::mapping::{Mapping, page_bytes};
 use workloads::options::{Program, Report};
 
-const USAGE: &str = "usage: occupy --at ADDRESS --mib N [--report PATH] [--settle MS]";
+const USAGE: &str = "usage: occupy --at ADDRESS --mib N";
 /// The maximum address of a mapping of `/dev/mem`, and the maximum size mapped.
 const AT_MAX: u64 = 1 << 47;
 const MIB_MAX: u64 = 1 << 20;

@@ -19,15 +19,13 @@ use workloads::times::{IpiCounts, Stopwatch, Times};
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 const USAGE: &str = "\
-usage: thrash [--threads N] [--rounds N] [--pages N] [--chunks N] [--file F] [--report F] [--settle MS]
+usage: thrash [--threads N] [--rounds N] [--pages N] [--chunks N] [--file F]
 
   --threads N  threads that map and unmap [one per CPU]
   --rounds N   rounds of each thread [1000]
   --pages N    pages mapped in a round [16384]
   --chunks N   different offsets in the file, a page apart, used in turn [10]
-  --file F     the shared file; created if missing, removed afterwards [/tmp/thrash.data]
-  --report F   file for the JSON lines [standard output]
-  --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]";
+  --file F     the shared file; created if missing, removed afterwards [/tmp/thrash.data]";
 
 #[derive(Debug, PartialEq, Eq)]
 struct Options {

@@ -4,10 +4,7 @@
 //! address to continue at. A fault at any other address ends the run. X16 is zero before; it and
 //! X17 report a fault. DDI 0487 M.b, D24.2 "ESR_EL1".
 
-use core::arch::asm;
-
 pub use crate::fixups::fixup;
-use crate::guarded;
 
 /// An exception that a guarded instruction raised, at its own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +72,20 @@ impl Fault {
     }
 }
 
+/// The assembly of one guarded instruction, with its operands, each followed by a comma. The result is
+/// the instruction's fault.
+#[macro_export]
+macro_rules! guarded_asm {
+    ($($instruction:expr),+; $($operands:tt)*) => {{
+        let (fault, at): (u64, u64);
+        core::arch::asm!(
+            $crate::guarded!($($instruction),+), $($operands)*
+            inout("x16") 0u64 => fault, inout("x17") 0u64 => at, options(nostack),
+        );
+        $crate::aarch64::guarded::Fault::check(fault, at)
+    }};
+}
+
 /// Reads the word at `address`.
 ///
 /// # Errors
@@ -82,17 +93,10 @@ impl Fault {
 /// The fault, if nothing is there.
 #[inline(always)]
 pub fn load(address: u64) -> Result<u64, Fault> {
-    let (value, fault, at): (u64, u64, u64);
+    let value: u64;
     // SAFETY: reading memory changes nothing, and a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("ldr {value}, [{address}]"),
-            address = in(reg) address, value = out(reg) value,
-            inout("x16") 0u64 => fault, inout("x17") 0u64 => at,
-            options(nostack, preserves_flags),
-        );
-    }
-    Fault::check(fault, at).map(|()| value)
+    let done = unsafe { guarded_asm!("ldr {}, [{}]"; out(reg) value, in(reg) address,) };
+    done.map(|()| value)
 }
 
 /// Writes the word at `address`.
@@ -106,15 +110,6 @@ pub fn load(address: u64) -> Result<u64, Fault> {
 /// If the address is mapped, it is in a page that may be written to.
 #[inline(always)]
 pub unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
-    let (fault, at): (u64, u64);
     // SAFETY: the caller's promise; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("str {value}, [{address}]"),
-            address = in(reg) address, value = in(reg) value,
-            inout("x16") 0u64 => fault, inout("x17") 0u64 => at,
-            options(nostack, preserves_flags),
-        );
-    }
-    Fault::check(fault, at)
+    unsafe { guarded_asm!("str {}, [{}]"; in(reg) value, in(reg) address,) }
 }

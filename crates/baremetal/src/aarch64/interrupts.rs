@@ -38,11 +38,6 @@ pub const FRAME: usize = size_of::<Frame>();
 const _: () = assert!(FRAME == 36 * 8 && FRAME.is_multiple_of(16));
 
 impl Frame {
-    /// Makes the program continue at `address`.
-    pub const fn set_address(&mut self, address: u64) {
-        self.address = address;
-    }
-
     /// ESR_EL1: the reason for the exception, if it was one.
     pub const fn syndrome(&self) -> u64 {
         self.syndrome

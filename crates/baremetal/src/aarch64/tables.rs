@@ -25,6 +25,22 @@ pub const MAPPED: u64 = 512 * GIB;
 pub static ROOT: Page = Page::new();
 static BLOCKS: Page = Page::new();
 
+/// The root of the tables.
+pub fn root() -> &'static Page {
+    &ROOT
+}
+
+/// The entry that points to a table.
+pub fn entry_of(table: &Page) -> u64 {
+    table.address() | VALID | TABLE
+}
+
+/// A walk sees earlier stores to tables.
+pub fn complete() {
+    // SAFETY: barriers change nothing.
+    unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };
+}
+
 fn block(address: u64, is_memory: bool) -> u64 {
     let kind = if is_memory { INNER_SHAREABLE } else { DEVICE | NEVER_EXECUTE };
     address | VALID | ACCESSED | kind
@@ -38,7 +54,7 @@ pub extern "C" fn map_first(image: u64, device_tree: u64) {
         let is_memory = index == image / GIB || index == device_tree / GIB;
         entry.store(block(index * GIB, is_memory), Ordering::Relaxed);
     }
-    ROOT.words()[0].store(BLOCKS.address() | VALID | TABLE, Ordering::Relaxed);
+    ROOT.words()[0].store(entry_of(&BLOCKS), Ordering::Relaxed);
 }
 
 /// Maps RAM as memory, by whole GiB.

@@ -3,10 +3,7 @@
 //! Each has an entry in the `.fixups` table: the RIP at which a fault is expected, and where to
 //! continue. A fault at any other RIP ends the run. R11 is zero before; it and R10 report a fault.
 
-use core::arch::asm;
-
 pub use crate::fixups::fixup;
-use crate::guarded;
 
 /// An exception that a guarded instruction raised, at its own address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,22 +38,30 @@ impl Fault {
     }
 }
 
+/// The assembly of one guarded instruction, with its operands, each followed by a comma. The result is
+/// the instruction's fault.
+#[macro_export]
+macro_rules! guarded_asm {
+    ($($instruction:expr),+; $($operands:tt)*) => {{
+        let (fault, error): (u64, u64);
+        core::arch::asm!(
+            $crate::guarded!($($instruction),+), $($operands)*
+            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
+        );
+        $crate::x86_64::guarded::Fault::check(fault, error)
+    }};
+}
+
 /// RDMSR.
 ///
 /// # Errors
 ///
 /// Its fault.
 pub fn rdmsr(number: u32) -> Result<u64, Fault> {
-    let (low, high, fault, error): (u64, u64, u64, u64);
+    let (low, high): (u64, u64);
     // SAFETY: reading an MSR changes nothing, and a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("rdmsr"),
-            in("ecx") number, out("rax") low, out("rdx") high,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error).map(|()| low & 0xffff_ffff | high << 32)
+    let done = unsafe { guarded_asm!("rdmsr"; in("ecx") number, out("rax") low, out("rdx") high,) };
+    done.map(|()| low & 0xffff_ffff | high << 32)
 }
 
 /// WRMSR.
@@ -69,16 +74,9 @@ pub fn rdmsr(number: u32) -> Result<u64, Fault> {
 ///
 /// The program can cope with the effect of the register.
 pub unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
-    let (fault, error): (u64, u64);
+    let [low, high] = [value, value >> 32].map(|half| half as u32);
     // SAFETY: the caller vouches for the effect; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("wrmsr"),
-            in("ecx") number, in("eax") value as u32, in("edx") (value >> 32) as u32,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error)
+    unsafe { guarded_asm!("wrmsr"; in("ecx") number, in("eax") low, in("edx") high,) }
 }
 
 /// Reads the word at `address`.
@@ -87,16 +85,10 @@ pub unsafe fn wrmsr(number: u32, value: u64) -> Result<(), Fault> {
 ///
 /// The fault, if nothing is there.
 pub fn load(address: u64) -> Result<u64, Fault> {
-    let (value, fault, error): (u64, u64, u64);
+    let value: u64;
     // SAFETY: reading memory changes nothing, and a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("mov {value}, [{address}]"),
-            address = in(reg) address, value = out(reg) value,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error).map(|()| value)
+    let done = unsafe { guarded_asm!("mov {}, [{}]"; out(reg) value, in(reg) address,) };
+    done.map(|()| value)
 }
 
 /// Writes the word at `address`.
@@ -109,14 +101,6 @@ pub fn load(address: u64) -> Result<u64, Fault> {
 ///
 /// If the address is mapped, it is in a page that may be written to.
 pub unsafe fn store(address: u64, value: u64) -> Result<(), Fault> {
-    let (fault, error): (u64, u64);
     // SAFETY: the caller's promise; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("mov [{address}], {value}"),
-            address = in(reg) address, value = in(reg) value,
-            inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-        );
-    }
-    Fault::check(fault, error)
+    unsafe { guarded_asm!("mov [{}], {}"; in(reg) address, in(reg) value,) }
 }

@@ -4,7 +4,8 @@ use core::arch::asm;
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use crate::fixups;
+use super::guarded::Fault;
+use crate::{fixups, guarded_asm};
 
 /// Whether the instruction is Intel's.
 static IS_INTEL: AtomicBool = AtomicBool::new(false);
@@ -32,6 +33,25 @@ pub fn prepare() {
 /// Whether a hypercall is VMCALL, and not VMMCALL.
 pub fn is_intels() -> bool {
     IS_INTEL.load(Ordering::Relaxed)
+}
+
+/// A hypercall with these values in RCX, RDX and R8; returns RAX.
+///
+/// # Errors
+///
+/// Its fault.
+///
+/// # Safety
+///
+/// The program can cope with what the call does.
+pub unsafe fn call(control: u64, input: u64, output: u64) -> Result<u64, Fault> {
+    let result: u64;
+    // SAFETY: the caller's promise; a fault is guarded.
+    let done = unsafe {
+        guarded_asm!("vmmcall"; inout("rax") u64::MAX => result, inout("rcx") control => _,
+            inout("rdx") input => _, inout("r8") output => _, out("r9") _,)
+    };
+    done.map(|()| result)
 }
 
 /// What a guest calls itself: an open-source operating system of no vendor (TLFS, "Reporting the

@@ -54,11 +54,6 @@ impl<const KEPT: usize> Frame<KEPT> {
         self.rip
     }
 
-    /// Makes the program continue at `rip`.
-    pub const fn set_rip(&mut self, rip: u64) {
-        self.rip = rip;
-    }
-
     /// RBP at that instruction.
     pub const fn rbp(&self) -> u64 {
         self.rbp

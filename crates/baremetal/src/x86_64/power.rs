@@ -72,3 +72,14 @@ pub fn debug_exit(port: u16, code: u8) {
     // SAFETY: the caller vouches that the device is there.
     unsafe { Port::new(port).write(u32::from(code)) };
 }
+
+/// The same at the port that is usual.
+pub fn end_emulator(code: u8) {
+    debug_exit(0xf4, code);
+}
+
+/// Resets the machine by its reset register, if it has one.
+pub fn reset() {
+    // SAFETY: the machine begins again.
+    unsafe { Port::<u8>::new(0xcf9).write(6) };
+}

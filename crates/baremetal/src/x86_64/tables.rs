@@ -17,6 +17,7 @@ use x86_64::structures::gdt::{Descriptor, GlobalDescriptorTable};
 use x86_64::structures::tss::TaskStateSegment;
 
 use crate::encodings::gate;
+use crate::pages::Page;
 use crate::processors::MAX_PROCESSORS;
 
 /// Selectors, in the order in which `load` appends the descriptors.
@@ -88,6 +89,24 @@ impl Tables {
         }
     }
 }
+
+unsafe extern "C" {
+    static boot_pml4: Page;
+}
+
+/// The root of the page tables that all processors begin with.
+pub fn root() -> &'static Page {
+    // SAFETY: the table lives as long as the program and is changed by atomic stores only.
+    unsafe { &boot_pml4 }
+}
+
+/// The entry that points to a table: present, writable, user.
+pub fn entry_of(table: &Page) -> u64 {
+    table.address() | 7
+}
+
+/// Stores to tables are seen in program order.
+pub const fn complete() {}
 
 /// The data of each processor of a program.
 struct Processor {

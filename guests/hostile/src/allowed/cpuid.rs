@@ -1,28 +1,16 @@
 //! Leaves of CPUID that are not all zeroes, and the bits that may be set in them. APM volume 3,
 //! appendix E; TLFS, section 2.4.
 
-/// A range of leaves.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// The first leaf.
-    pub first: u32,
-    /// The last leaf.
-    pub last: u32,
-    /// Bits of EAX, EBX, ECX and EDX that may be set.
-    pub bits: [u32; 4],
-    /// Its name.
-    pub name: &'static str,
-    /// Why it may be shown.
-    pub why: &'static str,
-}
+/// Leaves, and the bits of EAX, EBX, ECX and EDX that may be set in them.
+pub type Row = super::Row<u32, [u32; 4]>;
 
 /// The row of a leaf.
 pub fn find(leaf: u32) -> Option<&'static Row> {
-    ROWS.iter().find(|row| (row.first..=row.last).contains(&leaf))
+    ROWS.iter().find(|row| row.has(leaf, leaf))
 }
 
 const fn row(first: u32, last: u32, bits: [u32; 4], name: &'static str, why: &'static str) -> Row {
-    Row { first, last, bits, name, why }
+    Row::new(first, last, name, bits, why)
 }
 
 const ALL: u32 = u32::MAX;

@@ -6,6 +6,32 @@ pub mod msrs;
 pub mod ports;
 pub mod sysregs;
 
+/// A range of leaves, MSRs or ports.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<N, T> {
+    /// The first number.
+    pub first: N,
+    /// The last number.
+    pub last: N,
+    /// Its name in the manual.
+    pub name: &'static str,
+    /// What the guest finds there.
+    pub what: T,
+    /// Why it may be there.
+    pub why: &'static str,
+}
+
+impl<N: PartialOrd, T> Row<N, T> {
+    const fn new(first: N, last: N, name: &'static str, what: T, why: &'static str) -> Self {
+        Self { first, last, name, what, why }
+    }
+
+    /// Whether it has any of these numbers.
+    fn has(&self, first: N, last: N) -> bool {
+        first <= self.last && last >= self.first
+    }
+}
+
 /// The kind of a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -50,13 +76,13 @@ mod tests {
                 assert_eq!(seen.insert(encoding, row.name), None, "{}", row.name);
             }
         }
-        for pair in msrs::ROWS.windows(2) {
-            assert!(pair[0].last < pair[1].first, "{} and {}", pair[0].name, pair[1].name);
-        }
-        for pair in ports::ROWS.windows(2) {
-            assert!(pair[0].last < pair[1].first, "{} and {}", pair[0].name, pair[1].name);
-        }
-        for pair in cpuid::ROWS.windows(2) {
+        are_apart(msrs::ROWS);
+        are_apart(ports::ROWS);
+        are_apart(cpuid::ROWS);
+    }
+
+    fn are_apart<N: PartialOrd, T>(rows: &[Row<N, T>]) {
+        for pair in rows.windows(2) {
             assert!(pair[0].last < pair[1].first, "{} and {}", pair[0].name, pair[1].name);
         }
     }

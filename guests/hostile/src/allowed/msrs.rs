@@ -3,24 +3,12 @@
 
 use super::Kind::{self, Constant, Kept, Moves, Own, Written};
 
-/// A range of MSRs.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// The first MSR.
-    pub first: u32,
-    /// The last MSR.
-    pub last: u32,
-    /// Its name in the manual.
-    pub name: &'static str,
-    /// Its kind.
-    pub kind: Kind,
-    /// Why it may be there.
-    pub why: &'static str,
-}
+/// MSRs of a kind.
+pub type Row = super::Row<u32, Kind>;
 
 /// The row of an MSR.
 pub fn find(number: u32) -> Option<&'static Row> {
-    ROWS.iter().find(|row| (row.first..=row.last).contains(&number))
+    ROWS.iter().find(|row| row.has(number, number))
 }
 
 const fn one(number: u32, name: &'static str, kind: Kind, why: &'static str) -> Row {
@@ -28,7 +16,7 @@ const fn one(number: u32, name: &'static str, kind: Kind, why: &'static str) -> 
 }
 
 const fn many(first: u32, last: u32, name: &'static str, kind: Kind, why: &'static str) -> Row {
-    Row { first, last, name, kind, why }
+    Row::new(first, last, name, kind, why)
 }
 
 const OURS: &str = "emulated, per vCPU";

@@ -1,25 +1,15 @@
 //! I/O ports that do not read as all ones. Wider reads find no device unless noted.
 
-/// A range of ports.
-#[derive(Clone, Copy, Debug)]
-pub struct Row {
-    /// The first port.
-    pub first: u16,
-    /// The last port.
-    pub last: u16,
-    /// The device.
-    pub name: &'static str,
-    /// Why it may be there.
-    pub why: &'static str,
-}
+/// The ports of a device.
+pub type Row = super::Row<u16, ()>;
 
 /// The row of an access of this many bytes: the row of any of its bytes.
 pub fn find(port: u16, bytes: u16) -> Option<&'static Row> {
-    ROWS.iter().find(|row| port <= row.last && port.saturating_add(bytes - 1) >= row.first)
+    ROWS.iter().find(|row| row.has(port, port.saturating_add(bytes - 1)))
 }
 
 const fn row(first: u16, last: u16, name: &'static str, why: &'static str) -> Row {
-    Row { first, last, name, why }
+    Row::new(first, last, name, (), why)
 }
 
 /// The table, in ascending order.

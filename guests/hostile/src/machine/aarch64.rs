@@ -1,11 +1,9 @@
 //! Arm64.
 
-use core::arch::asm;
-
-use baremetal::aarch64::guarded::{Cause, Fault};
+use baremetal::aarch64::guarded::Cause;
 use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::{boot, processors};
-use baremetal::guarded;
+use baremetal::guarded_asm;
 
 pub(crate) use baremetal::aarch64::interrupts::number;
 pub(crate) use baremetal::aarch64::power::off;
@@ -25,10 +23,7 @@ pub(super) fn image_end() -> u64 {
 
 /// Executes an undefined instruction; returns whether the processor raises the fault for it.
 pub(crate) fn undefined() -> bool {
-    let (fault, address): (u64, u64);
     // SAFETY: the instruction only faults, which is guarded.
-    unsafe {
-        asm!(guarded!("udf #0"), inout("x16") 0u64 => fault, inout("x17") 0u64 => address);
-    }
-    Fault::check(fault, address).is_err_and(|fault| fault.cause() == Cause::Class(CLASS_UNKNOWN))
+    let done = unsafe { guarded_asm!("udf #0";) };
+    done.is_err_and(|fault| fault.cause() == Cause::Class(CLASS_UNKNOWN))
 }

@@ -1,8 +1,6 @@
 //! x86-64.
 
-use core::arch::asm;
-
-use baremetal::guarded;
+use baremetal::guarded_asm;
 use baremetal::x86_64::guarded::Fault;
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::{apic, boot, firmware, hypercall, processors};
@@ -22,10 +20,6 @@ pub(super) fn prepare(info: &BootInfo) -> usize {
 
 /// Executes an undefined instruction; returns whether the processor raises the fault for it.
 pub(crate) fn undefined() -> bool {
-    let (fault, error): (u64, u64);
     // SAFETY: the instruction only faults, which is guarded.
-    unsafe {
-        asm!(guarded!("ud2"), inout("r11") 0u64 => fault, inout("r10") 0u64 => error);
-    }
-    Fault::check(fault, error) == Err(Fault::UNDEFINED)
+    unsafe { guarded_asm!("ud2";) == Err(Fault::UNDEFINED) }
 }

@@ -5,6 +5,7 @@ mod aarch64;
 mod alive;
 mod attack;
 mod bystander;
+mod crossing;
 mod findings;
 mod prelude;
 mod storm;
@@ -39,6 +40,7 @@ const COMMON: &[Test] = &[
     test("alive", 1, alive::alive),
     test("attack", 1, attack::attack),
     test("bystander", 2, bystander::bystander),
+    test("crossing", 2, crossing::crossing),
     test("stops", 2, attack::stops),
     test("storm", 1, storm::storm),
 ];

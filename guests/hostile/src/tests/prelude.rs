@@ -8,7 +8,7 @@ pub(super) use baremetal::pci::ConfigSpace;
 pub(super) use baremetal::random::Random;
 pub(super) use baremetal::report::say;
 pub(super) use baremetal::verdict::{Failure, Verdict, failure};
-pub(super) use baremetal::{ensure, guarded, report};
+pub(super) use baremetal::{ensure, guarded_asm, report};
 pub(super) use core::arch::asm;
 pub(super) use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 pub(super) use hostile::allowed::Kind;

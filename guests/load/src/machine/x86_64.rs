@@ -1,16 +1,13 @@
 //! x86-64.
 
-use core::arch::asm;
-
-use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA};
+use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA, MSIX_ENABLE, Messages};
 use baremetal::x86_64::info::BootInfo;
-use baremetal::x86_64::{apic, boot, firmware, guarded, interrupts, processors};
-use x86_64::instructions::port::Port;
+use baremetal::x86_64::{apic, boot, firmware, guarded, interrupts, power, processors, tables};
 
 use super::Absent;
 use crate::guest::write;
 pub(crate) use crate::misuse::misuse;
-pub(crate) use baremetal::x86_64::power::{halt, off};
+pub(crate) use power::{halt, off};
 
 /// Hyper-V's register with the rate of the TSC in Hz (TLFS, "Partition Reference Counter").
 const TSC_FREQUENCY: u32 = 0x4000_0022;
@@ -49,21 +46,12 @@ pub(crate) fn taken() -> [(u64, u64); 2] {
 
 /// Resets the machine: by its reset register, or by a fault without handlers, a triple fault.
 pub(crate) fn reset(by_fault: bool) -> Result<u64, Absent> {
-    if !by_fault {
-        // SAFETY: the machine begins again.
-        unsafe { Port::<u8>::new(0xcf9).write(6) };
-        return Err(Absent);
+    if by_fault {
+        tables::triple_fault();
     }
-    let nothing = [0u8; 10];
-    // SAFETY: the machine begins again.
-    unsafe { asm!("lidt [{}]", "ud2", in(reg) &raw const nothing, options(noreturn)) }
+    power::reset();
+    Err(Absent)
 }
-
-/// The capability MSI-X, and its control.
-const MSIX: u8 = 0x11;
-const MSIX_ENABLE: u32 = 1 << 31;
-/// Bytes of a vector in the table.
-const ENTRY_BYTES: u64 = 16;
 
 /// Unmasks all messages of all functions; returns how many.
 pub(crate) fn hog() -> Result<u64, Absent> {
@@ -73,16 +61,14 @@ pub(crate) fn hog() -> Result<u64, Absent> {
     let mut count = 0;
     for config in (0..32).map(|device| ConfigSpace::new(device << 3)) {
         let is_function = config.read(0) != u32::MAX;
-        let Some(at) = is_function.then(|| config.capability(MSIX)).flatten() else { continue };
+        let Some(messages) = is_function.then(|| config.messages()).flatten() else { continue };
         config.write(COMMAND, MEMORY_AND_DMA);
-        let entries = u64::from(config.read(at) >> 16 & 0x7ff) + 1;
-        let place = config.read(at + 4);
-        let table = config.base(place as u8 & 7) + u64::from(place & !7);
-        for entry in (0..entries).map(|number| table + number * ENTRY_BYTES) {
+        let table = config.base(messages.table.0) + messages.table.1;
+        for entry in (0..messages.count).map(|number| table + number * Messages::BYTES) {
             (0..).zip(message).for_each(|(word, value)| write(entry + word * 4, value));
         }
-        config.write(at, MSIX_ENABLE);
-        count += entries;
+        config.write(messages.control, MSIX_ENABLE);
+        count += messages.count;
     }
     Ok(count)
 }

@@ -6,6 +6,7 @@
 
 use baremetal::nvme::{self, Controller, Queue};
 use baremetal::pages::Page;
+use baremetal::pci::{MSIX_ENABLE, Messages};
 use baremetal::random::Random;
 use baremetal::x86_64::{apic, interrupts};
 use core::arch::asm;
@@ -20,9 +21,7 @@ const SECOND: u16 = 3;
 const ENTRIES: u32 = 8;
 /// What a message consists of, and the mask in its last word.
 const WORDS: u64 = 4;
-const ENTRY_BYTES: u64 = 16;
-/// MSI-X is enabled; all of it is masked.
-const ENABLE: u32 = 1 << 31;
+/// All of MSI-X is masked.
 const MASK: u32 = 1 << 30;
 /// Delivery modes.
 const MODE: u64 = 7 << 8;
@@ -39,18 +38,18 @@ pub(super) fn messages(devices: &Devices, random: &mut Random, count: u64) -> Re
     // SAFETY: interrupts of the lowest class are held off; the program uses none.
     unsafe { asm!("mov cr8, {}", in(reg) 1u64, options(nostack, nomem, preserves_flags)) };
     let config = devices.nvme().function.config;
-    config.write(control, ENABLE);
+    config.write(control, MSIX_ENABLE);
     controller.start(&mut admin)?;
     controller.add(&mut admin, &mut queue, SECOND)?;
     let before = taken();
     for turn in 1..=count {
         for number in [0, u64::from(SECOND), random.below(entries)] {
-            set(address + number * ENTRY_BYTES, random);
+            set(address + number * Messages::BYTES, random);
         }
         if random.one_in(8) {
             let bits = random.below(4) as u32;
-            config.write(control, bits << 30 & (ENABLE | MASK));
-            config.write(control, ENABLE);
+            config.write(control, bits << 30 & (MSIX_ENABLE | MASK));
+            config.write(control, MSIX_ENABLE);
         }
         raise(&controller, [&mut admin, &mut queue], random, turn)?;
         interrupts::enable();

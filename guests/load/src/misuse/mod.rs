@@ -12,15 +12,13 @@ mod registers;
 use arrayvec::ArrayVec;
 use baremetal::nvme;
 use baremetal::pages::PAGE;
-use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA};
+use baremetal::pci::{CLASS, COMMAND, ConfigSpace, MEMORY_AND_DMA, Messages};
 use baremetal::random::Random;
 use load::command::Misuse;
 
 use crate::guest::Failure;
 
 const NETWORK: u32 = 0x02_0000;
-/// The capability MSI-X, and the vendor's, which virtio's are.
-const MSIX: u8 = 0x11;
 /// The device that shows a ROM, and the register with the ROM's place.
 const ROM: ConfigSpace = ConfigSpace::new(1 << 3);
 const ROM_BASE: u8 = 0x30;
@@ -124,12 +122,9 @@ impl Function {
 /// The place of a function's table of MSI-X: the address where it is when it is in order, and the
 /// number of entries; and the capability's register.
 fn table(devices: &Devices, function: &Function) -> Option<(u64, u64, u8)> {
-    let at = function.config.capability(MSIX)?;
-    let entries = u64::from(function.config.read(at) >> 16 & 0x7ff) + 1;
-    let place = function.config.read(at + 4);
-    let is_it = |of: &&BarHome| of.function.config == function.config && u32::from(of.bar) == place & 7;
-    let bar = devices.places.iter().find(is_it)?;
-    Some((bar.home + u64::from(place & !7), entries, at))
+    let Messages { control, table: (bar, offset), count } = function.config.messages()?;
+    let is_it = |of: &&BarHome| of.function.config == function.config && of.bar == bar;
+    Some((devices.places.iter().find(is_it)?.home + offset, count, control))
 }
 
 /// Fails unless something is as it has to be, in this turn.

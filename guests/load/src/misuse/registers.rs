@@ -1,10 +1,9 @@
 //! Registers of devices: accesses of all sizes at all offsets, random values, and resets amid that.
 
-use baremetal::guarded;
+use baremetal::guarded_asm;
 use baremetal::nvme;
 use baremetal::pages::PAGE;
 use baremetal::random::Random;
-use core::arch::asm;
 use core::ops::Range;
 
 use super::{BarHome, Devices, WILD};
@@ -91,10 +90,7 @@ fn one(place: &BarHome, random: &mut Random) {
 macro_rules! access {
     ($text:expr, $at:expr, $value:expr) => {
         // SAFETY: devices are there, or nothing; a fault is guarded. RAX, RCX and XMM0 are free.
-        unsafe {
-            asm!(guarded!($text), at = in(reg) $at, inout("rax") $value => _,
-                out("xmm0") _, inout("r11") 0u64 => _, inout("r10") 0u64 => _);
-        }
+        _ = unsafe { guarded_asm!($text; at = in(reg) $at, inout("rax") $value => _, out("xmm0") _,) }
     };
 }
 

@@ -19,7 +19,7 @@ use x86_64::registers::control::Cr4;
 use x86_64::registers::model_specific::Msr;
 
 pub(crate) use flush::flush;
-pub(crate) use memslot::{memslot, zap};
+pub(crate) use memslot::memslot;
 pub(crate) use running::running;
 pub(crate) use slots::{log, remove};
 

@@ -7,7 +7,7 @@ use hostlink::rom::{self, DEVICE_ID, LEN, LINE, VENDOR_ID};
 use super::hypercalls;
 use super::io::IOAPIC_VERSION;
 use super::prelude::*;
-use crate::pci::{self, COMMAND, COMMAND_MEMORY, ID, ROM, ROM_ENABLE, place_rom, word};
+use crate::pci::{COMMAND, COMMAND_MEMORY, DEVICE, ID, ROM, ROM_ENABLE, place_rom, word};
 
 /// Addresses for the ROM, in the window of the bus.
 pub(super) const PLACES: [u32; 2] = [0xe000_0000, 0xe7f0_0000];
@@ -34,13 +34,13 @@ fn is_away(base: u32) -> bool {
 
 /// The ROM is visible at the address in the registers, and nowhere else.
 pub(super) fn rom_follows_writes() -> Verdict {
-    let id = pci::read(ID);
+    let id = DEVICE.read(ID);
     ensure!(id == u32::from(VENDOR_ID) | u32::from(DEVICE_ID) << 16, "the device's id is {id:#x}");
-    pci::write(ROM, !ROM_ENABLE);
-    let len = (pci::read(ROM) & !ROM_ENABLE).wrapping_neg();
+    DEVICE.write(ROM, !ROM_ENABLE);
+    let len = (DEVICE.read(ROM) & !ROM_ENABLE).wrapping_neg();
     ensure!(len == LEN, "the ROM takes {len:#x} bytes");
     let result = shown_and_hidden().and_then(|()| moved()).and_then(|()| not_written());
-    pci::write(COMMAND, COMMAND_MEMORY);
+    DEVICE.write(COMMAND, COMMAND_MEMORY);
     place_rom(None);
     result
 }
@@ -50,11 +50,11 @@ fn shown_and_hidden() -> Verdict {
     let base = PLACES[0];
     let show: [fn(); 3] = [
         || place_rom(Some(PLACES[0])),
-        || pci::write_byte(ROM, 0, ROM_ENABLE as u8),
-        || pci::write(COMMAND, COMMAND_MEMORY),
+        || DEVICE.write_part(ROM, 1, 0, ROM_ENABLE),
+        || DEVICE.write(COMMAND, COMMAND_MEMORY),
     ];
     let hide: [fn(); 3] =
-        [|| pci::write(ROM, PLACES[0]), || pci::write_byte(ROM, 0, 0), || pci::write(COMMAND, 0)];
+        [|| DEVICE.write(ROM, PLACES[0]), || DEVICE.write_part(ROM, 1, 0, 0), || DEVICE.write(COMMAND, 0)];
     for (show, hide) in show.into_iter().zip([hide[0], hide[2], hide[1]]) {
         ensure!(is_away(base), "there is something where the ROM is to be");
         show();
@@ -82,7 +82,7 @@ fn moved() -> Verdict {
     for place in [MEMORY.address() as u32 & !(LEN - 1), IOAPIC as u32, 0xc000_0000, 0xf000_0000, 0xfffc_0000]
     {
         place_rom(Some(place));
-        ensure!(pci::read(ROM) == place | ROM_ENABLE, "the register does not take {place:#x}");
+        ensure!(DEVICE.read(ROM) == place | ROM_ENABLE, "the register does not take {place:#x}");
         ensure!(is_away(PLACES[0]), "the ROM stays when it is put at {place:#x}");
         let seen = word(MEMORY.address());
         ensure!(seen == 0x1234_5678_9abc_def0, "memory holds {seen:#x} with the ROM at {place:#x}");

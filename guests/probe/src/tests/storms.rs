@@ -50,10 +50,8 @@ fn halt_for_ever(_: usize) {
 }
 
 pub(super) fn reset_storm() -> Verdict {
-    const RESET: u16 = 0xcf9;
     report::event("ready");
-    // SAFETY: nothing is left to do.
-    unsafe { Port::new(RESET).write(6u8) };
+    baremetal::x86_64::power::reset();
     Err(report::failure(format_args!("there was no reset")))
 }
 

@@ -50,7 +50,7 @@ fn spec(lab: &Lab<'_>, subject: Subject, options: &DeviceOptions) -> Result<Spec
     let made = File::create(&data).and_then(|file| file.set_len(run::DATA_BYTES));
     made.with_context(|| format!("cannot make {}", data.display()))?;
     let disks = vec![programs, data];
-    let initrd = stock.counting_initrd(&run::command())?;
+    let initrd = stock.initrd(Some(&run::command()));
     let guest = Guest {
         memory: MEMORY,
         devices: Devices { disks, network: Some(Network::Sink), ..Devices::default() },

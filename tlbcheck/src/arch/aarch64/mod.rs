@@ -3,7 +3,6 @@
 //! | file | contents |
 //! |---|---|
 //! | `machine` | processors and platform, determined once at the beginning |
-//! | `ends` | the serial port, the ways to end the machine |
 //! | `tlbi` | TLBI in all its forms, with its barriers: the only code with these instructions |
 //! | `window` | page tables whose entries the checks exchange |
 //! | `watch` | the other processors check a page all the time |
@@ -12,7 +11,6 @@
 
 pub(super) mod bench;
 pub(super) mod checks;
-pub(super) mod ends;
 pub(super) mod machine;
 mod tlbi;
 mod watch;
@@ -21,6 +19,9 @@ mod window;
 use tlbcheck::command_line::Options;
 
 use super::console;
+
+/// Whether reports have a port of their own.
+pub(super) const HAS_SECOND_PORT: bool = false;
 
 /// Refuses features that do not exist here, and applies the omissions in `options`.
 pub(super) fn prepare(options: &Options<'_>) {

@@ -5,7 +5,7 @@
 //! it. The command line may omit one of these: then rows must fail.
 
 use core::arch::asm;
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::{AtomicU8, Ordering};
 
 use tlbcheck::arm64::{Range, page};
 use tlbcheck::command_line::Omission;
@@ -58,17 +58,16 @@ impl TlbiOperand {
     }
 }
 
-static OMITS_TLBI: AtomicBool = AtomicBool::new(false);
-static OMITS_ALL: AtomicBool = AtomicBool::new(false);
-static OMITS_DSB: AtomicBool = AtomicBool::new(false);
-static OMITS_BROADCAST: AtomicBool = AtomicBool::new(false);
+/// What is omitted, if anything is.
+static OMITTED: AtomicU8 = AtomicU8::new(u8::MAX);
 
 /// Sets the omission that applies from now on.
 pub(super) fn omit(what: Option<Omission>) {
-    OMITS_TLBI.store(what == Some(Omission::Tlbi), Ordering::Relaxed);
-    OMITS_ALL.store(what == Some(Omission::Vmalle1), Ordering::Relaxed);
-    OMITS_DSB.store(what == Some(Omission::Dsb), Ordering::Relaxed);
-    OMITS_BROADCAST.store(what == Some(Omission::Broadcast), Ordering::Relaxed);
+    OMITTED.store(what.map_or(u8::MAX, |what| what as u8), Ordering::Relaxed);
+}
+
+fn omits(what: Omission) -> bool {
+    OMITTED.load(Ordering::Relaxed) == what as u8
 }
 
 /// TLBI is SYS with op1 0 and CRn 8; the parameters are its CRm and op2.
@@ -103,10 +102,10 @@ macro_rules! by_kind {
 #[inline(always)]
 pub(super) fn issue(Form(scope, kind): Form, target: TlbiOperand) {
     let TlbiOperand { address, asid, level, range } = target;
-    if OMITS_TLBI.load(Ordering::Relaxed) || (kind == Kind::All && OMITS_ALL.load(Ordering::Relaxed)) {
+    if omits(Omission::Tlbi) || (kind == Kind::All && omits(Omission::Vmalle1)) {
         return;
     }
-    let scope = if OMITS_BROADCAST.load(Ordering::Relaxed) { Scope::Local } else { scope };
+    let scope = if omits(Omission::Broadcast) { Scope::Local } else { scope };
     let op2 = match kind {
         Kind::All => 0,
         Kind::Va => 1,
@@ -145,7 +144,7 @@ pub(super) fn order(scope: Scope) {
 /// Waits until earlier TLBIs of the scope are complete, and makes the processor see them.
 #[inline(always)]
 pub(super) fn complete(scope: Scope) {
-    if !OMITS_DSB.load(Ordering::Relaxed) {
+    if !omits(Omission::Dsb) {
         // SAFETY: barriers change nothing.
         unsafe {
             match scope {

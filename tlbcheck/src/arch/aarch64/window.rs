@@ -6,7 +6,9 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::aarch64::tables::ROOT;
+pub(super) use baremetal::aarch64::tables::entry_of as table_entry;
 use baremetal::pages::{Arena, PAGE, Page};
+use baremetal::walk;
 use spin::Once;
 
 use super::tlbi;
@@ -23,7 +25,6 @@ pub(super) const NOT_GLOBAL: u64 = 1 << 11;
 pub(super) const DIRTY_MODIFIER: u64 = 1 << 51;
 /// PXN and UXN.
 const NEVER_EXECUTE: u64 = 3 << 53;
-const ADDRESS: u64 = 0x0000_ffff_ffff_f000;
 
 /// TCR_EL1.HA and HD: the processor sets access flags, and manages the dirty state.
 pub(super) const SETS_ACCESSED: u64 = 1 << 39;
@@ -62,10 +63,6 @@ pub(super) const fn block_entry(address: u64) -> u64 {
     page_entry(address) & !TABLE_OR_PAGE
 }
 
-pub(super) fn table_entry(table: &Page) -> u64 {
-    table.address() | VALID | TABLE_OR_PAGE
-}
-
 #[derive(Clone, Copy)]
 pub(super) struct TestSpace {
     root: &'static Page,
@@ -101,34 +98,12 @@ impl TestSpace {
 
     /// The entry for `address` at a level, from 1 to 3; creates missing tables on the way.
     pub(super) fn entry(self, address: u64, level: u32) -> &'static AtomicU64 {
-        let mut entry = &self.root.words()[index(address, 0)];
-        for level in 1..=level {
-            entry = &table(entry).words()[index(address, level)];
-        }
-        entry
+        walk::entry(self.root, address, 3 - level, || &take(1, 1)[0])
     }
 
     pub(super) fn leaf(self, address: u64) -> &'static AtomicU64 {
         self.entry(address, 3)
     }
-}
-
-/// The index of the address in a table at a level: 3 is that of pages.
-const fn index(address: u64, level: u32) -> usize {
-    (address >> (39 - 9 * level) & 511) as usize
-}
-
-/// The table that `entry` points to; creates one if there is none.
-fn table(entry: &AtomicU64) -> &'static Page {
-    let value = entry.load(Ordering::Acquire);
-    if value & VALID != 0 {
-        // SAFETY: a valid entry was created here, or by the start-up code, and points to a table;
-        // those live as long as the program.
-        return unsafe { &*((value & ADDRESS) as *const Page) };
-    }
-    let table = &take(1, 1)[0];
-    write(entry, table_entry(table));
-    table
 }
 
 /// Stores an entry over an invalid one, for all processors: TLBs do not cache invalid entries.

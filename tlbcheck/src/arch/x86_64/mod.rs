@@ -3,7 +3,6 @@
 //! | file | contents |
 //! |---|---|
 //! | `machine` | processors, platform and VP indices, determined once at the beginning |
-//! | `ends` | the two serial ports, the ways to end the machine |
 //! | `window` | page tables whose leaves the checks exchange |
 //! | `hypercall` | the guest's end of hypercalls |
 //! | `back_end` | flushes of other processors, by interrupt and by hypercall, behind one trait |
@@ -14,7 +13,6 @@
 mod back_end;
 pub(super) mod bench;
 pub(super) mod checks;
-pub(super) mod ends;
 mod hypercall;
 pub(super) mod machine;
 mod watch;
@@ -23,6 +21,9 @@ mod window;
 use tlbcheck::command_line::Options;
 
 use super::console;
+
+/// Whether reports have a port of their own.
+pub(super) const HAS_SECOND_PORT: bool = true;
 
 /// Refuses `options` that are for another architecture.
 pub(super) fn prepare(options: &Options<'_>) {

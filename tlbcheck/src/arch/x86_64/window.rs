@@ -7,6 +7,8 @@ use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::pages::{Arena, PAGE, Page};
+use baremetal::walk;
+use baremetal::x86_64::tables::root;
 use spin::Once;
 use x86_64::registers::control::{Cr4, Cr4Flags};
 
@@ -16,7 +18,6 @@ pub(super) const ACCESSED: u64 = 1 << 5;
 pub(super) const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 pub(super) const GLOBAL: u64 = 1 << 8;
-const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 
 /// Size of a large page in bytes, and number of small pages in it.
 pub(super) const LARGE_PAGE: u64 = 512 * PAGE;
@@ -57,16 +58,7 @@ pub(super) fn replace_large(round: u64) {
     large_leaf(LARGE_WINDOW).store(half[0].address() | RIGHTS | LARGE, Ordering::SeqCst);
 }
 
-unsafe extern "C" {
-    static boot_pml4: Page;
-}
-
 static OTHER_ROOT: Page = Page::new();
-
-fn root() -> &'static Page {
-    // SAFETY: the table lives as long as the program and is changed by atomic stores only.
-    unsafe { &boot_pml4 }
-}
 
 pub(super) fn open() {
     for (copy, entry) in OTHER_ROOT.words().iter().zip(root().words()) {
@@ -74,60 +66,39 @@ pub(super) fn open() {
     }
 }
 
-/// The index of the address in a table at a level: 0 is that of pages of 4 KiB.
-fn index(address: u64, level: u32) -> usize {
-    (address >> (12 + 9 * level) & 511) as usize
-}
-
-fn table(entry: &AtomicU64) -> &'static Page {
-    let value = entry.load(Ordering::Acquire);
-    if value & 1 != 0 {
-        // SAFETY: a present entry is from here, or the start-up code; tables live forever.
-        return unsafe { &*((value & ADDRESS) as *const Page) };
-    }
-    let table = &take(1, 1)[0];
-    entry.store(table.address() | RIGHTS, Ordering::Release);
-    table
-}
-
-/// The entry at `level` for `address` below `root`.
-fn entry_below(root: &'static Page, address: u64, level: u32) -> &'static AtomicU64 {
-    let mut entry = &root.words()[index(address, 3)];
-    for level in (level..3).rev() {
-        entry = &table(entry).words()[index(address, level)];
-    }
-    entry
+fn take_one() -> &'static Page {
+    &take(1, 1)[0]
 }
 
 /// The entry for the page of 4 KiB at `address`, in both spaces.
 pub(super) fn leaf(address: u64) -> &'static AtomicU64 {
-    let leaf = entry_below(root(), address, 0);
+    let leaf = walk::entry(root(), address, 0, take_one);
     share(address);
     leaf
 }
 
 /// The entry for the page of 2 MiB at `address`, in both spaces.
 pub(super) fn large_leaf(address: u64) -> &'static AtomicU64 {
-    let leaf = entry_below(root(), address, 1);
+    let leaf = walk::entry(root(), address, 1, take_one);
     share(address);
     leaf
 }
 
 fn share(address: u64) {
-    let index = index(address, 3);
+    let index = walk::index(address, 3);
     OTHER_ROOT.words()[index].store(root().words()[index].load(Ordering::Relaxed), Ordering::Release);
 }
 
 /// The entries for the page at `address` in both spaces; from [`SPLIT_WINDOW`] on.
 pub(super) fn split_leaves(address: u64) -> [&'static AtomicU64; 2] {
-    [entry_below(root(), address, 0), entry_below(&OTHER_ROOT, address, 0)]
+    [root(), &OTHER_ROOT].map(|root| walk::entry(root, address, 0, take_one))
 }
 
 /// A space like the initial one, but with `page` at an address below 2 MiB.
 pub(super) fn space_with(address: u64, page: &'static Page) -> u64 {
     let copies = take(4, 1);
-    let pointers = table(&root().words()[0]);
-    let originals = [root(), pointers, table(&pointers.words()[0])];
+    let pointers = walk::table(&root().words()[0], take_one);
+    let originals = [root(), pointers, walk::table(&pointers.words()[0], take_one)];
     for ((copy, next), original) in copies.iter().zip(&copies[1..]).zip(originals) {
         for (word, entry) in copy.words().iter().zip(original.words()) {
             word.store(entry.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -137,7 +108,7 @@ pub(super) fn space_with(address: u64, page: &'static Page) -> u64 {
     for (number, word) in (0..).zip(copies[3].words()) {
         word.store((number * PAGE) | RIGHTS, Ordering::Relaxed);
     }
-    copies[3].words()[index(address, 0)].store(page.address() | RIGHTS, Ordering::Release);
+    copies[3].words()[walk::index(address, 0)].store(page.address() | RIGHTS, Ordering::Release);
     copies[0].address()
 }
 

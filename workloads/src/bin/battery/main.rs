@@ -21,12 +21,10 @@ mod tracing;
 mod userfaults;
 
 const USAGE: &str = "\
-usage: battery [--only NAME] [--rounds N] [--report F] [--settle MS]
+usage: battery [--only NAME] [--rounds N]
 
   --only NAME  this check only [all of them]
   --rounds N   rounds of each check [4]
-  --report F   file for the JSON lines [standard output]
-  --settle MS  idle time after `begin` and after `end` [0]
 
 The status is 1 if a check failed.";
 

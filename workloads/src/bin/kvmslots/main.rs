@@ -27,8 +27,7 @@ const PAGES_PER_MIB: u64 = 256;
 const PAGES_MAX: u64 = guest::MIB_MAX * PAGES_PER_MIB;
 
 const USAGE: &str = "\
-usage: kvmslots [--mib N | --pages N] [--elsewhere N] [--rounds N] [--part P] [--log WAY] [--report F]
-                [--settle MS]
+usage: kvmslots [--mib N | --pages N] [--elsewhere N] [--rounds N] [--part P] [--log WAY]
 
   --mib N      size of the slot [1024]
   --pages N    the same in pages of 4 KiB
@@ -38,8 +37,6 @@ usage: kvmslots [--mib N | --pages N] [--elsewhere N] [--rounds N] [--part P] [-
   --part P     `delete`, `log`, or `both` [both]
   --log WAY    `simple`: fetching the log also protects the pages again; `manual`: a separate call
                does (KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2) [simple]
-  --report F   file for the JSON lines [standard output]
-  --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 It needs /dev/kvm, and memory for the slot. Steps of a round, each in nanoseconds (ns):
 

@@ -26,14 +26,12 @@ fn usage() -> String {
     let loops: Vec<_> = LOOPS.iter().map(about).collect();
     format!(
         "\
-usage: loops --loop NAME [--threads N] [--rounds N] [--pages N] [--report F] [--settle MS]
+usage: loops --loop NAME [--threads N] [--rounds N] [--pages N]
 
   --loop NAME  which of the loops below
   --threads N  threads, all in one address space [one per CPU]; loops in pairs take an even number
   --rounds N   rounds of each thread [10000]
   --pages N    pages of a mapping, for the loops that use several [128]
-  --report F   file for the JSON lines [standard output]
-  --settle MS  idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 Loops, each with a description of one round:
 {}

@@ -22,13 +22,11 @@ use workloads::options::{Program, Report, cpus};
 use workloads::times::{Stopwatch, Times};
 
 const USAGE: &str = "\
-usage: mixed [--jobs N] [--tasks N] [--directory D] [--report F] [--settle MS]
+usage: mixed [--jobs N] [--tasks N] [--directory D]
 
   --jobs N       tasks in progress at a time [one per CPU]
   --tasks N      tasks of three processes each [100]
   --directory D  parent of a directory for the files, which is removed afterwards [/tmp]
-  --report F     file for the JSON lines [standard output]
-  --settle MS    idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 Like a build: a task forks a compiler, which maps a header, reads a source, uses some memory and
 writes a file, and an assembler, which makes an object from that file. All objects are checked at

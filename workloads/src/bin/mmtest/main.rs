@@ -30,7 +30,7 @@ const STRIDE: usize = 256;
 const PROGRESS_PERIOD: Duration = Duration::from_millis(500);
 
 const USAGE: &str = "\
-usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rounds N] [--rom F] [--report F] [--settle MS]
+usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rounds N] [--rom F]
 
   --threads N   threads that touch memory [one per CPU]
   --memory MIB  memory of each thread [64]
@@ -39,8 +39,6 @@ usage: mmtest [--threads N] [--memory MIB] [--toggles N] [--passes N] [--rounds 
   --rounds N    the same work each time: N times, all threads make one pass while the ROM is turned on, read from its
                 beginning to its end, and turned off; instead of --toggles and --passes
   --rom F       the ROM's file [/sys/bus/pci/devices/0000:00:01.0/rom]
-  --report F    file for the JSON lines [standard output]
-  --settle MS   idle time after `begin` and before `end` is reported, for readers of counters [0]
 
 It ends when the toggles and the passes, or the rounds, are done. The status is 1 if a canary or the ROM was wrong.";
 

@@ -32,14 +32,12 @@ const THREADS_PER_REMAPPER: u64 = 8;
 const THREADS_PER_RUDE: usize = 4;
 
 const USAGE: &str = "\
-usage: stale [--threads N] [--seconds N] [--pages N] [--pause US] [--report F] [--settle MS]
+usage: stale [--threads N] [--seconds N] [--pages N] [--pause US]
 
   --threads N  threads; every eighth remaps, the others read [one per CPU, at least 2]
   --seconds N  duration of the run [5]
   --pages N    pages of each remapper [16]
   --pause US   maximum wait for readers between two remappings [200]
-  --report F   file for the JSON lines [standard output]
-  --settle MS  idle time after `begin` and after `end` [0]
 
 The status is 1 if a read was stale.";
 

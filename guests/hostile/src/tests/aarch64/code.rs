@@ -1,10 +1,12 @@
 //! Instructions that are generated while the program runs, each guarded.
 
+use core::fmt;
 use core::sync::atomic::AtomicU32;
 
 use crate::tests::prelude::*;
 use baremetal::aarch64::guarded::Fault;
 use baremetal::aarch64::{interrupts, processors};
+use hostile::allowed::sysregs;
 
 /// Number of instructions in a page, each followed by a RET.
 pub(super) const SLOTS: usize = 512;
@@ -25,6 +27,13 @@ impl Name {
     /// The register of this number, out of all that are possible with this op0: 16,384.
     pub(in crate::tests) const fn of(op0: u32, number: u32) -> Self {
         Self(op0 << 14 | number)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [op0, op1, crn, crm, op2] = sysregs::fields(self.0);
+        write!(f, "S{op0}_{op1}_C{crn}_C{crm}_{op2}")
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::tests::prelude::*;
 use baremetal::aarch64::guarded::{self, Fault};
 use baremetal::aarch64::{clock, processors};
+use baremetal::guarded;
 
 /// Exception classes for the same exception level.
 const BREAKPOINT: u8 = 0x31;

@@ -18,16 +18,9 @@ const EXTERNAL: u8 = 0x10;
 macro_rules! access {
     ($instruction:literal, $x0:expr, $x1:expr, $x2:expr) => {{
         let (mut x0, mut x1, mut x2): (u64, u64, u64) = ($x0, $x1, $x2);
-        let (fault, at): (u64, u64);
         // SAFETY: the registers affect interrupts that are not in use; a fault is guarded.
-        unsafe {
-            asm!(
-                guarded!($instruction),
-                inout("x0") x0, inout("x1") x1, inout("x2") x2,
-                inout("x16") 0u64 => fault, inout("x17") 0u64 => at, options(nostack),
-            );
-        }
-        Fault::check(fault, at).map(|()| (x0, x1, x2)).map_err(Fault::cause)
+        let done = unsafe { guarded_asm!($instruction; inout("x0") x0, inout("x1") x1, inout("x2") x2,) };
+        done.map(|()| (x0, x1, x2)).map_err(Fault::cause)
     }};
 }
 

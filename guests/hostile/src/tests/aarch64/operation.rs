@@ -9,8 +9,10 @@
 use baremetal::aarch64::gic;
 use baremetal::aarch64::interrupts::{self, Frame};
 use baremetal::aarch64::serial::CONSOLE;
+use baremetal::guarded;
 use hostile::allowed::sysregs::{self, ROWS};
 
+use super::call;
 use super::code::{self, Name};
 use crate::tests::prelude::*;
 
@@ -128,36 +130,30 @@ fn store(address: u64, value: u64, size: u64) {
     macro_rules! store {
         ($text:literal) => {
             // SAFETY: the address is a device's, unused, or scratch.
-            unsafe {
-                asm!(guarded!($text), address = in(reg) address, value = in(reg) value,
-                    inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
-            }
+            unsafe { guarded_asm!($text; address = in(reg) address, value = in(reg) value,) }
         };
     }
-    match size {
+    let _ = match size {
         0 => store!("strb {value:w}, [{address}]"),
         1 => store!("strh {value:w}, [{address}]"),
         2 => store!("str {value:w}, [{address}]"),
         _ => store!("str {value}, [{address}]"),
-    }
+    };
 }
 
 fn load(address: u64, size: u64) {
     macro_rules! load {
         ($text:literal) => {
             // SAFETY: reading has no effect that the program cannot cope with.
-            unsafe {
-                asm!(guarded!($text), address = in(reg) address, value = out(reg) _,
-                    inout("x16") 0u64 => _, inout("x17") 0u64 => _, options(nostack, preserves_flags));
-            }
+            unsafe { guarded_asm!($text; address = in(reg) address, value = out(reg) _,) }
         };
     }
-    match size {
+    let _ = match size {
         0 => load!("ldrb {value:w}, [{address}]"),
         1 => load!("ldrh {value:w}, [{address}]"),
         2 => load!("ldr {value:w}, [{address}]"),
         _ => load!("ldr {value}, [{address}]"),
-    }
+    };
 }
 
 /// Restores the processor's own state, and on the first one the shared state.
@@ -270,21 +266,11 @@ fn call(random: &mut Random, number: usize) {
         baremetal::aarch64::clock::set_timer(500);
     }
     let (first, second, third) = (value(random), value(random), value(random));
-    macro_rules! call {
-        ($text:literal) => {
-            // SAFETY: calls that end the guest are left out; registers that change are named.
-            unsafe {
-                asm!(guarded!($text), inout("x0") function => _, inout("x1") first => _, inout("x2") second => _,
-                    inout("x3") third => _, out("x4") _, out("x5") _, out("x6") _, out("x7") _, out("x8") _,
-                    out("x9") _, out("x10") _, out("x11") _, out("x12") _, out("x13") _, out("x14") _, out("x15") _,
-                    inout("x16") 0u64 => _, inout("x17") 0u64 => _);
-            }
-        };
-    }
+    let arguments = [function, first, second, third];
     match random.below(4) {
-        0 => call!("smc #0"),
-        1 => call!("hvc #1"),
-        _ => call!("hvc #0"),
+        0 => call!("smc #0", arguments),
+        1 => call!("hvc #1", arguments),
+        _ => call!("hvc #0", arguments),
     }
     if is_psci && function & 0xffff == 1 {
         quiet_timers();

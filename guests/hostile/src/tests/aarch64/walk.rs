@@ -1,8 +1,7 @@
 //! All possible system registers, compared with the table of those that may exist.
 
 use baremetal::aarch64::guarded::Fault;
-use baremetal::aarch64::processors;
-use hostile::allowed::sysregs::{self, ROWS, Row};
+use hostile::allowed::sysregs::{self, Row};
 
 use super::code::{self, Name, SLOTS};
 use crate::tests::findings::Findings;
@@ -34,7 +33,7 @@ fn each(op0: u32, mut act: impl FnMut(Name, usize, usize)) {
 }
 
 /// Lets the program use registers of floating point and vectors, where they exist.
-fn open_floating_point() {
+pub(super) fn open_floating_point() {
     // SAFETY: CPACR_EL1: FPEN, ZEN and SMEN; the program has no such instructions.
     unsafe { asm!("msr cpacr_el1, {}", "isb", in(reg) 0x0333_0000u64, options(nostack, preserves_flags)) };
 }
@@ -50,8 +49,7 @@ const fn changed(row: &Row, value: u64) -> u64 {
 }
 
 fn tell(findings: &mut Findings, name: Name, what: &str, value: u64) {
-    let [op0, op1, crn, crm, op2] = sysregs::fields(name.0);
-    findings.tell(format_args!("S{op0}_{op1}_C{crn}_C{crm}_{op2} {what} ({value:#x})"));
+    findings.tell(format_args!("{name} {what} ({value:#x})"));
 }
 
 /// Each register is in the table or undefined, for reads and writes; constant ones do not change.
@@ -117,70 +115,4 @@ pub(super) fn instructions(_: &Orders<'_>) -> Verdict {
         }
     });
     findings.verdict(found, 20)
-}
-
-/// What the second processor finds in each row's register; the second time in the second half.
-static SEEN: [AtomicU64; 2 * ROWS_MAX] = [const { AtomicU64::new(0) }; 2 * ROWS_MAX];
-/// Number of own registers, each by its encoding.
-const ROWS_MAX: usize = SLOTS;
-
-/// Encodings of registers that belong to a vCPU, and the bits that may be changed.
-fn own() -> impl Iterator<Item = (Name, u64)> + Clone {
-    let rows = ROWS.iter().filter_map(|row| match row.kind {
-        Kind::Own(mask) if mask != 0 => Some((row, mask)),
-        _ => None,
-    });
-    rows.flat_map(|(row, mask)| row.encodings().map(move |name| (Name(name), mask))).take(ROWS_MAX)
-}
-
-fn look(half: usize) {
-    open_floating_point();
-    for (batch, first) in (0..ROWS_MAX).step_by(SLOTS).enumerate() {
-        code::put(own().skip(first).map(|(name, _)| code::read(name)));
-        for (slot, _) in own().skip(first).take(SLOTS).enumerate() {
-            // SAFETY: reading these has no effect.
-            let value = unsafe { code::execute(slot, 0) }.unwrap_or(0);
-            SEEN[half * ROWS_MAX + batch * SLOTS + slot].store(value, Ordering::Release);
-        }
-    }
-}
-
-/// Makes the second processor check, while the first waits asleep: both may share one CPU.
-fn look_elsewhere(job: processors::Job) {
-    processors::give(1, job);
-    machine::await_end(1);
-}
-
-/// A value that one vCPU writes is neither read by another one, nor lost after that one has run.
-pub(super) fn crossing(_: &Orders<'_>) -> Verdict {
-    open_floating_point();
-    // Twice: after that, the state left by faults does not change any more.
-    look_elsewhere(|_| look(0));
-    look_elsewhere(|_| look(0));
-    let (mut findings, mut held) = (Findings::default(), 0);
-    for (index, (name, mask)) in own().enumerate() {
-        // Both instructions, again for each register: the second processor has its own page.
-        code::put([code::read(name), code::write(name)].into_iter());
-        // SAFETY: reading these has no effect.
-        let Ok(old) = (unsafe { code::execute(0, 0) }) else { continue };
-        // SAFETY: rows say which writes the program can cope with.
-        let Ok(_) = (unsafe { code::execute(1, old ^ mask) }) else { continue };
-        // SAFETY: as above.
-        let new = unsafe { code::execute(0, 0) }.unwrap_or(old);
-        look_elsewhere(|_| look(1));
-        let before = SEEN[index].load(Ordering::Acquire);
-        let after = SEEN[ROWS_MAX + index].load(Ordering::Acquire);
-        // SAFETY: as above.
-        let left = unsafe { code::execute(0, 0) }.unwrap_or(old);
-        // SAFETY: it is the previous value.
-        let _ = unsafe { code::execute(1, old) };
-        held += u32::from(new != old);
-        if before != after {
-            tell(&mut findings, name, "of another vCPU has changed", after);
-        }
-        if left != new {
-            tell(&mut findings, name, "is not as it was left", left);
-        }
-    }
-    findings.verdict(held, 20)
 }

@@ -1,5 +1,6 @@
 //! What is different on Arm64.
 
+use crate::tests::aarch64::call;
 use crate::tests::aarch64::code::{self, Name};
 use crate::tests::prelude::*;
 use baremetal::aarch64::{clock, gic, interrupts, power, processors};
@@ -39,22 +40,10 @@ pub(super) fn halt() {
     power::halt()
 }
 
-macro_rules! call {
-    ($text:literal, $function:expr, $first:expr, $second:expr, $third:expr) => {
-        // SAFETY: no call that is made ends the guest; registers that it may change are named.
-        unsafe {
-            asm!(guarded!($text), inout("x0") $function => _, inout("x1") $first => _, inout("x2") $second => _,
-                inout("x3") $third => _, out("x4") _, out("x5") _, out("x6") _, out("x7") _, out("x8") _,
-                out("x9") _, out("x10") _, out("x11") _, out("x12") _, out("x13") _, out("x14") _, out("x15") _,
-                inout("x16") 0u64 => _, inout("x17") 0u64 => _);
-        }
-    };
-}
-
 pub(super) fn exit(random: &mut Random) {
     match random.below(4) {
-        0 => call!("hvc #0", 0x8400_0000u64, 0u64, 0u64, 0u64),
-        1 => call!("smc #0", 0xffff_ffffu64, 0u64, 0u64, 0u64),
+        0 => call!("hvc #0", [0x8400_0000, 0, 0, 0]),
+        1 => call!("smc #0", [0xffff_ffff, 0, 0, 0]),
         // SAFETY: ACTLR_EL1 is read, which traps.
         2 => unsafe { asm!("mrs {}, actlr_el1", out(reg) _, options(nostack, preserves_flags)) },
         // SAFETY: GICD_TYPER is read.
@@ -69,7 +58,7 @@ pub(super) fn call(random: &mut Random) {
     let function = random.one_of(NAMING_CALLS);
     let target =
         if random.one_in(2) { machine::count() as u64 + random.below(1 << 20) } else { value(random) };
-    call!("hvc #0", function, target, value(random), value(random));
+    call!("hvc #0", [function, target, value(random), value(random)]);
 }
 
 /// All TLB instructions that there are, with any operand.

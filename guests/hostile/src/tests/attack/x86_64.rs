@@ -3,17 +3,15 @@
 use core::arch::x86_64::__cpuid_count;
 
 use crate::tests::prelude::*;
+use baremetal::pci::{MSIX_ENABLE, Messages};
 use baremetal::x86_64::guarded::{rdmsr, wrmsr};
-use baremetal::x86_64::hypercall::OS_ID;
-use baremetal::x86_64::{apic, clock, interrupts, power, processors};
+use baremetal::x86_64::hypercall::{self, OS_ID};
+use baremetal::x86_64::{apic, clock, interrupts, power, processors, tables};
 use x86_64::instructions::port::Port;
 
 /// The guest's identity, and the page of hypercalls.
 const GUEST_OS_ID: u32 = 0x4000_0000;
 const HYPERCALL: u32 = 0x4000_0001;
-/// The capability MSI-X, and that it is enabled.
-const MSIX: u8 = 0x11;
-const MSIX_ENABLED: u32 = 1 << 31;
 const TSC_DEADLINE: u32 = 0x6e0;
 /// The timer's vector; all from there on up to 0xef are only counted.
 const VECTOR: u8 = interrupts::VECTOR_FREE;
@@ -38,17 +36,16 @@ pub(super) const HAS_MESSAGES: bool = true;
 
 /// Has each of the first `count` processors, from the second on, interrupted by its own message.
 pub(super) fn enable_messages(config: &ConfigSpace, count: usize) -> Verdict {
-    let Some(at) = config.capability(MSIX) else {
+    let Some(Messages { control, table: (bar, offset), .. }) = config.messages() else {
         return Err(failure(format_args!("the disk has no MSI-X")));
     };
-    config.write(at, MSIX_ENABLED);
-    let table = config.read(at + 4);
-    let table = config.base(table as u8 & 7) + u64::from(table & !7);
+    config.write(control, MSIX_ENABLE);
+    let table = config.base(bar) + offset;
     for number in 0..count {
         let vector = u32::from(interrupts::VECTOR_FREE) + number as u32;
         let message = [0xfee0_0000 | processors::id(number).apic() << 12, 0, vector, 0];
         for (word, value) in message.into_iter().enumerate() {
-            let entry = table + 16 * (number as u64 + 1) + 4 * word as u64;
+            let entry = table + Messages::BYTES * (number as u64 + 1) + 4 * word as u64;
             // SAFETY: it is the table of messages; vectors are only counted.
             unsafe { (entry as *mut u32).write_volatile(value) };
         }
@@ -66,16 +63,8 @@ pub(in crate::tests) fn enable_calls() -> Verdict {
 
 /// A hypercall; returns its result, or nothing if it faults.
 pub(in crate::tests) fn hypercall(control: u64, input: u64, output: u64) -> Option<u64> {
-    let (result, fault): (u64, u64);
-    // SAFETY: the calls write no memory but scratch pages; a fault is guarded.
-    unsafe {
-        asm!(
-            guarded!("vmmcall"),
-            inout("rax") u64::MAX => result, inout("rcx") control => _, inout("rdx") input => _,
-            inout("r8") output => _, out("r9") _, inout("r11") 0u64 => fault, inout("r10") 0u64 => _,
-        );
-    }
-    (fault == 0).then_some(result)
+    // SAFETY: the calls write no memory but scratch pages.
+    unsafe { hypercall::call(control, input, output) }.ok()
 }
 
 pub(super) fn take_interrupts() {
@@ -160,8 +149,8 @@ pub(super) fn maintain_caches(random: &mut Random) {
     // SAFETY: the caches' contents are what memory has; INVD is intercepted, or faults.
     unsafe {
         match random.below(4) {
-            0 => asm!(guarded!("wbinvd"), inout("r11") 0u64 => _, inout("r10") 0u64 => _),
-            1 => asm!(guarded!("invd"), inout("r11") 0u64 => _, inout("r10") 0u64 => _),
+            0 => drop(guarded_asm!("wbinvd";)),
+            1 => drop(guarded_asm!("invd";)),
             _ => asm!("clflush [{}]", in(reg) address, options(nostack, preserves_flags)),
         }
     }
@@ -204,12 +193,9 @@ pub(super) fn sleep_briefly(number: usize) {
 
 /// A fault without handlers: a triple fault.
 pub(super) fn fault_for_good() {
-    let nothing = [0u8; 10];
-    // SAFETY: the machine ends here.
-    unsafe { asm!("lidt [{}]", "ud2", in(reg) &raw const nothing, options(noreturn)) }
+    tables::triple_fault()
 }
 
 pub(super) fn reset() {
-    // SAFETY: the machine begins again.
-    unsafe { Port::<u8>::new(0xcf9).write(6) };
+    power::reset();
 }

@@ -1,7 +1,6 @@
 //! Arm64: DDI 0487 M.b, D8.3.1 "VMSAv8-64 descriptor formats".
 
 use crate::tests::prelude::*;
-use baremetal::aarch64::tables::ROOT;
 
 /// DDI 0487 M.b, D8.17.1: an entry must be invalid, and flushed, in between.
 pub(in crate::tests) const CHANGES_AT_ONCE: bool = false;
@@ -11,22 +10,8 @@ const PRESENT: u64 = 3;
 /// Inner shareable, accessed, never executed.
 const RIGHTS: u64 = 3 << 8 | 1 << 10 | 3 << 53;
 
-pub(super) fn root() -> &'static [AtomicU64; 512] {
-    ROOT.words()
-}
-
-pub(super) fn table_entry(table: &Page) -> u64 {
-    table.address() | PRESENT
-}
-
 pub(super) const fn page_entry(page: u64) -> u64 {
     page | PRESENT | RIGHTS
-}
-
-/// A walk sees earlier stores.
-pub(super) fn complete() {
-    // SAFETY: barriers.
-    unsafe { asm!("dsb ishst", "isb", options(nostack, preserves_flags)) };
 }
 
 pub(in crate::tests) fn flush_here(address: u64) {

@@ -16,15 +16,12 @@ pub(super) const PAGES: u64 = 512;
 
 static TABLE: Page = Page::new();
 /// The tables above it.
-static ABOVE: [Page; 2] = [const { Page::new() }; 2];
+static ABOVE: Arena<2> = Arena::new();
 
 /// Links it into the page tables; its pages are absent.
 pub(super) fn open() {
-    let [highest, middle] = &ABOVE;
-    middle.words()[0].store(own::table_entry(&TABLE), Ordering::Relaxed);
-    highest.words()[0].store(own::table_entry(middle), Ordering::Relaxed);
-    own::root()[1].store(own::table_entry(highest), Ordering::Release);
-    own::complete();
+    let new = || &ABOVE.take(1, 1).expect("there are two")[0];
+    walk::table(walk::entry(tables::root(), START, 1, new), || &TABLE);
 }
 
 pub(super) const fn address(index: u64) -> u64 {
@@ -38,16 +35,19 @@ fn entry(index: u64) -> &'static AtomicU64 {
 /// Maps the page at `page`. No processor may have an old translation, unless [`CHANGES_AT_ONCE`].
 pub(super) fn map(index: u64, page: u64) {
     entry(index).store(own::page_entry(page), Ordering::SeqCst);
-    own::complete();
+    tables::complete();
 }
 
 /// Removes a page. Translations of it stay until they are flushed.
 pub(super) fn unmap(index: u64) {
     entry(index).store(0, Ordering::SeqCst);
-    own::complete();
+    tables::complete();
 }
 
 use crate::tests::prelude::*;
+use baremetal::arch::tables;
+use baremetal::pages::Arena;
+use baremetal::walk;
 /// Whether a mapping may be replaced by another one without being removed first.
 pub(super) use own::CHANGES_AT_ONCE;
 /// Drops the calling processor's translations of the page at this address.

@@ -1,9 +1,10 @@
 //! Tests of x86-64.
 
-mod crossing;
+pub(super) mod crossing;
 pub(super) mod operation;
 mod walk;
 
+use super::crossing::crossing;
 use super::{Test, test};
 use crate::tests::prelude::*;
 
@@ -11,7 +12,6 @@ pub(super) const OWN: &[Test] = &[
     test("msrs", 1, walk::msrs),
     test("ports", 1, walk::ports),
     test("cpuid", 1, walk::cpuid),
-    test("crossing", 2, crossing::crossing),
     test("walk", 2, walk),
 ];
 
@@ -20,5 +20,5 @@ fn walk(orders: &Orders<'_>) -> Verdict {
     walk::msrs(orders)?;
     walk::ports(orders)?;
     walk::cpuid(orders)?;
-    crossing::crossing(orders)
+    crossing(orders)
 }

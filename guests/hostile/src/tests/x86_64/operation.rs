@@ -101,10 +101,7 @@ pub(crate) fn look_after_sleepers(is_over: bool, turn: u64) {
 /// Writes to a register in memory, if there is one.
 fn store(address: u64, value: u32) {
     // SAFETY: the program uses nothing there.
-    unsafe {
-        asm!(guarded!("mov [{address}], {value:e}"), address = in(reg) address, value = in(reg) value,
-            inout("r11") 0u64 => _, inout("r10") 0u64 => _);
-    }
+    let _ = unsafe { guarded_asm!("mov [{}], {:e}"; in(reg) address, in(reg) value,) };
 }
 
 /// Makes the processor's own APIC deliver interrupts again, without timers. A timer whose period is
@@ -191,7 +188,7 @@ fn write_msr(random: &mut Random) {
     let old = rdmsr(number);
     // SAFETY: values that the program cannot cope with have been left out, or are reverted at once.
     let _ = unsafe { wrmsr(number, value) };
-    let is_kept = msrs::find(number).is_some_and(|row| row.kind == Kind::Kept);
+    let is_kept = msrs::find(number).is_some_and(|row| row.what == Kind::Kept);
     if let (EFER | GS_BASE, Ok(old)) = (number, old) {
         // SAFETY: it is the previous value.
         let _ = unsafe { wrmsr(number, old) };
@@ -246,10 +243,7 @@ fn device(random: &mut Random) {
         store(address, value);
     } else {
         // SAFETY: reading has no effect that the program cannot cope with.
-        unsafe {
-            asm!(guarded!("mov {value:e}, [{address}]"), address = in(reg) address, value = out(reg) _,
-                inout("r11") 0u64 => _, inout("r10") 0u64 => _);
-        }
+        let _ = unsafe { guarded_asm!("mov {:e}, [{}]"; out(reg) _, in(reg) address,) };
     }
 }
 
@@ -282,11 +276,9 @@ fn control(random: &mut Random) {
     let kept = Cr4Flags::SUPERVISOR_MODE_EXECUTION_PROTECTION.bits()
         | Cr4Flags::SUPERVISOR_MODE_ACCESS_PREVENTION.bits();
     macro_rules! guard {
-        ($($text:expr),+; $value:expr) => {
+        ($text:expr; $value:expr) => {
             // SAFETY: the program runs with these values, or they are refused.
-            unsafe {
-                asm!(guarded!($($text),+), value = in(reg) $value, inout("r11") 0u64 => _, inout("r10") 0u64 => _);
-            }
+            _ = unsafe { guarded_asm!($text; value = in(reg) $value,) }
         };
     }
     match random.below(7) {
@@ -320,9 +312,9 @@ fn instruction(random: &mut Random) {
     macro_rules! guard {
         ($text:expr) => {
             // SAFETY: each faults or has no effect that the program cannot cope with.
-            unsafe {
-                asm!(guarded!($text), inout("rax") any => _, inout("rcx") any >> 7 => _, inout("rdx") any >> 9 => _,
-                    inout("r11") 0u64 => _, inout("r10") 0u64 => _);
+            _ = unsafe {
+                guarded_asm!($text;
+                    inout("rax") any => _, inout("rcx") any >> 7 => _, inout("rdx") any >> 9 => _,)
             }
         };
     }

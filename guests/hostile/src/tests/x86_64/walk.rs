@@ -29,7 +29,7 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
             (Err(fault), _) => findings.tell(format_args!("MSR {number:#x} raises {fault:?}")),
         }
         let value = old.unwrap_or(0);
-        let (write, holds) = match row.map(|row| row.kind) {
+        let (write, holds) = match row.map(|row| row.what) {
             Some(Kind::Own(mask)) => (value ^ mask, false),
             Some(Kind::Constant) => (!value, true),
             Some(Kind::Written(written)) => (written, false),
@@ -43,7 +43,7 @@ pub(super) fn msrs(_: &Orders<'_>) -> Verdict {
             Ok(()) | Err(Fault::PROTECTION) => {}
             Err(fault) => findings.tell(format_args!("MSR {number:#x} raises {fault:?}, written to")),
         }
-        if let (Some(Row { kind: Kind::Own(_), .. }), Ok(old)) = (row, old) {
+        if let (Some(Row { what: Kind::Own(_), .. }), Ok(old)) = (row, old) {
             // SAFETY: it is the previous value.
             let _ = unsafe { wrmsr(number, old) };
         }
@@ -78,7 +78,7 @@ pub(super) fn ports(_: &Orders<'_>) -> Verdict {
 pub(super) fn cpuid(_: &Orders<'_>) -> Verdict {
     let (mut findings, mut found) = (Findings::default(), 0);
     for leaf in LEAVES.into_iter().flat_map(|first| first..=first + (LEAF_COUNT - 1)) {
-        let allowed = leaves::find(leaf).map_or([0; 4], |row| row.bits);
+        let allowed = leaves::find(leaf).map_or([0; 4], |row| row.what);
         for subleaf in (0..SUBLEAVES).chain([u32::MAX]) {
             let result = __cpuid_count(leaf, subleaf);
             let found_bits = [result.eax, result.ebx, result.ecx, result.edx];

@@ -3,7 +3,7 @@
 //! DDI 0487 M.b, D8.17.1: the entry is made invalid and invalidated before it becomes one of the
 //! other kind (P3). The mapped contents stay, so a processor only ever sees these, or nothing.
 
-use super::pages::{at_block, block_memory};
+use super::pages::{alternate, at_block, block_memory};
 use super::prelude::*;
 use crate::arch::aarch64::watch::Watch;
 use crate::arch::aarch64::window::table_entry;
@@ -131,39 +131,22 @@ pub(super) fn freed(form: Form) -> Verdict {
     let entry = space.entry(address, 2);
     let page = page_of(BASE);
     let what = What { address, ..at_window(2, PAGE) };
-    let hook = |table: &Page| {
-        table.words().iter().for_each(|entry| entry.store(0, Ordering::Release));
-        table.words()[..2].iter().for_each(|leaf| write(leaf, page_entry(page.address())));
-        write(entry, table_entry(table));
+    let table = |round: u64| &spare()[round as usize % 2];
+    let put = |round| {
+        table(round).words().iter().for_each(|entry| entry.store(0, Ordering::Release));
+        table(round).words()[..2].iter().for_each(|leaf| write(leaf, page_entry(page.address())));
+        write(entry, table_entry(table(round)));
+        (Expected::Value, BASE)
     };
-    let verdict = watch::during(what, |watch| {
-        watch.notices(
-            |_| {
-                hook(&spare()[0]);
-                (Expected::Value, BASE)
-            },
-            |_| {
-                replace(entry, 0);
-                (Expected::Gone, 0)
-            },
-        )?;
+    let take = |_| {
         replace(entry, 0);
-        tlbi::settle();
-        for round in rounds(ROUNDS) {
-            let table = &spare()[round as usize % 2];
-            hook(table);
-            watch.expect(Expected::Value, BASE)?;
-            replace(entry, 0);
-            tlbi::order(form.0);
-            tlbi::issue(form, TlbiOperand::page(address, space.asid()));
-            tlbi::issue(form, TlbiOperand::page(address + PAGE, space.asid()));
-            tlbi::complete(form.0);
-            poison(table);
-            watch.expect(Expected::Gone, 0)?;
-        }
-        Ok(())
-    });
-    replace(entry, 0);
-    tlbi::settle();
-    verdict
+        (Expected::Gone, 0)
+    };
+    alternate(what, put, take, |round| {
+        tlbi::order(form.0);
+        tlbi::issue(form, TlbiOperand::page(address, space.asid()));
+        tlbi::issue(form, TlbiOperand::page(address + PAGE, space.asid()));
+        tlbi::complete(form.0);
+        poison(table(round));
+    })
 }

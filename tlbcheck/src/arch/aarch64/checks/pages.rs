@@ -81,30 +81,43 @@ fn gone_here(what: &What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verd
     Ok(())
 }
 
-fn gone_everywhere(what: What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
-    map(None);
-    watch::during(what, |watch| {
-        watch.notices(
-            |round| {
-                map(Some(round));
-                (Expected::Value, round)
-            },
-            |_| {
-                map(None);
-                (Expected::Gone, 0)
-            },
-        )?;
-        map(None);
+/// `put` and `take` alternate, which return what all processors find then; `flush` comes after
+/// `take`, whose state is the last one as well.
+pub(super) fn alternate(
+    what: What,
+    put: impl Fn(u64) -> (Expected, u64),
+    take: impl Fn(u64) -> (Expected, u64),
+    flush: impl Fn(u64),
+) -> Verdict {
+    take(0);
+    let verdict = watch::during(what, |watch| {
+        watch.notices(&put, &take)?;
+        take(0);
         tlbi::settle();
         for round in rounds(ROUNDS).map(u64::from) {
-            map(Some(round));
-            watch.expect(Expected::Value, round)?;
-            map(None);
-            take(round);
-            watch.expect(Expected::Gone, 0)?;
+            let (expected, value) = put(round);
+            watch.expect(expected, value)?;
+            let (expected, value) = take(round);
+            flush(round);
+            watch.expect(expected, value)?;
         }
         Ok(())
-    })
+    });
+    take(0);
+    tlbi::settle();
+    verdict
+}
+
+fn gone_everywhere(what: What, map: impl Fn(Option<u64>), flush: impl Fn(u64)) -> Verdict {
+    let put = |round| {
+        map(Some(round));
+        (Expected::Value, round)
+    };
+    let take = |_| {
+        map(None);
+        (Expected::Gone, 0)
+    };
+    alternate(what, put, take, flush)
 }
 
 fn needs_of(Form(scope, _): Form) -> Verdict {
