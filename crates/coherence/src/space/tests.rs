@@ -33,8 +33,8 @@ fn g3_there_is_no_receipt_for_a_walker_that_does_not_leave() {
     let targets = targets(3);
     let mut owner = targets[2].owner().unwrap();
     let _guest = owner.try_enter(CpuId(1)).unwrap();
-    let stalled =
-        flush_space(targets.as_slice(), &NoDevices, &mut Ledger::<1>::new(), &Bench::new(|_| ())).unwrap_err();
+    let stalled = flush_space(targets.as_slice(), &NoDevices, &mut Ledger::<1>::new(), &Bench::new(|_| ()))
+        .unwrap_err();
     let Unfinished::Target(stalled) = stalled;
     assert_eq!((stalled.index, stalled.cpu), (2, CpuId(1)));
 }
