@@ -313,7 +313,9 @@ mod tests {
     fn entry_is_refused_for_each_pending_request() {
         let target = Target::new();
         let mut owner = target.owner().unwrap();
+        assert!(!target.has_event());
         assert_eq!(target.post_event(), Notify::None);
+        assert!(target.has_event());
         assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: false, event: true });
         target.request(Scope::All);
         assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: true });

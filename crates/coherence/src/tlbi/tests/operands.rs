@@ -174,7 +174,7 @@ fn p18_hints_are_for_known_leaves_and_processors_that_know_them() {
 
 #[test]
 fn plans_by_features_and_limits() {
-    let stale = |len| Stale { start: 1 << 30, len, leaf: Some(LeafLevel::Three), tables: false };
+    let stale = |len| Stale { start: 5 << 30, len, leaf: Some(LeafLevel::Three), tables: false };
     let without = Setup { features: Features { range: false, ..SETUP.features }, ..SETUP };
     assert!(matches!(plan(&SETUP, []), Plan::Nothing));
     assert!(matches!(plan(&SETUP, [stale(0)]), Plan::Nothing));
