@@ -5,19 +5,19 @@ use crate::{Generation, Gpa, Memslots, MmioCache, SlotId};
 #[test]
 fn pages_are_known_by_all_their_addresses_and_the_oldest_is_forgotten() {
     let generation = Memslots::new(48).generation();
-    let mut cache = MmioCache::<3>::new();
+    let mut cache = MmioCache::<4>::new();
     assert!(!cache.has(Gpa(0), generation) && !cache.has(Gpa(u64::MAX), generation));
-    for page in [7, 8, 7, 9] {
+    for page in [7, 8, 7, 9, 11] {
         assert!(cache.insert(Gpa(page * PAGE + 5), generation));
     }
-    let known = |cache: &MmioCache<3>, page: u64| {
+    let known = |cache: &MmioCache<4>, page: u64| {
         let has = [0, 8, PAGE - 1].map(|offset| cache.has(Gpa(page * PAGE + offset), generation));
         assert!(has == [true; 3] || has == [false; 3]);
         has[0]
     };
-    assert_eq!([6, 7, 8, 9, 10].map(|page| known(&cache, page)), [false, true, true, true, false]);
+    assert_eq!([6, 7, 8, 9, 10, 11].map(|page| known(&cache, page)), [false, true, true, true, false, true]);
     assert!(cache.insert(Gpa(10 * PAGE), generation));
-    assert_eq!([7, 8, 9, 10].map(|page| known(&cache, page)), [false, true, true, true]);
+    assert_eq!([7, 8, 9, 10, 11].map(|page| known(&cache, page)), [false, true, true, true, true]);
     let mut none = MmioCache::<0>::new();
     assert!(none.insert(Gpa(0), generation) && !none.has(Gpa(0), generation));
 }

@@ -97,13 +97,3 @@ fn p11_all_spaces_are_shown_before_any_is_waited_for() {
         settle(update).finish(|_| ()).unwrap();
     }
 }
-
-#[test]
-fn readers_of_a_space_that_does_not_change_are_not_waited_for() {
-    let memslots = two_spaces();
-    let held = memslots.memory_of(OTHER);
-    let mut update = memslots.begin_update().unwrap();
-    update.remove(SlotId(1)).unwrap();
-    finish(update);
-    assert!(held.find(Gpa(PAGE)).is_some());
-}

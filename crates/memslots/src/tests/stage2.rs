@@ -138,7 +138,9 @@ fn a_collapse_is_a_job_of_its_own_and_not_for_slots_with_a_log() {
 fn p14_leaves_of_a_log_by_faults_need_no_dirty_bits_of_the_processor() {
     let (space, _) = space(&[slot(0, GIB, 2 * MIB)], Level::Page4K);
     run(&space, start_log(&space, 512, LogWay::WriteFaults));
+    assert!(!space.has_lists());
     assert_eq!(space.fault(Gpa(GIB), false), Fault::Installed(Level::Page4K));
+    assert_eq!(fetch(&space, 0, 8)[0], 0, "a load is no store");
     for (gpa, fault) in [(GIB, Fault::Upgraded), (GIB + PAGE, Fault::Installed(Level::Page4K))] {
         assert_eq!(space.fault(Gpa(gpa), true), fault);
         let leaf = space.tables().query(gpa).unwrap();

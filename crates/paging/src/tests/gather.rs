@@ -102,3 +102,36 @@ fn p1_tables_that_are_cut_off_for_their_frames_are_frozen_until_they_are_free() 
     }
     gather.release(&never_walked()).unwrap();
 }
+
+#[test]
+fn p18_ranges_are_joined_where_a_hint_stays_right() {
+    let arena = Arena::new(1);
+    let table = table(&arena);
+    let decode = crate::format::Entry::decode::<Amd64Nested>;
+    let (small, large, huge) = (Level::Page4K, Level::Page2M, Level::Page1G);
+    let range = |start, len, level, tables| FlushRange { start, len, level, tables };
+    for (pushed, expected) in [
+        // Leaves of one level, next to each other.
+        ([range(0, 5, small, false), range(5, 2, small, false)], vec![range(0, 7, small, false)]),
+        ([range(0, 5, large, false), range(5, 2, small, false)], vec![]),
+        ([range(0, 5, small, false), range(6, 2, small, false)], vec![]),
+        ([range(5, 2, small, false), range(0, 5, small, false)], vec![]),
+        // Tables of any level; the smallest entry counts.
+        ([range(0, 5, large, true), range(5, 2, small, true)], vec![range(0, 7, small, true)]),
+        ([range(0, 5, small, true), range(5, 2, huge, true)], vec![range(0, 7, small, true)]),
+        ([range(0, 5, small, true), range(5, 2, small, false)], vec![]),
+    ] {
+        let mut gather = crate::Gather::<_, crate::NoFrames>::new(&arena, decode, table.stamp());
+        for range in pushed {
+            match range.tables {
+                true => gather.cut(range.start, range.len, range.level),
+                false => gather.leaves(range.start, range.len, range.level),
+            }
+        }
+        let expected = if expected.is_empty() { pushed.to_vec() } else { expected };
+        assert_eq!(gather.invalidation(), Invalidation::Ranges(&expected));
+        gather.deepen(small);
+        let Invalidation::Ranges([.., last]) = gather.invalidation() else { panic!("{gather:?}") };
+        assert_eq!(last.level, small);
+    }
+}

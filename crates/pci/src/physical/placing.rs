@@ -53,12 +53,4 @@ mod tests {
         assert_eq!(addresses[2], Some(0), "no room is left");
         assert_eq!(free, 0x1000_8000..0x1000_8000);
     }
-
-    #[test]
-    fn what_is_no_function_is_left_alone() {
-        let machine = Machine::new([("00:01.0", Device::bridge(1, 1))]);
-        let mut free = 0..0x1000;
-        assert_eq!(place(&machine, at("00:01.0"), &mut free), Err(Unusable::NoEndpoint));
-        assert_eq!(free, 0..0x1000);
-    }
 }

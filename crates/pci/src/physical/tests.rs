@@ -35,18 +35,6 @@ fn qemus_nvme_is_described() {
 }
 
 #[test]
-fn qemus_virtio_net_is_described() {
-    let found = one(virtio_net());
-    assert_eq!(found.identity.kind(), "virtio-net");
-    assert_eq!(found.bars[1], bar(BarKind::Memory32, false, 0xfebf_1000, 0x1000));
-    assert_eq!(found.bars[4], bar(BarKind::Memory64, true, 0xfe00_0000, 0x4000));
-    let kinds: Vec<_> =
-        found.capabilities.vendor.iter().map(|v| (v.offset, v.len, v.words[0] >> 24)).collect();
-    assert_eq!(kinds, [(0x84, 20, 5), (0x70, 20, 2), (0x60, 16, 4), (0x50, 16, 3), (0x40, 16, 1)]);
-    assert_eq!(found.capabilities.vendor[1].words[..], [0x0214_0009, 4, 0x3000, 0x1000, 4]);
-}
-
-#[test]
 fn sizing_restores_bars_and_command_and_clears_no_status() {
     let machine = Machine::new([("00:04.0", nvme())]);
     let before = machine.device("00:04.0");
