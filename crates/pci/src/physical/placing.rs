@@ -52,5 +52,9 @@ mod tests {
         assert_eq!(addresses[3..], expected[3..], "kept; ports; too large");
         assert_eq!(addresses[2], Some(0), "no room is left");
         assert_eq!(free, 0x1000_8000..0x1000_8000);
+        let machine = Machine::new([("00:04.0", Device::new(0x1234, 1, 0).bar64(0, 4, 0, 0x4000))]);
+        place(&machine, at("00:04.0"), &mut (0x12_3456_0000..0x12_3457_0000)).unwrap();
+        let found = Physical::read(&machine, at("00:04.0")).unwrap().bars[0];
+        assert_eq!(found.map(|bar| bar.address), Some(0x12_3456_0000));
     }
 }

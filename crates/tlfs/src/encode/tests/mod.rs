@@ -177,6 +177,9 @@ fn golden_calls() {
         let call = call.unwrap();
         assert_eq!((call.control.into_bits(), call.words(&page)), (control, words));
         assert!(page[words.len()..].iter().all(|word| *word == !0), "nothing behind the input");
+        let mut registers = words.to_vec();
+        registers.resize(XMM_FAST_WORDS, 0);
+        assert_eq!(call.registers(&page)[..], registers, "and zeros in registers");
     }
 }
 
@@ -344,6 +347,7 @@ fn h26_interrupts() {
 
 #[test]
 fn h21_the_interface_is_what_cpuid_says() {
+    assert_eq!(ListLimit::default(), ListLimit { pages: u64::MAX, elements: 509 }, "one call");
     assert_eq!(Interface::from_cpuid(!0, !0), FULL);
     assert_eq!(Interface::from_cpuid(!(1 << 4 | 1 << 14), 1 << 11), MEMORY);
     assert_eq!(Interface::from_cpuid(0, !(1 << 11)), Interface::default());
