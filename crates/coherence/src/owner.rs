@@ -376,16 +376,6 @@ mod tests {
     }
 
     #[test]
-    fn target_that_enters_is_not_halted_any_more() {
-        let target = Target::new();
-        let mut owner = target.owner().unwrap();
-        assert!(owner.try_halt(Space::UNKNOWN));
-        let guest = owner.try_enter(CPU).unwrap();
-        assert_eq!(target.post_event(), Notify::Kick(CPU));
-        guest.leave();
-    }
-
-    #[test]
     fn h30_section_is_busy_and_begins_only_after_a_pending_flush() {
         let target = Target::new();
         let mut owner = target.owner().unwrap();

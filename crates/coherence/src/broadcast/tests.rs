@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use super::*;
 use crate::bench::{Bench, targets};
-use crate::{CpuId, NoDevices, Notify, Owner, Scope, Translation};
+use crate::{CpuId, NoDevices, Notify, Owner, Translation};
 
 fn run<F: Fn(u64)>(
     targets: &[Target],
@@ -107,19 +107,4 @@ fn the_sequence_comes_before_the_look_and_absent_targets_are_no_trouble() {
     });
     let outcome = FlushOutcome { targets: 2, deferred: 1, turns: 1, ..FlushOutcome::default() };
     assert_eq!(receipt.unwrap().outcome(), outcome);
-}
-
-#[test]
-fn h30_a_request_and_a_broadcast_both_wait_for_one_section() {
-    let targets = targets(1);
-    let mut owner = targets[0].owner().unwrap();
-    let section = RefCell::new(Some(owner.begin_translation().unwrap()));
-    assert!(targets[0].request(Scope::All).busy);
-    let bench = Bench::new(|turns| {
-        if turns == 3 {
-            section.take();
-        }
-    });
-    assert_eq!(run(&targets, &bench).unwrap().outcome().turns, 4);
-    assert_eq!(bench.turns.get(), 4);
 }

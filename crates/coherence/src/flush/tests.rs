@@ -23,15 +23,6 @@ fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
 }
 
 #[test]
-fn h10_named_targets_that_do_not_exist_are_skipped() {
-    let (targets, bench) = (targets(2), Bench::new(|_| ()));
-    let named = TargetSet::from_banks([0b1010, u64::MAX]);
-    let receipt = flush(targets.as_slice(), &named, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap();
-    assert_eq!(receipt.outcome().targets, 1);
-    assert!(targets[0].owner().unwrap().try_enter(CpuId(0)).is_ok(), "0 was not named");
-}
-
-#[test]
 fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
     const RUNNING: [usize; 4] = [0, 63, 64, 4095];
     let targets = targets(4096);

@@ -1,4 +1,4 @@
-use super::{PAGE, finish, slot, untouched};
+use super::{PAGE, finish, slot};
 use crate::generation::Numbers;
 use crate::{Generation, Gpa, Memslots, MmioCache, SlotId};
 
@@ -64,49 +64,4 @@ fn p9_generations_of_three_bits_come_to_an_end_and_do_not_wrap() {
     let first = numbers.iter().position(|number| *number == 0).unwrap();
     numbers.rotate_left(first);
     assert_eq!(numbers, [0, 1, 2, 3, 4, 5, 6, 7]);
-}
-
-#[test]
-fn p10_nothing_is_kept_at_any_step_of_an_update() {
-    let memslots = untouched(&[slot(1, 0, 1, 0)]);
-    let generation = memslots.generation();
-    let mut cache = MmioCache::<2>::new();
-    assert!(cache.insert(Gpa(PAGE), generation));
-    let mut try_at_step = |step: &str| {
-        let memory = memslots.memory();
-        let gpa = Gpa(2 * PAGE);
-        assert!(memory.find(gpa).is_none());
-        assert!(!cache.insert(gpa, memory.generation()), "kept {step}");
-        for gpa in [Gpa(0), Gpa(PAGE), gpa] {
-            assert!(!cache.has(gpa, memslots.generation()), "used {step}");
-        }
-        assert_eq!(memslots.begin_update().unwrap_err(), crate::SlotError::Busy);
-    };
-    let mut update = memslots.begin_update().unwrap();
-    try_at_step("before the slots change");
-    // SAFETY: the test only looks slots up.
-    unsafe { update.add(slot(2, 1, 1, 0)) }.unwrap();
-    update.remove(SlotId(1)).unwrap();
-    try_at_step("while they are drafted");
-    let held = memslots.memory();
-    let published = update.publish();
-    try_at_step("when they are shown");
-    let published = published.wait(|| false).expect_err("a reader is there");
-    try_at_step("while readers are waited for");
-    drop(held);
-    let mut quiesced = published.wait(|| false).unwrap();
-    try_at_step("before the invalidation");
-    assert!(quiesced.settle(crate::SpaceId::FIRST, &super::receipt(), super::stamp()));
-    try_at_step("after the invalidation");
-    let mut steps_of_free = 0;
-    let after = quiesced
-        .finish(|_| {
-            try_at_step("while memory is given back");
-            steps_of_free += 1;
-        })
-        .unwrap();
-    assert_eq!(steps_of_free, 1);
-    assert!(!cache.has(Gpa(PAGE), after) && cache.has(Gpa(PAGE), generation));
-    assert!(cache.insert(Gpa(0), after) && cache.has(Gpa(0), after));
-    assert!(!cache.has(Gpa(PAGE), after), "what is of another generation is forgotten");
 }

@@ -112,12 +112,6 @@ fn devices_with_memory_of_firmware() {
     assert_eq!(found(&[memory(0x23, 7, 7)]), []);
 }
 
-#[test]
-fn a_range_without_a_beginning_or_an_end_names_nothing() {
-    let table = table(&[block(0x10, 2, 0, &[4, 0x2f, 0, 0, 3, 0x40, 0, 0])]);
-    assert_eq!(scopes(&units(&table).next().unwrap()), []);
-}
-
 proptest! {
     #[test]
     fn any_table_is_read_to_an_end(mut bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 0usize..3) {
