@@ -92,27 +92,6 @@ fn cpu_beyond_those_in_use_is_not_served() {
 }
 
 #[test]
-fn a4_as_many_vmids_as_cpus_in_use_are_enough_where_there_could_be_more_cpus() {
-    // Three VMIDs, three of 256 CPUs, and three running machines: a fourth machine gets the VMID
-    // that its CPU gives up.
-    let allocator = Box::new(VmidAllocator::<256>::new(2, 3).unwrap());
-    let slots: [VmidSlot; 8] = core::array::from_fn(|_| VmidSlot::new());
-    let enter = |cpu: usize, machine: usize| {
-        let assignment = allocator.assign(CpuId(cpu as u32), &slots[machine]);
-        let vmid = assignment.vmid();
-        assignment.executed();
-        vmid
-    };
-    let [first, second, mut third] = [0, 1, 2].map(|cpu| enter(cpu, cpu));
-    for machine in 3..8 {
-        let next = enter(2, machine);
-        assert_eq!(next, third, "the others' VMIDs are running");
-        third = next;
-    }
-    assert_eq!([enter(0, 0), enter(1, 1)], [first, second]);
-}
-
-#[test]
 fn zero_is_nobodys_and_each_machine_keeps_its_own() {
     let allocator = Box::new(VmidAllocator::<2>::new(8, 2).unwrap());
     let slots: Vec<_> = (0..255).map(|_| VmidSlot::new()).collect();

@@ -2,14 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
 
-use super::arena::Arena;
-use super::{R, RW, RX};
+use crate::Gpa;
 use crate::guest::{Access, ControlRegisters, GuestPaging, PageFault, Translation, WalkError};
-use crate::{Amd64Host, Gpa, Level, PageTable, Permissions, PhysAddr, TableMemory};
 
 const NX: u64 = 1 << 63;
 const LONG: ControlRegisters =
@@ -251,50 +248,6 @@ fn p12_an_entry_that_cannot_be_read_ends_the_walk_with_its_address() {
     assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1040), error: "hole" }));
     let result = GuestPaging::new(&LEGACY, 40, true).translate(3 << 22, READ, |_| Err("hole"));
     assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1008), error: "hole" }), "aligned to 8 bytes");
-}
-
-/// The walker that builds tables and the one that reads a guest's are two implementations of one
-/// format.
-#[test]
-fn agrees_with_the_tables_that_this_crate_builds() {
-    let arena = Arena::new(16);
-    let memory = &arena;
-    let mut table = PageTable::<Amd64Host, _>::new(memory).unwrap();
-    let map = [
-        (0x1000..0x3000, 0x10_0000, RX),
-        (0x20_0000..0x60_0000, 0x80_0000, RW),
-        (1 << 30..3 << 30, 4 << 30, R),
-        (!0 << 47..(!0 << 47) + 0x1000, 0x7000, RW),
-    ];
-    for (range, pa, permissions) in map.clone() {
-        table.map(range, PhysAddr(pa), permissions, Level::Page1G).unwrap();
-    }
-    let registers = ControlRegisters { cr3: table.root().0, ..LONG };
-    let paging = GuestPaging::new(&registers, 52, true);
-    let read = |gpa: Gpa| {
-        // SAFETY: the walk only follows entries of the table, which lives.
-        let entries = unsafe { memory.entries(PhysAddr(gpa.0 & !0xfff)) };
-        Ok::<_, ()>(entries[(gpa.0 & 0xfff) as usize / 8].load(Relaxed))
-    };
-    for linear in
-        map.iter().flat_map(|(range, ..)| [range.start, range.end - 1, range.end]).chain([0, 1 << 45])
-    {
-        let expected = table.query(linear);
-        for (access, needs) in [
-            (READ, Permissions::READ),
-            (Access::WRITE, Permissions::WRITE),
-            (Access::FETCH, Permissions::EXECUTE),
-        ] {
-            let found = paging.translate(linear, access, read).ok();
-            let allowed = expected.filter(|mapping| mapping.permissions.contains(needs));
-            assert_eq!(
-                found.map(|found| (found.gpa.0, found.page_size)),
-                allowed.map(|mapping| (mapping.pa.0, mapping.level.size())),
-                "{access:?} at {linear:#x}"
-            );
-        }
-        assert!(paging.translate(linear, Access::USER, read).is_err());
-    }
 }
 
 /// Entries such as a careless or hostile guest might write: mostly present, with any other bit.
