@@ -206,17 +206,6 @@ fn ranges_without_addresses_make_no_call() {
 }
 
 #[test]
-fn h10_only_indices_below_64_are_called_by_mask() {
-    for (vp, code) in [(0, 0x2), (63, 0x2), (64, 0x13 | 1 << 17), (4095, 0x13 | 1 << 17)] {
-        let mut banks = [0; 64];
-        banks[vp / 64] = 1 << (vp % 64);
-        let request = to(VpSet::dense(&banks).unwrap());
-        let flushed = flush(FlushCalls::space(request, MEMORY), request, MEMORY).unwrap();
-        assert_eq!((flushed.controls, flushed.members), (vec![code], Some(vec![vp as u32])));
-    }
-}
-
-#[test]
 fn h4_a_full_list_goes_on_in_the_next_call() {
     let banks = [1; 64];
     let counts = |request, interface, elements: u64| {
