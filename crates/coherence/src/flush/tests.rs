@@ -45,24 +45,6 @@ fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
 }
 
 #[test]
-fn a_target_of_a_former_flush_is_not_kicked_by_the_next() {
-    let targets = targets(2);
-    let [mut one, mut other] = [0, 1].map(|index: usize| targets[index].owner().unwrap());
-    let mut ledger = Ledger::<1>::new();
-    let guest = RefCell::new(one.try_enter(CpuId(0)).ok());
-    let bench = Bench::new(|_| drop(guest.take()));
-    let first = TargetSet::<1>::first(1);
-    let _receipt = flush(targets.as_slice(), &first, Scope::All, &mut ledger, &bench).unwrap();
-    drop(guest);
-    one.take_flush().unwrap().complete();
-    let guests = RefCell::new(Some((one.try_enter(CpuId(0)).unwrap(), other.try_enter(CpuId(1)).unwrap())));
-    let bench = Bench::new(|_| drop(guests.take()));
-    let second = TargetSet::<1>::from_banks([2]);
-    let receipt = flush(targets.as_slice(), &second, Scope::All, &mut ledger, &bench).unwrap();
-    assert_eq!((&*bench.kicked.borrow(), receipt.outcome().kicks), (&Vec::from([CpuId(1)]), 1));
-}
-
-#[test]
 fn kick_that_is_in_flight_serves_another_request() {
     let target = Target::new();
     let mut owner = target.owner().unwrap();

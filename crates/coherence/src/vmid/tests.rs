@@ -104,6 +104,20 @@ fn zero_is_nobodys_and_each_machine_keeps_its_own() {
 }
 
 #[test]
+fn a4_first_entry_on_each_cpu_flushes_and_the_debt_stays_until_it_is_paid() {
+    let allocator = VmidAllocator::<2>::new(8, 2).unwrap();
+    let (slot, other) = (VmidSlot::new(), VmidSlot::new());
+    for cpu in [CpuId(0), CpuId(1)] {
+        assert!(allocator.assign(cpu, &slot).must_flush(), "somebody was here before us");
+        assert!(allocator.assign(cpu, &slot).must_flush(), "it was not done");
+        assert!(allocator.assign(cpu, &other).must_flush(), "nor for another machine");
+        allocator.assign(cpu, &slot).executed();
+        assert!(!allocator.assign(cpu, &slot).must_flush());
+        assert!(!allocator.assign(cpu, &other).must_flush());
+    }
+}
+
+#[test]
 fn all_sixteen_bits_are_used_before_anything_is_flushed() {
     let allocator = Box::new(VmidAllocator::<2>::new(16, 2).unwrap());
     let mut flushes = 0;

@@ -250,10 +250,13 @@ fn what_a_slot_is_told_is_what_its_cpu_takes() {
         slot.complete(count);
         assert!(slot.is_complete(count));
     }
-    // Another one is writing its words.
-    assert!(slot.begin() && !slot.begin());
+    // One that is pending already, and then one whose words are being written, are no single one.
     let change = slot::Change { space: 1, generation: 1, tables: false };
-    slot.post(Some(&slot::Request { change, list: lent }), false);
+    let request = slot::Request { change, list: lent };
+    assert!([true, false].map(|is_first| slot.post(Some(&request), false).is_first == is_first) == [true; 2]);
+    assert_eq!(slot.take().expect("two").request, None);
+    assert!(slot.begin() && !slot.begin());
+    slot.post(Some(&request), false);
     assert_eq!(slot.take().expect("one").request, None);
 }
 
