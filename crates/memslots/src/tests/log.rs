@@ -257,3 +257,32 @@ fn p14_the_mark_comes_after_the_store() {
         assert_eq!(word.load(Relaxed), 1, "store {index}");
     }
 }
+
+#[test]
+fn marks_of_many_words() {
+    let memslots = untouched(&[slot(1, 16, 200, 0)]);
+    start(&memslots, &[(1, log(5))]);
+    for (first, last) in [(0, 0), (63, 64), (64, 127), (0, 199), (130, 199), (63, 128)] {
+        memslots.memory().mark_dirty((16 + first) * PAGE..(17 + last) * PAGE);
+        let mut words = [0; 6];
+        let fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut words).unwrap();
+        assert_eq!(fetch.next_run(Gpa(0)), Some((16 + first) * PAGE..(17 + last) * PAGE));
+        assert_eq!(fetch.finish(&receipt(), stamp()).unwrap(), last - first + 1);
+        for page in 0..6 * 64 {
+            let is_marked = words[page as usize / 64] >> (page % 64) & 1 != 0;
+            assert_eq!(is_marked, (first..=last).contains(&page), "{page} of {first} to {last}");
+        }
+    }
+}
+
+#[test]
+fn bits_behind_the_last_page_are_nobodys() {
+    let words: &[AtomicU64] = Box::leak((0..2).map(|_| AtomicU64::new(u64::MAX)).collect());
+    let memslots = untouched(&[slot(1, 0, 3, 0)]);
+    start(&memslots, &[(1, DirtyLog::new(words))]);
+    let mut result = [0; 2];
+    let fetch = memslots.memory().fetch_dirty(SlotId(1), 0, &mut result).unwrap();
+    assert_eq!(fetch.finish(&receipt(), stamp()).unwrap(), 3);
+    assert_eq!(result, [0b111, 0]);
+    assert_eq!(words[0].load(Relaxed), 0);
+}

@@ -1,5 +1,5 @@
-use super::{Backing, PAGE, Stale, finish, receipt, slot, stamp, untouched, with};
-use crate::{AccessError, Gpa, MmioCache, Pattern, Retired, SlotError, SlotId, SpaceId, Treatment};
+use super::{Backing, PAGE, Stale, edit, finish, receipt, slot, stamp, untouched, with};
+use crate::{AccessError, Gpa, Memslots, MmioCache, Pattern, Retired, SlotError, SlotId, SpaceId, Treatment};
 
 #[test]
 fn a_dropped_update_changes_nothing() {
@@ -110,4 +110,21 @@ fn p13_what_was_kept_of_a_slot_is_void_once_it_has_moved() {
     assert!(!memory.is_unchanged(&record) && !memory.has_at(&located, 0, &Pattern::new(&[42])));
     assert_eq!(memory.write_u64(old, 1), Err(AccessError::Unmapped { gpa: old }));
     assert_eq!(memory.read_u64(new), Ok(42));
+}
+
+/// The second update reuses the copy that contained the slot, and changes nothing there.
+#[test]
+fn p13_what_was_located_in_a_copy_of_long_ago_stays_void() {
+    let backing = Backing::new(1);
+    // SAFETY: the backing outlives the slots.
+    let memslots = unsafe { with(48, &[backing.slot(1, 0)]) };
+    let located = memslots.memory().locate(Gpa(0), 16).unwrap();
+    let is_there = |memslots: &Memslots| memslots.memory().has_at(&located, 0, &Pattern::new(&[0]));
+    assert!(is_there(&memslots));
+    edit(&memslots, |update| update.remove(SlotId(1)).unwrap());
+    assert!(!is_there(&memslots));
+    let mut update = memslots.begin_update().unwrap();
+    assert_eq!(update.remove(SlotId(1)), Err(SlotError::UnknownId));
+    finish(update);
+    assert!(!is_there(&memslots));
 }
