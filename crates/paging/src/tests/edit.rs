@@ -46,6 +46,10 @@ fn map_takes_the_largest_pages_that_fit() {
     for address in [M2 - 0x1000, M2, G - 1, G, 2 * G - 1, 2 * G, 2 * G + M2 + 0xfff] {
         assert_eq!(table.query(address).unwrap().pa, PhysAddr(address));
     }
+    // Whole pages are not split for their rights.
+    table.protect(4 * M2..6 * M2, RX).unwrap().release(&never_walked()).unwrap();
+    assert_eq!(count(&leaves(&table), Level::Page2M), 511 + 1);
+    assert_eq!([4 * M2 - 1, 4 * M2, 6 * M2].map(|at| table.query(at).unwrap().permissions), [RW, RX, RW]);
 }
 
 #[test]

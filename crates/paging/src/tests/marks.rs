@@ -46,3 +46,21 @@ fn zapping_marks_needs_no_flush() {
     assert_eq!(table.look(0x3000), Look::Absent);
     assert_eq!(table.look(0x4000), Look::Marked(4));
 }
+
+#[test]
+fn other_changes_leave_marks_alone() {
+    let arena = Arena::new(8);
+    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.mark(0x1000, 7).unwrap();
+    let edit = || table.edit().unwrap();
+    for gather in [
+        edit().write_protect(0..1 << 30).finish(),
+        edit().clean(0..1 << 30, |_| panic!("there was no store")).finish(),
+        edit().split(0..1 << 30, Level::Page4K).finish(),
+        edit().protect(0..0x2000, R).unwrap().finish(),
+    ] {
+        assert_eq!(gather.invalidation(), Invalidation::Nothing);
+        gather.release(&never_walked()).unwrap();
+    }
+    assert_eq!(table.look(0x1000), Look::Marked(7));
+}

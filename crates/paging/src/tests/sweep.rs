@@ -150,3 +150,17 @@ fn p14_going_over_a_table_does_what_is_done_to_each_leaf() {
         sweep::<Arm64Stage1>(first, end);
     }
 }
+
+#[test]
+fn p18_runs_are_told_as_ranges_across_words() {
+    let arena = Arena::new(8);
+    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
+    table.map(0..M2, PA, RW, Level::Page4K).unwrap();
+    let hole = |page: u64| super::leaf_of(&table, page * 4096).unwrap().0.store(0, Relaxed);
+    [3, 63, 64, 300, 511].into_iter().for_each(hole);
+    let gather = table.edit().unwrap().write_protect(0..M2).finish();
+    let Invalidation::Ranges(ranges) = gather.invalidation() else { panic!("{gather:?}") };
+    let runs: Vec<_> = ranges.iter().map(|range| (range.start / 4096, range.len / 4096)).collect();
+    assert_eq!(runs, [(0, 3), (4, 59), (65, 235), (301, 210)]);
+    gather.release(&never_walked()).unwrap();
+}
