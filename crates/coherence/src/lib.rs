@@ -43,6 +43,8 @@
 extern crate std;
 
 pub mod asid;
+#[cfg(all(test, not(loom)))]
+mod bench;
 mod broadcast;
 mod flush;
 mod mailbox;

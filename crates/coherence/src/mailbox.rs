@@ -260,13 +260,6 @@ mod tests {
     }
 
     #[test]
-    fn request_for_no_range_is_counted() {
-        let mailbox = Mailbox::new();
-        assert_eq!(mailbox.post(Scope::Ranges(&[])), Posted { generation: Generation(1), widened: None });
-        assert_eq!(mailbox.take(), (Generation(1), Work::Ranges(RangeList::default())));
-    }
-
-    #[test]
     #[should_panic(expected = "out of flush generations")]
     fn o7_generation_stops_rather_than_wraps() {
         let mailbox = Mailbox::new();

@@ -313,7 +313,9 @@ mod tests {
     fn entry_is_refused_for_each_pending_request() {
         let target = Target::new();
         let mut owner = target.owner().unwrap();
+        assert!(!target.has_event());
         assert_eq!(target.post_event(), Notify::None);
+        assert!(target.has_event());
         assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: false, event: true });
         target.request(Scope::All);
         assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: true });
@@ -371,16 +373,6 @@ mod tests {
         assert_eq!(target.post_event(), Notify::None, "awake");
         assert!(owner.take_events() && owner.try_halt(Space::UNKNOWN));
         assert_eq!(target.post_event(), Notify::Wake, "once per halt");
-    }
-
-    #[test]
-    fn target_that_enters_is_not_halted_any_more() {
-        let target = Target::new();
-        let mut owner = target.owner().unwrap();
-        assert!(owner.try_halt(Space::UNKNOWN));
-        let guest = owner.try_enter(CPU).unwrap();
-        assert_eq!(target.post_event(), Notify::Kick(CPU));
-        guest.leave();
     }
 
     #[test]

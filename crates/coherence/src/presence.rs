@@ -91,24 +91,6 @@ mod tests {
     }
 
     #[test]
-    fn added_vcpu_flushes_everything_first_whatever_its_predecessor_had_done() {
-        for target in [Target::absent(), Target::new()] {
-            if let Some(mut owner) = target.owner() {
-                target.request(Scope::All);
-                owner.take_flush().unwrap().complete();
-                owner.remove();
-            }
-            let mut owner = target.add().unwrap();
-            assert_eq!(owner.try_enter(CPU).unwrap_err(), Pending { flush: true, event: false });
-            assert_eq!(owner.begin_translation().unwrap_err(), Pending { flush: true, event: false });
-            let work = owner.take_flush().unwrap();
-            assert!(matches!(work.scope(), Scope::All) && work.is_nested());
-            work.complete();
-            assert!(owner.try_enter(CPU).is_ok());
-        }
-    }
-
-    #[test]
     fn generations_and_requests_outlive_the_vcpu() {
         let target = Target::new();
         let range = [GvaRange { first: 0, pages: 1 }];

@@ -337,22 +337,6 @@ mod tests {
     }
 
     #[test]
-    fn who_is_busy_or_absent_is_not_idle() {
-        let target = Target::new();
-        let mut owner = target.owner().expect("free");
-        let guest = owner.try_enter(CpuId(0)).expect("nothing pends");
-        assert!(!target.request_all_if_idle(word::FLUSH_GUEST), "in guest mode");
-        guest.leave();
-        assert!(target.request_all_if_idle(word::FLUSH_GUEST));
-        owner.take_flush().expect("it pends").complete();
-        let section = owner.begin_translation().expect("nothing pends");
-        assert!(!target.request_all_if_idle(word::FLUSH_GUEST), "a translation is in use");
-        section.end();
-        assert!(target.request_all_if_idle(word::FLUSH_GUEST));
-        assert!(!Target::absent().request_all_if_idle(word::FLUSH_GUEST));
-    }
-
-    #[test]
     fn a22_only_who_has_halted_in_a_known_other_space_is_spared() {
         let target = Target::new();
         let mut owner = target.owner().expect("free");

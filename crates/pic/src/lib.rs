@@ -127,12 +127,10 @@ impl IoApic for Mapped {
 pub unsafe fn firmware_has_imcr() -> bool {
     // SAFETY: the caller's promise; every PC has the word.
     let segment = unsafe { (EBDA_SEGMENT as *const u16).read_volatile() };
-    mp_places(segment).into_iter().any(|place| {
+    mp_places(segment).into_iter().filter(|place| !place.is_empty()).any(|place| {
         let length = (place.end - place.start) as usize;
-        let start =
-            if length == 0 { core::ptr::NonNull::dangling().as_ptr() } else { place.start as *mut u8 };
         // SAFETY: the caller's promise.
-        find_imcr(unsafe { core::slice::from_raw_parts(start, length) }) == Some(true)
+        find_imcr(unsafe { core::slice::from_raw_parts(place.start as *const u8, length) }) == Some(true)
     })
 }
 
@@ -168,51 +166,37 @@ pub fn find_imcr(memory: &[u8]) -> Option<bool> {
 mod tests {
     use super::*;
 
-    /// Two 8259s, as far as they are programmed here, and the ports in between.
-    #[derive(Default)]
-    struct Ports {
-        step: [usize; 2],
-        base: [u8; 2],
-        mask: [u8; 2],
-        imcr: Option<u8>,
-        selected: u8,
-    }
-
-    impl Ports {
-        fn out(&mut self, port: u16, value: u8) {
-            match port {
-                0x20 | 0xa0 => {
-                    let chip = usize::from(port >> 7 & 1);
-                    assert_eq!(value, 0x11, "edge-triggered, cascaded, with ICW4");
-                    (self.step[chip], self.mask[chip]) = (1, 0);
-                }
-                0x21 | 0xa1 => {
-                    let chip = usize::from(port >> 7 & 1);
-                    match self.step[chip] {
-                        1 => self.base[chip] = value,
-                        2 => assert_eq!(value, [4, 2][chip], "the second is at the first one's input 2"),
-                        3 => assert_eq!(value, 1),
-                        _ => self.mask[chip] = value,
-                    }
-                    self.step[chip] = if (1..3).contains(&self.step[chip]) { self.step[chip] + 1 } else { 0 };
-                }
-                0x22 => self.selected = value,
-                0x23 if self.selected == 0x70 => self.imcr = Some(value),
-                _ => panic!("port {port:#x}"),
-            }
+    #[test]
+    fn u27_no_interrupt_of_the_8259s_is_an_exception() {
+        // The data sheet's order: masked; then of each chip ICW1 to ICW4, and masked again.
+        let of_chip = |command, base, cascade| {
+            [
+                (command, 0x11),
+                (command + 1, base),
+                (command + 1, cascade),
+                (command + 1, 1),
+                (command + 1, 0xff),
+            ]
+        };
+        let masked = [(0x21, 0xff), (0xa1, 0xff)];
+        let both = [masked.as_slice(), &of_chip(0x20, 0xe0, 4), &of_chip(0xa0, 0xe8, 2)].concat();
+        for (has_imcr, imcr) in [(false, [].as_slice()), (true, &[(0x22, 0x70), (0x23, 1)])] {
+            let mut writes = Vec::new();
+            silence(has_imcr, |port, value| writes.push((port, value)));
+            assert_eq!(writes, [&both, imcr].concat());
         }
+        assert_eq!(VECTORS, 0xe0..0xf0, "well above the exceptions");
     }
 
     #[test]
-    fn u27_no_interrupt_of_the_8259s_is_an_exception() {
-        for has_imcr in [false, true] {
-            let mut ports = Ports::default();
-            silence(has_imcr, |port, value| ports.out(port, value));
-            assert_eq!((ports.mask, ports.step), ([0xff; 2], [0; 2]));
-            assert_eq!(ports.base, [0xe0, 0xe8], "well above the exceptions");
-            assert!(VECTORS.contains(&ports.base[0]) && VECTORS.contains(&(ports.base[1] + 7)));
-            assert_eq!(ports.imcr, has_imcr.then_some(1));
-        }
+    fn a_mapped_io_apic_is_accessed_through_its_window() {
+        let mut registers = [0_u32; 8];
+        // SAFETY: these stand for registers, and have no other user.
+        let mut mapped = unsafe { Mapped::new((&raw mut registers).expose_provenance() as u64) };
+        mapped.write(0x12, 7);
+        assert_eq!((mapped.select, registers), ((&raw mut registers).cast(), [0x12, 0, 0, 0, 7, 0, 0, 0]));
+        assert_eq!(mapped.read(0x10), 7);
+        assert_eq!(registers, [0x10, 0, 0, 0, 7, 0, 0, 0]);
     }
 
     struct Pins([u32; 0x40]);
@@ -266,13 +250,18 @@ mod tests {
         memory[8..24].copy_from_slice(&structure(0x80));
         assert_eq!(find_imcr(&memory), None, "not at a paragraph");
         assert_eq!(find_imcr(&structure(0x80)[..15]), None);
+        // The length is 1, and the sum 0 all the same.
+        let mut longer = structure(0x80);
+        (longer[8], longer[10]) = (2, longer[10].wrapping_sub(1));
+        assert_eq!(find_imcr(&longer), None);
     }
 
     #[test]
     fn u27_places_of_the_mp_structure_are_what_they_can_be() {
-        assert_eq!(mp_places(0x9fc0)[0], 0x9_fc00..0xa_0000);
+        assert_eq!(mp_places(0x9fc0), [0x9_fc00..0xa_0000, 0x9_fc00..0xa_0000, 0xf_0000..0x10_0000]);
+        assert_eq!([0x8000, 0x9fff].map(|segment| mp_places(segment)[0].start), [0x8_0000, 0x9_fff0]);
         for nowhere in [0, 0x40, 0x7fff, 0xa000, 0xffff] {
-            assert!(mp_places(nowhere)[0].is_empty(), "{nowhere:#x}");
+            assert_eq!(mp_places(nowhere)[0], 0..0, "{nowhere:#x}");
         }
     }
 }

@@ -108,5 +108,7 @@ mod tests {
         }
         assert_eq!(Profile::announced(!Profile::FULL.feature_bits(), !hint::CLUSTER_IPI), Profile::default());
         assert_eq!(Profile::announced(!0, !0), Profile::FULL);
+        let bits = |profile: Profile| (profile.feature_bits(), profile.hint_bits());
+        assert_eq!((bits(Profile::default()), bits(Profile::FULL)), ((0, 0), (1 << 4 | 1 << 14, 1 << 10)));
     }
 }

@@ -225,12 +225,35 @@ mod tests {
             let header = Header { kind: code, len: 0, argument: 0 };
             assert_eq!(header.kind(), Err(Flaw::Value("the kind of a frame")), "{code}");
         }
-        let long = Flaw::Value("the length of a frame");
-        assert_eq!(Header::new(Kind::State, 0, BODY_MAX as u32 + 1).kind(), Err(long));
-        assert_eq!(Header::new(Kind::Pages, 0, 4097).kind(), Err(long));
-        let zeros = Header::new(Kind::Zeros, 0, u32::MAX);
-        assert_eq!((zeros.kind(), zeros.body()), (Ok(Kind::Zeros), 0));
-        assert_eq!(Header::new(Kind::State, 0, 9).body(), 16);
+        let max = BODY_MAX as u32;
+        for (kind, len, is_right, body) in [
+            (Kind::State, 0, true, 0),
+            (Kind::State, 9, true, 16),
+            (Kind::State, max, true, 65_536),
+            (Kind::State, max + 1, false, 65_544),
+            (Kind::Pages, 8192, true, 8192),
+            (Kind::Pages, 4097, false, 4104),
+            (Kind::Pages, max + 4096, false, 69_632),
+            (Kind::Zeros, u32::MAX, true, 0),
+        ] {
+            let header = Header::new(kind, 0, len);
+            let expected = if is_right { Ok(kind) } else { Err(Flaw::Value("the length of a frame")) };
+            assert_eq!((header.kind(), header.body()), (expected, body), "{kind:?} {len}");
+            assert_eq!((header.len(), header.is_empty()), (len as usize, len == 0));
+        }
+    }
+
+    #[test]
+    fn rates_are_the_same_within_200_ppm() {
+        for (there, is_same) in
+            [(1_000_200, true), (1_000_201, false), (999_800, true), (999_799, false), (1_000_000, true)]
+        {
+            assert_eq!(is_same_rate(1_000_000, there), is_same, "{there}");
+        }
+        let mut round = Round::default();
+        round.add(3, true);
+        round.add(4, false);
+        assert_eq!(round, Round { pages: 4, zeros: 3, ..Round::default() });
     }
 
     #[test]
@@ -238,6 +261,7 @@ mod tests {
         for section in [Section::Shared, Section::Vcpu(0), Section::Vcpu(u32::MAX)] {
             assert_eq!(Section::of(section.argument()), Some(section));
         }
+        assert_eq!(Section::Vcpu(7).argument(), 0x1_0000_0007);
         assert_eq!((Section::of(1), Section::of(2 << 32)), (None, None));
     }
 }

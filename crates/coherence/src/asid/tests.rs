@@ -55,17 +55,6 @@ fn a7_aborted_vmrun_leaves_the_debts() {
 }
 
 #[test]
-fn o8_debt_made_between_assignment_and_vmrun_is_not_settled_by_it() {
-    let (mut cpu, mut slot) = (allocator(0, 8, true), AsidSlot::new());
-    enter(&mut cpu, &mut slot);
-    slot.owe_flush();
-    let assignment = cpu.assign(&mut slot);
-    slot.owe_flush();
-    cpu.executed(&mut slot, assignment);
-    assert_eq!(enter(&mut cpu, &mut slot).1, TlbControl::FlushAsid);
-}
-
-#[test]
 fn a8_flush_without_flush_by_asid_takes_a_new_asid() {
     let (mut cpu, mut slot) = (allocator(0, 2, false), AsidSlot::new());
     assert_eq!(enter(&mut cpu, &mut slot), (1, TlbControl::FlushAll, true));

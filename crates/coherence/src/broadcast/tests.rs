@@ -1,46 +1,20 @@
 //! Which targets a broadcast waits for.
 
-use core::cell::{Cell, RefCell};
+use core::cell::RefCell;
 use core::convert::Infallible;
-use core::ops::ControlFlow;
 use std::vec::Vec;
 
 use super::*;
-use crate::{CpuId, NoDevices, Notify, Owner, Scope, Translation};
-
-/// A machine on which `relax` does something, and gives up after some turns.
-struct Bench<F: Fn(u64)> {
-    act: F,
-    turns: Cell<u64>,
-}
-
-impl<F: Fn(u64)> Bench<F> {
-    fn new(act: F) -> Self {
-        Self { act, turns: Cell::new(0) }
-    }
-}
-
-impl<F: Fn(u64)> Hardware for Bench<F> {
-    fn kick(&self, cpu: CpuId) {
-        panic!("CPU {} is kicked: the hardware reaches it", cpu.0);
-    }
-
-    fn relax(&self, turns: u64) -> ControlFlow<()> {
-        self.turns.set(self.turns.get() + 1);
-        (self.act)(turns);
-        if turns == 1000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-}
-
-fn targets(count: usize) -> Vec<Target> {
-    (0..count).map(|_| Target::new()).collect()
-}
+use crate::bench::{Bench, targets};
+use crate::{CpuId, NoDevices, Notify, Owner, Translation};
 
 fn run<F: Fn(u64)>(
     targets: &[Target],
     bench: &Bench<F>,
 ) -> Result<SpaceReceipt<usize>, Unfinished<Infallible>> {
-    broadcast(targets, &NoDevices, &mut Ledger::<2>::new(), bench, Invalidated::assumed)
+    let receipt = broadcast(targets, &NoDevices, &mut Ledger::<2>::new(), bench, Invalidated::assumed);
+    assert_eq!(*bench.kicked.borrow(), [], "the hardware reaches them");
+    receipt
 }
 
 #[test]
@@ -133,19 +107,4 @@ fn the_sequence_comes_before_the_look_and_absent_targets_are_no_trouble() {
     });
     let outcome = FlushOutcome { targets: 2, deferred: 1, turns: 1, ..FlushOutcome::default() };
     assert_eq!(receipt.unwrap().outcome(), outcome);
-}
-
-#[test]
-fn h30_a_request_and_a_broadcast_both_wait_for_one_section() {
-    let targets = targets(1);
-    let mut owner = targets[0].owner().unwrap();
-    let section = RefCell::new(Some(owner.begin_translation().unwrap()));
-    assert!(targets[0].request(Scope::All).busy);
-    let bench = Bench::new(|turns| {
-        if turns == 3 {
-            section.take();
-        }
-    });
-    assert_eq!(run(&targets, &bench).unwrap().outcome().turns, 4);
-    assert_eq!(bench.turns.get(), 4);
 }

@@ -1,41 +1,15 @@
 //! The engine on the host: which targets are kicked and waited for, and the reported outcome.
 
 use super::*;
-use crate::{GvaRange, InGuest, Notify, RANGE_CAPACITY};
-use core::cell::{Cell, RefCell};
+use crate::bench::{Bench, TURNS_MAX, targets};
+use crate::{GvaRange, Notify, RANGE_CAPACITY};
+use core::cell::RefCell;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::vec::Vec;
 
-/// A machine on which a kick ends guest mode at once, unless it is deaf.
-#[derive(Default)]
-struct Bench<'o> {
-    guests: RefCell<Vec<Option<InGuest<'o>>>>,
-    kicked: RefCell<Vec<CpuId>>,
-    turns: Cell<u64>,
-    is_deaf: bool,
-}
-
-impl Hardware for Bench<'_> {
-    fn kick(&self, cpu: CpuId) {
-        self.kicked.borrow_mut().push(cpu);
-        if !self.is_deaf {
-            self.guests.borrow_mut()[cpu.0 as usize] = None;
-        }
-    }
-
-    fn relax(&self, turns: u64) -> ControlFlow<()> {
-        assert_eq!(turns, self.turns.replace(turns + 1));
-        if turns == 1000 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-}
-
-fn targets(count: usize) -> Vec<Target> {
-    (0..count).map(|_| Target::new()).collect()
-}
-
 #[test]
 fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
-    let (targets, bench) = (targets(3), Bench::default());
+    let (targets, bench) = (targets(3), Bench::new(|_| ()));
     let all = TargetSet::<1>::first(3);
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap();
     assert_eq!(receipt.outcome(), FlushOutcome { targets: 3, deferred: 3, ..FlushOutcome::default() });
@@ -49,27 +23,18 @@ fn g5_target_that_is_not_running_is_neither_kicked_nor_waited_for() {
 }
 
 #[test]
-fn h10_named_targets_that_do_not_exist_are_skipped() {
-    let (targets, bench) = (targets(2), Bench::default());
-    let named = TargetSet::from_banks([0b1010, u64::MAX]);
-    let receipt = flush(targets.as_slice(), &named, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap();
-    assert_eq!(receipt.outcome().targets, 1);
-    assert!(targets[0].owner().unwrap().try_enter(CpuId(0)).is_ok(), "0 was not named");
-}
-
-#[test]
 fn targets_in_guest_mode_beyond_the_first_bank_are_kicked_once_each() {
     const RUNNING: [usize; 4] = [0, 63, 64, 4095];
     let targets = targets(4096);
     let mut owners: Vec<_> = RUNNING.iter().map(|&index| targets[index].owner().unwrap()).collect();
-    let bench = Bench::default();
-    for (cpu, owner) in owners.iter_mut().enumerate() {
-        bench.guests.borrow_mut().push(Some(owner.try_enter(CpuId(cpu as u32)).unwrap()));
-    }
+    let guests = (0..).zip(&mut owners).map(|(cpu, owner)| owner.try_enter(CpuId(cpu)).unwrap());
+    let guests = RefCell::new(guests.collect::<Vec<_>>());
+    let bench = Bench::new(|_| guests.borrow_mut().clear());
     let mut ledger = std::boxed::Box::new(Ledger::<64>::new());
     let all = TargetSet::<64>::first(4096);
     let receipt = flush(targets.as_slice(), &all, Scope::All, &mut ledger, &bench).unwrap();
-    let outcome = FlushOutcome { targets: 4096, deferred: 4092, kicks: 4, ..FlushOutcome::default() };
+    let outcome =
+        FlushOutcome { targets: 4096, deferred: 4092, kicks: 4, turns: 1, ..FlushOutcome::default() };
     assert_eq!(receipt.outcome(), outcome);
     assert!(bench.kicked.borrow().iter().copied().eq((0..4).map(CpuId)));
 
@@ -87,7 +52,7 @@ fn kick_that_is_in_flight_serves_another_request() {
     assert_eq!(target.post_event(), Notify::Kick(CpuId(0)));
     let (targets, set) = ([&target], TargetSet::<1>::first(1));
     let (mut one, mut two) = (Ledger::<1>::new(), Ledger::<1>::new());
-    let bench = Bench::default();
+    let bench = Bench::new(|_| ());
     let scope = Scope::Ranges(&[GvaRange { first: 0x1000, pages: 1 }]);
     let first = issue(targets.as_slice(), &set, scope, &mut one).dispatch(&bench);
     let second = issue(targets.as_slice(), &set, scope, &mut two).dispatch(&bench);
@@ -101,7 +66,7 @@ fn kick_that_is_in_flight_serves_another_request() {
 #[test]
 fn target_that_left_before_the_dispatch_is_not_kicked() {
     let target = Target::new();
-    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
+    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::new(|_| ()));
     let mut ledger = Ledger::<1>::new();
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(0)).unwrap();
@@ -120,12 +85,12 @@ fn stalled_target_is_reported_and_its_request_stays() {
     let target = Target::new();
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(7)).unwrap();
-    let bench = Bench { is_deaf: true, ..Bench::default() };
+    let bench = Bench::new(|_| ());
     let set = TargetSet::<1>::from_banks([1 << 1]);
     let targets = [&Target::new(), &target];
     let stalled = flush(targets.as_slice(), &set, Scope::All, &mut Ledger::<1>::new(), &bench).unwrap_err();
     assert_eq!((stalled.index, stalled.cpu, stalled.outcome.kicks), (1, CpuId(7), 1));
-    assert_eq!((bench.turns.get(), stalled.outcome.turns), (1001, 1000));
+    assert_eq!((bench.turns.get(), stalled.outcome.turns), (TURNS_MAX + 1, TURNS_MAX));
     assert_eq!(std::format!("{stalled}"), "flush: target 1 did not leave guest mode on CPU 7");
     guest.leave();
     assert!(owner.try_enter(CpuId(7)).is_err());
@@ -136,7 +101,7 @@ fn g3_no_receipt_before_a_section_has_ended() {
     let target = Target::new();
     let mut owner = target.owner().unwrap();
     let section = owner.begin_translation().unwrap();
-    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
+    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::new(|_| ()));
     assert!(flush(targets.as_slice(), &set, Scope::All, &mut Ledger::<1>::new(), &bench).is_err());
     assert!(bench.kicked.borrow().is_empty(), "a kick cannot end it");
     section.end();
@@ -147,7 +112,7 @@ fn kick_goes_to_where_the_target_has_moved() {
     let target = Target::new();
     let (targets, set) = ([&target], TargetSet::<1>::first(1));
     let (mut one, mut two) = (Ledger::<1>::new(), Ledger::<1>::new());
-    let bench = Bench { is_deaf: true, ..Bench::default() };
+    let bench = Bench::new(|_| ());
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(0)).unwrap();
     let first = issue(targets.as_slice(), &set, Scope::All, &mut one);
@@ -169,7 +134,7 @@ fn kick_goes_to_where_the_target_has_moved() {
 #[test]
 fn removed_target_is_neither_waited_for_nor_counted() {
     let target = Target::new();
-    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::default());
+    let (targets, set, bench) = ([&target], TargetSet::<1>::first(1), Bench::new(|_| ()));
     let (mut one, mut two) = (Ledger::<1>::new(), Ledger::<1>::new());
     let mut owner = target.owner().unwrap();
     let guest = owner.try_enter(CpuId(0)).unwrap();
@@ -185,7 +150,7 @@ fn removed_target_is_neither_waited_for_nor_counted() {
 
 #[test]
 fn reasons_for_widening_are_told_apart() {
-    let (targets, bench) = (targets(1), Bench::default());
+    let (targets, bench) = (targets(1), Bench::new(|_| ()));
     let set = TargetSet::<1>::first(1);
     let widened = |count: usize| {
         let ranges = std::vec![crate::GvaRange { first: 0, pages: 1 }; count];

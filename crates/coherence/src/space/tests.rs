@@ -1,41 +1,16 @@
 use core::cell::RefCell;
-use core::ops::ControlFlow;
 use std::vec::Vec;
 
 use super::*;
+use crate::bench::{Bench, targets};
 use crate::{CpuId, Target};
-
-/// Reports when it is waited for, and lets a target leave.
-struct Bench<F> {
-    act: F,
-    kicked: RefCell<Vec<u32>>,
-}
-
-impl<F: Fn(u64)> Hardware for Bench<F> {
-    fn kick(&self, cpu: CpuId) {
-        self.kicked.borrow_mut().push(cpu.0);
-    }
-
-    fn relax(&self, turns: u64) -> ControlFlow<()> {
-        (self.act)(turns);
-        if turns == 100 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }
-}
-
-fn bench<F: Fn(u64)>(act: F) -> Bench<F> {
-    Bench { act, kicked: RefCell::default() }
-}
-
-fn targets(count: usize) -> Vec<Target> {
-    (0..count).map(|_| Target::new()).collect()
-}
 
 #[test]
 fn g3_everybody_is_asked_and_those_in_guest_mode_are_waited_for() {
     let targets = targets(70);
     let mut owner = targets[69].owner().unwrap();
     let guest = RefCell::new(owner.try_enter(CpuId(5)).ok());
-    let bench = bench(|turns| {
+    let bench = Bench::new(|turns| {
         if turns == 3 {
             guest.borrow_mut().take().unwrap().leave();
         }
@@ -45,7 +20,7 @@ fn g3_everybody_is_asked_and_those_in_guest_mode_are_waited_for() {
     assert_eq!(*receipt.stamp(), 77);
     assert_eq!((receipt.outcome().targets, receipt.outcome().deferred), (70, 69));
     assert!(guest.borrow().is_none(), "the receipt came before the guest had left");
-    assert_eq!(*bench.kicked.borrow(), [5]);
+    assert_eq!(*bench.kicked.borrow(), [CpuId(5)]);
     drop(guest);
     assert!(owner.try_enter(CpuId(5)).is_err(), "the last one owes a flush");
     for target in &targets[..69] {
@@ -58,8 +33,8 @@ fn g3_there_is_no_receipt_for_a_walker_that_does_not_leave() {
     let targets = targets(3);
     let mut owner = targets[2].owner().unwrap();
     let _guest = owner.try_enter(CpuId(1)).unwrap();
-    let stalled =
-        flush_space(targets.as_slice(), &NoDevices, &mut Ledger::<1>::new(), &bench(|_| ())).unwrap_err();
+    let stalled = flush_space(targets.as_slice(), &NoDevices, &mut Ledger::<1>::new(), &Bench::new(|_| ()))
+        .unwrap_err();
     let Unfinished::Target(stalled) = stalled;
     assert_eq!((stalled.index, stalled.cpu), (2, CpuId(1)));
 }
@@ -91,7 +66,7 @@ unsafe impl Walkers for Asked {
 #[test]
 fn g3_the_stamp_is_taken_before_anybody_is_asked() {
     let walkers = Asked(targets(2));
-    let receipt = flush_space(&walkers, &NoDevices, &mut Ledger::<1>::new(), &bench(|_| ())).unwrap();
+    let receipt = flush_space(&walkers, &NoDevices, &mut Ledger::<1>::new(), &Bench::new(|_| ())).unwrap();
     assert!(!receipt.stamp(), "a change between the request and the stamp would count as flushed");
     assert!(walkers.stamp());
 }

@@ -150,15 +150,6 @@ mod tests {
     }
 
     #[test]
-    fn same_part_of_another_implementer_and_parts_that_are_not_listed() {
-        assert_eq!(Errata::of(midr(QUALCOMM, 0xd0c, 0x31)), NONE);
-        // Cortex-A715, Cortex-A720, Cortex-A725, Neoverse N3.
-        for part in [0xd4d, 0xd81, 0xd87, 0xd8e] {
-            assert_eq!(Errata::of(midr(ARM, part, 0x00)), NONE, "{part:#x}");
-        }
-    }
-
-    #[test]
     fn one_affected_processor_is_enough() {
         assert_eq!(REPEAT.or(AT), BOTH);
         assert_eq!(NONE.or(NONE), NONE);

@@ -70,8 +70,8 @@ fn p16_all_of_a_slot_is_mapped_before_a_device_uses_it() {
     let mut steps = 0;
     while prefault.step(100) != Progress::Done {
         steps += 1;
-        assert!(steps < 10, "a step makes progress");
     }
+    assert_eq!(steps, 768 / 100, "each step has as many pages as it may");
     drop(prefault);
     for gpa in slots[1].range().step_by(PAGE as usize) {
         let mapping = space.tables().query(gpa).unwrap();
@@ -79,7 +79,6 @@ fn p16_all_of_a_slot_is_mapped_before_a_device_uses_it() {
         assert!(mapping.permissions.contains(Permissions::WRITE));
     }
     assert_eq!(leaf_count(&space, slots[0].range()) + leaf_count(&space, slots[2].range()), 0);
-    assert!(steps >= 2, "steps are bounded");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-use paging::Level;
+use paging::{Level, Permissions};
 
 use super::{PAGE, slot, untouched, with};
 use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError};
@@ -62,6 +62,19 @@ fn refuses_a_name_twice_and_a_slot_too_many() {
     for expected in slots {
         assert_eq!(memory.find(Gpa(expected.gpa.0 + 0xfff)), Some(expected));
         assert_eq!(memory.find(Gpa(expected.gpa.0 + 0x1000)), None);
+    }
+}
+
+#[test]
+fn leaves_have_the_rights_of_their_slot() {
+    use crate::SlotFlags as Flags;
+    for (flags, expected) in [
+        (Flags::empty(), Permissions::RWX),
+        (Flags::READ_ONLY, Permissions::RX),
+        (Flags::DEVICE, Permissions::RW | Permissions::DEVICE),
+        (Flags::DEVICE | Flags::READ_ONLY, Permissions::R | Permissions::DEVICE),
+    ] {
+        assert_eq!(Slot { flags, ..slot(1, 0, 1, 0) }.rights(), expected, "{flags:?}");
     }
 }
 

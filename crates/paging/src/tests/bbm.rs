@@ -69,18 +69,6 @@ fn p3_the_automaton_notices_a_format_that_does_not_break() {
 }
 
 #[test]
-fn p3_a_table_that_is_cut_off_is_invalidated_at_once() {
-    let arena = Arena::new(16);
-    let mut table = observed::<Arm64Stage2<4>>(&arena, 2 * M2, Level::Page4K);
-    let cut = table.zap(0..M2, Tables::Free);
-    assert_eq!((break_count(&arena), cut.table_count()), (1, 1));
-    // Another table takes its place before the flush that the gather requests.
-    table.install(0x1000, PhysAddr(G + 0x1000), Level::Page4K, RWX).unwrap();
-    look(&arena);
-    cut.release(&never_walked()).unwrap();
-}
-
-#[test]
 fn p3_pieces_are_published_before_they_are_made_known() {
     let arena = Arena::new(8);
     let table = observed::<Arm64Stage2<4>>(&arena, G, Level::Page1G);

@@ -1,59 +1,13 @@
-//! Real threads: faults among themselves, and against changes.
+//! Real threads: faults against changes.
 
-use std::sync::Barrier;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 
 use super::arena::Arena;
 use super::{RWX, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage2, Ept, Format, Gather, Installed, Level, MapError, PageTable, PhysAddr, Progress,
-    Tables,
+    Amd64Nested, Arm64Stage2, Ept, Format, Gather, Level, MapError, PageTable, PhysAddr, Progress, Tables,
 };
-
-const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
-
-/// Faults on the same addresses from all threads: each page is installed once, every loser sees the
-/// winner's leaf, and every table is either in the tree or back in the arena.
-fn storm(addresses: &[u64], level: Level) {
-    let arena = Arena::new(if cfg!(miri) { 40 } else { 256 });
-    let table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    let barrier = Barrier::new(THREADS);
-    let wins: Vec<_> = addresses.iter().map(|_| AtomicUsize::new(0)).collect();
-    std::thread::scope(|scope| {
-        for _ in 0..THREADS {
-            scope.spawn(|| {
-                for (index, &address) in addresses.iter().enumerate() {
-                    barrier.wait();
-                    match table.install(address, PhysAddr(address), level, RWX).unwrap() {
-                        Installed::New(_) => drop(wins[index].fetch_add(1, Relaxed)),
-                        Installed::Present(mapping) => assert_eq!(mapping.pa, PhysAddr(address)),
-                        Installed::Upgraded(_) => panic!("nothing is missing"),
-                    }
-                }
-            });
-        }
-    });
-    assert!(wins.iter().all(|wins| wins.load(Relaxed) == 1), "one winner each");
-    let used_count = arena.used_count();
-    let gather = table.dismantle();
-    assert_eq!(
-        gather.release(&never_walked()).unwrap().table_count,
-        used_count,
-        "a loser's spare table leaked"
-    );
-    assert_eq!(arena.used_count(), 0);
-}
-
-#[test]
-fn p6_parallel_faults_have_one_winner_and_leak_no_table() {
-    // Each address needs new tables on every level, so each level has a race.
-    let count = if cfg!(miri) { 4 } else { 64 };
-    let addresses: Vec<_> =
-        (0..count).map(|index| index << 39 | index << 30 | index << 21 | index << 12).collect();
-    storm(&addresses, Level::Page4K);
-    storm(&addresses.iter().map(|address| address & !0x1f_ffff).collect::<Vec<_>>(), Level::Page2M);
-}
 
 /// The walks in progress, as a flush engine tracks them: one counter for each thread, odd during a
 /// walk.

@@ -166,16 +166,6 @@ fn p3_a_flush_that_was_not_needed_thaws_nothing() {
 }
 
 #[test]
-fn detached_tables_may_be_replaced_at_once_where_the_format_allows() {
-    let arena = Arena::new(16);
-    let table = mapped::<Amd64Nested>(&arena, M2, Level::Page4K);
-    let gather = detach(&table, 512 * G);
-    assert_eq!((gather.visited_count(), gather.detached_count()), (1, 1));
-    assert_eq!(table.install(0, PhysAddr(G), Level::Page4K, RWX), Ok(Installed::New(Level::Page4K)));
-    assert_eq!(gather.release(&IssuedAt(table.stamp())).unwrap().table_count, 3);
-}
-
-#[test]
 fn p14_a_collapse_detaches_what_it_replaces_and_counts_as_dirty() {
     let arena = Arena::new(520);
     let table = mapped::<Amd64Nested>(&arena, G, Level::Page4K);

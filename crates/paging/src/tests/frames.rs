@@ -76,16 +76,3 @@ fn neighbouring_frames_are_one_run() {
     let released = gathers.into_iter().next().unwrap().release(&never_walked()).unwrap();
     assert_eq!(released.frames(), [FrameRun { pa: PhysAddr(G + 0x1f_f000), len: 0x40_2000 }]);
 }
-
-#[test]
-fn a_collapse_frees_tables_and_no_frames() {
-    let arena = Arena::new(8);
-    let mut table = nested(&arena);
-    table.map(0..0x20_0000, PhysAddr(G), RWX, Level::Page4K).unwrap();
-    let editor = table.edit().unwrap();
-    let change = editor.collapse(0..0x20_0000, Level::Page2M, PhysAddr(G), RWX).unwrap();
-    let mut change = change.with_frames();
-    assert_eq!(change.step(u32::MAX), Progress::Done);
-    let released = change.take_gather().release(&never_walked()).unwrap();
-    assert_eq!((released.table_count, released.frames()), (1, &[][..]));
-}

@@ -31,17 +31,6 @@ fn p1_tables_are_kept_until_a_receipt_is_new_enough() {
 }
 
 #[test]
-fn p1_a_receipt_of_another_table_frees_nothing() {
-    let arena = Arena::new(16);
-    let (mut one, mut other) = (table(&arena), table(&arena));
-    fill(&one, 0..1);
-    let gather = one.zap(0..G, Tables::Free);
-    let _ = other.zap(0..G, Tables::Free);
-    let _ = other.zap(0..G, Tables::Free);
-    assert!(gather.release(&IssuedAt(other.stamp())).is_err());
-}
-
-#[test]
 fn p1_a_receipt_of_a_former_table_at_the_same_place_frees_nothing() {
     let arena = Arena::new(16);
     let mut former = table(&arena);
@@ -54,30 +43,6 @@ fn p1_a_receipt_of_a_former_table_at_the_same_place_frees_nothing() {
     assert_eq!(table.root(), root);
     fill(&table, 0..1);
     assert!(table.zap(0..G, Tables::Free).release(&receipt).is_err());
-}
-
-#[test]
-fn o8_one_flush_releases_all_earlier_changes_and_no_later_one() {
-    let arena = Arena::new(32);
-    let mut table = table(&arena);
-    fill(&table, [0, 1 << 18, 2 << 18]);
-    let first = table.zap(0..G, Tables::Free);
-    let second = table.zap(G..2 * G, Tables::Free);
-    let receipt = IssuedAt(table.stamp());
-    let third = table.zap(2 * G..3 * G, Tables::Free);
-    assert!(first.release(&receipt).is_ok());
-    assert!(second.release(&receipt).is_ok());
-    assert!(third.release(&receipt).is_err());
-}
-
-#[test]
-fn p1_a_dropped_gather_leaks_and_frees_nothing() {
-    let arena = Arena::new(16);
-    let mut table = table(&arena);
-    fill(&table, 0..4);
-    let used_count = arena.used_count();
-    drop(table.zap(0..G, Tables::Free));
-    assert_eq!(arena.used_count(), used_count);
 }
 
 #[test]
@@ -94,18 +59,6 @@ fn g4_ranges_that_do_not_fit_become_everything() {
     fill(&table, (0..=max).map(|index| index * 2));
     let gather = table.zap(0..G, Tables::Keep);
     assert_eq!(gather.invalidation(), Invalidation::Everything);
-    gather.release(&never_walked()).unwrap();
-}
-
-#[test]
-fn adjacent_pages_are_one_range_and_sizes_are_kept_apart() {
-    let arena = Arena::new(16);
-    let mut table = table(&arena);
-    table.map(0x1ff000..0x600000, PhysAddr(0x1ff000), RWX, Level::Page2M).unwrap();
-    let gather = table.zap(0..G, Tables::Keep);
-    let Invalidation::Ranges([small, large]) = gather.invalidation() else { panic!("{gather:?}") };
-    assert_eq!((small.start, small.len, small.level), (0x1ff000, 0x1000, Level::Page4K));
-    assert_eq!((large.start, large.len, large.level), (0x200000, 0x400000, Level::Page2M));
     gather.release(&never_walked()).unwrap();
 }
 
@@ -133,17 +86,6 @@ fn nothing_to_flush_needs_no_flush() {
 }
 
 #[test]
-fn kept_tables_serve_again() {
-    let arena = Arena::new(16);
-    let mut table = table(&arena);
-    fill(&table, 0..512);
-    let used_count = arena.used_count();
-    table.zap(0..G, Tables::Keep).release(&never_walked()).unwrap();
-    fill(&table, 0..512);
-    assert_eq!(arena.used_count(), used_count);
-}
-
-#[test]
 fn p1_tables_that_are_cut_off_for_their_frames_are_frozen_until_they_are_free() {
     let arena = Arena::new(16);
     let table = table(&arena);
@@ -159,4 +101,37 @@ fn p1_tables_that_are_cut_off_for_their_frames_are_frozen_until_they_are_free() 
         assert!(all, "a fault could fill {at:?}");
     }
     gather.release(&never_walked()).unwrap();
+}
+
+#[test]
+fn p18_ranges_are_joined_where_a_hint_stays_right() {
+    let arena = Arena::new(1);
+    let table = table(&arena);
+    let decode = crate::format::Entry::decode::<Amd64Nested>;
+    let (small, large, huge) = (Level::Page4K, Level::Page2M, Level::Page1G);
+    let range = |start, len, level, tables| FlushRange { start, len, level, tables };
+    for (pushed, expected) in [
+        // Leaves of one level, next to each other.
+        ([range(0, 5, small, false), range(5, 2, small, false)], vec![range(0, 7, small, false)]),
+        ([range(0, 5, large, false), range(5, 2, small, false)], vec![]),
+        ([range(0, 5, small, false), range(6, 2, small, false)], vec![]),
+        ([range(5, 2, small, false), range(0, 5, small, false)], vec![]),
+        // Tables of any level; the smallest entry counts.
+        ([range(0, 5, large, true), range(5, 2, small, true)], vec![range(0, 7, small, true)]),
+        ([range(0, 5, small, true), range(5, 2, huge, true)], vec![range(0, 7, small, true)]),
+        ([range(0, 5, small, true), range(5, 2, small, false)], vec![]),
+    ] {
+        let mut gather = crate::Gather::<_, crate::NoFrames>::new(&arena, decode, table.stamp());
+        for range in pushed {
+            match range.tables {
+                true => gather.cut(range.start, range.len, range.level),
+                false => gather.leaves(range.start, range.len, range.level),
+            }
+        }
+        let expected = if expected.is_empty() { pushed.to_vec() } else { expected };
+        assert_eq!(gather.invalidation(), Invalidation::Ranges(&expected));
+        gather.deepen(small);
+        let Invalidation::Ranges([.., last]) = gather.invalidation() else { panic!("{gather:?}") };
+        assert_eq!(last.level, small);
+    }
 }

@@ -2,14 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering::Relaxed;
 
 use proptest::prelude::*;
 
-use super::arena::Arena;
-use super::{R, RW, RX};
+use crate::Gpa;
 use crate::guest::{Access, ControlRegisters, GuestPaging, PageFault, Translation, WalkError};
-use crate::{Amd64Host, Gpa, Level, PageTable, Permissions, PhysAddr, TableMemory};
 
 const NX: u64 = 1 << 63;
 const LONG: ControlRegisters =
@@ -46,7 +43,7 @@ fn fault(code: PageFault) -> Result<Translation, WalkError<()>> {
     Err(WalkError::PageFault(code))
 }
 
-/// Linear 0x1234 through one table of each level, with these flags in their entries.
+/// Linear 0x1235 through one table of each level, with these flags in their entries.
 fn long(flags: [u64; 4]) -> [(u64, u64); 4] {
     [0, 1, 2, 3].map(|level| {
         let entry = 0x1000 * (level as u64 + 1) + if level == 3 { 8 } else { 0 };
@@ -61,7 +58,7 @@ fn long_but(level: usize, flags: u64) -> [(u64, u64); 4] {
     long(all)
 }
 
-const MAPPED: Result<Translation, WalkError<()>> = Ok(Translation { gpa: Gpa(0x5234), page_size: 0x1000 });
+const MAPPED: Result<Translation, WalkError<()>> = Ok(Translation { gpa: Gpa(0x5235), page_size: 0x1000 });
 
 #[test]
 fn h9_refuses_linear_addresses_that_are_not_canonical() {
@@ -86,7 +83,7 @@ fn each_level_of_long_mode_can_refuse() {
             (7 | NX, fetch, protection(PageFault::FETCH)),
             (7 | NX, write | user, MAPPED),
         ] {
-            let found = walk(&LONG, &long_but(level, flags), 0x1234, access);
+            let found = walk(&LONG, &long_but(level, flags), 0x1235, access);
             assert_eq!(found, expected, "{flags:#x} at {level}, {access:?}");
         }
     }
@@ -100,13 +97,13 @@ fn bits_that_a_walk_sets() {
         let paging = GuestPaging::new(registers, 40, true);
         (0..count).map(|index| paging.used_bits(linear, access, index, count)).collect::<Vec<_>>()
     };
-    assert_eq!(used(&LONG, 0x1234, READ, 4), [A; 4]);
-    assert_eq!(used(&LONG, 0x1234, Access::USER, 4), [A; 4]);
-    assert_eq!(used(&LONG, 0x1234, Access::WRITE, 4), [A, A, A, A | D]);
-    assert_eq!(used(&LONG, 0x1234, Access::WRITE, 3), [A, A, A | D], "a large page");
-    assert_eq!(used(&PAE, 0x1234, Access::WRITE, 3), [0, A, A | D], "the upper four have none");
-    assert_eq!(used(&PAE, 0x1234, READ, 2), [0, A]);
-    assert_eq!(used(&LEGACY, 0x1234, Access::WRITE, 2), [A, (A | D) << 32], "the second of two entries");
+    assert_eq!(used(&LONG, 0x1235, READ, 4), [A; 4]);
+    assert_eq!(used(&LONG, 0x1235, Access::USER, 4), [A; 4]);
+    assert_eq!(used(&LONG, 0x1235, Access::WRITE, 4), [A, A, A, A | D]);
+    assert_eq!(used(&LONG, 0x1235, Access::WRITE, 3), [A, A, A | D], "a large page");
+    assert_eq!(used(&PAE, 0x1235, Access::WRITE, 3), [0, A, A | D], "the upper four have none");
+    assert_eq!(used(&PAE, 0x1235, READ, 2), [0, A]);
+    assert_eq!(used(&LEGACY, 0x1235, Access::WRITE, 2), [A, (A | D) << 32], "the second of two entries");
     assert_eq!(used(&LEGACY, 0x0040_0234, Access::WRITE, 2), [A << 32, A | D]);
     assert_eq!(used(&LEGACY, 0x0040_0234, Access::WRITE, 1), [(A | D) << 32]);
 }
@@ -127,7 +124,7 @@ fn registers_decide_what_a_supervisor_may_do() {
         ("a fetch is not told where none can be refused", without_nxe, &[], fetch, fault(NOT_PRESENT)),
         ("and is where one can", LONG, &[], fetch, fault(PageFault::FETCH)),
     ] {
-        assert_eq!(walk(&registers, words, 0x1234, access), expected, "{what}");
+        assert_eq!(walk(&registers, words, 0x1235, access), expected, "{what}");
     }
 }
 
@@ -138,18 +135,18 @@ fn u11_smap_refuses_a_supervisor_access_to_a_user_page() {
     let smap = |rflags| ControlRegisters { cr4: LONG.cr4 | 1 << 21, rflags, ..LONG };
     let (user, kernel) = (long([7; 4]), long([7, 7, 7, 3]));
     for (access, code) in [(READ, PROTECTION), (Access::WRITE, PROTECTION | PageFault::WRITE)] {
-        assert_eq!(walk(&smap(2), &user, 0x1234, access), fault(code));
-        assert_eq!(walk(&smap(2 | AC), &user, 0x1234, access), MAPPED, "AC allows it");
-        assert_eq!(walk(&LONG, &user, 0x1234, access), MAPPED, "SMAP is off");
-        assert_eq!(walk(&smap(2), &kernel, 0x1234, access), MAPPED, "one level is a kernel's");
-        assert_eq!(walk(&smap(2), &user, 0x1234, access | Access::USER), MAPPED);
+        assert_eq!(walk(&smap(2), &user, 0x1235, access), fault(code));
+        assert_eq!(walk(&smap(2 | AC), &user, 0x1235, access), MAPPED, "AC allows it");
+        assert_eq!(walk(&LONG, &user, 0x1235, access), MAPPED, "SMAP is off");
+        assert_eq!(walk(&smap(2), &kernel, 0x1235, access), MAPPED, "one level is a kernel's");
+        assert_eq!(walk(&smap(2), &user, 0x1235, access | Access::USER), MAPPED);
         // Implicit accesses are supervisor accesses, AC or not, whatever runs.
         for implicit in [access | Access::IMPLICIT, access | Access::IMPLICIT | Access::USER] {
-            assert_eq!(walk(&smap(2 | AC), &user, 0x1234, implicit), fault(code));
-            assert_eq!(walk(&smap(2), &kernel, 0x1234, implicit), MAPPED);
+            assert_eq!(walk(&smap(2 | AC), &user, 0x1235, implicit), fault(code));
+            assert_eq!(walk(&smap(2), &kernel, 0x1235, implicit), MAPPED);
         }
     }
-    assert_eq!(walk(&smap(2), &user, 0x1234, Access::FETCH), MAPPED, "fetches are SMEP's");
+    assert_eq!(walk(&smap(2), &user, 0x1235, Access::FETCH), MAPPED, "fetches are SMEP's");
 }
 
 #[test]
@@ -157,16 +154,16 @@ fn reserved_bits_of_long_mode() {
     let without_nxe = ControlRegisters { efer: 0x500, ..LONG };
     for level in 0..4 {
         let beyond = long_but(level, 7 | 1 << 40);
-        assert_eq!(walk(&LONG, &beyond, 0x1234, READ), fault(RESERVED), "beyond 40 bits at {level}");
-        let found = walk(&without_nxe, &long_but(level, 7 | NX), 0x1234, READ);
+        assert_eq!(walk(&LONG, &beyond, 0x1235, READ), fault(RESERVED), "beyond 40 bits at {level}");
+        let found = walk(&without_nxe, &long_but(level, 7 | NX), 0x1235, READ);
         assert_eq!(found, fault(RESERVED), "NX without NXE at {level}");
     }
-    assert_eq!(walk(&LONG, &long_but(0, 0x87), 0x1234, READ), fault(RESERVED), "PS in a PML4E");
+    assert_eq!(walk(&LONG, &long_but(0, 0x87), 0x1235, READ), fault(RESERVED), "PS in a PML4E");
     let huge = |flags: u64| [(0x1000, 0x2007), (0x2000, 1 << 30 | 0x87 | flags)];
     let large = |flags: u64| [(0x1000, 0x2007), (0x2000, 0x3007), (0x3008, 0x40_0087 | flags)];
-    assert_eq!(walk(&LONG, &huge(0), 0x1234, READ), at(1 << 30 | 0x1234, 1 << 30));
+    assert_eq!(walk(&LONG, &huge(0), 0x1235, READ), at(1 << 30 | 0x1235, 1 << 30));
     for bit in 13..30 {
-        assert_eq!(walk(&LONG, &huge(1 << bit), 0x1234, READ), fault(RESERVED), "bit {bit} of a 1 GiB page");
+        assert_eq!(walk(&LONG, &huge(1 << bit), 0x1235, READ), fault(RESERVED), "bit {bit} of a 1 GiB page");
     }
     for bit in 13..21 {
         assert_eq!(
@@ -185,33 +182,37 @@ fn reserved_bits_of_long_mode() {
 
 #[test]
 fn pae_pages() {
-    // 0xc0601234: PDPTE 3 at 0x1038, PDE 3, PTE 1. The PDPTE has neither R/W nor U/S.
+    // 0xc0601235: PDPTE 3 at 0x1038, PDE 3, PTE 1. The PDPTE has neither R/W nor U/S.
     let words = [(0x1038, 0x2001), (0x2018, 0x3007), (0x3008, 0x5007)];
     let all = Access::WRITE | Access::USER | Access::FETCH;
-    assert_eq!(walk(&PAE, &words, 0xc060_1234, all), MAPPED);
-    assert_eq!(walk(&PAE, &words, 0xffff_ffff_c060_1234, all), MAPPED, "upper bits do not count");
+    assert_eq!(walk(&PAE, &words, 0xc060_1235, all), MAPPED);
+    assert_eq!(walk(&PAE, &words, 0xffff_ffff_c060_1235, all), MAPPED, "upper bits do not count");
     let large = [(0x1038, 0x2001), (0x2018, 0xff_ffe0_0087)];
-    assert_eq!(walk(&PAE, &large, 0xc060_1234, READ), at(0xff_ffe0_1234, 2 << 20));
+    assert_eq!(walk(&PAE, &large, 0xc060_1235, READ), at(0xff_ffe0_1235, 2 << 20));
     for bit in [1, 2, 5, 6, 7, 8, 40, 51, 52, 62, 63] {
         let words = [(0x1038, 0x2001 | 1 << bit), words[1], words[2]];
-        assert_eq!(walk(&PAE, &words, 0xc060_1234, READ), fault(RESERVED), "bit {bit} of a PDPTE");
+        assert_eq!(walk(&PAE, &words, 0xc060_1235, READ), fault(RESERVED), "bit {bit} of a PDPTE");
     }
     for bit in [40, 52, 62] {
         let words = [words[0], words[1], (0x3008, 0x5007 | 1 << bit)];
-        assert_eq!(walk(&PAE, &words, 0xc060_1234, READ), fault(RESERVED), "bit {bit} of a PTE");
+        assert_eq!(walk(&PAE, &words, 0xc060_1235, READ), fault(RESERVED), "bit {bit} of a PTE");
     }
     let words = [words[0], words[1], (0x3008, 0x5007 | NX)];
-    assert_eq!(walk(&PAE, &words, 0xc060_1234, Access::FETCH), fault(PROTECTION | PageFault::FETCH));
+    assert_eq!(walk(&PAE, &words, 0xc060_1235, Access::FETCH), fault(PROTECTION | PageFault::FETCH));
 }
 
 #[test]
 fn legacy_pages() {
-    // 0x00c01234: PDE 3 at 0x100c, the upper half of its word; PTE 1 at 0x2004, likewise.
+    // 0x00c01235: PDE 3 at 0x100c, the upper half of its word; PTE 1 at 0x2004, likewise.
     let words = [(0x1008, 0x2007 << 32), (0x2000, 0x5007 << 32)];
-    assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE | Access::USER), MAPPED);
+    assert_eq!(walk(&LEGACY, &words, 0x00c0_1235, Access::WRITE | Access::USER), MAPPED);
     let words = [(0x1008, 0x2007 << 32), (0x2000, 0x5005 << 32)];
-    assert_eq!(walk(&LEGACY, &words, 0x00c0_1234, Access::WRITE), fault(PROTECTION | PageFault::WRITE));
-    assert_eq!(walk(&LEGACY, &words, 0x0080_1234, READ), fault(NOT_PRESENT));
+    assert_eq!(walk(&LEGACY, &words, 0x00c0_1235, Access::WRITE), fault(PROTECTION | PageFault::WRITE));
+    assert_eq!(walk(&LEGACY, &words, 0x0080_1235, READ), fault(NOT_PRESENT));
+    // The lower halves, beside other entries.
+    let words = |flags: u64| [(0x1000, 0xffff_fffe_0000_2000 | flags), (0x2008, 0xffff_fffe_0000_5007)];
+    assert_eq!(walk(&LEGACY, &words(7), 0x2235, READ), at(0x5235, 0x1000));
+    assert_eq!(walk(&LEGACY, &words(6), 0x2235, READ), fault(NOT_PRESENT));
 }
 
 #[test]
@@ -220,12 +221,17 @@ fn large_legacy_pages_reach_beyond_32_bits() {
     assert_eq!(walk(&LEGACY, &large, 0x00c1_2345, READ), at(0xab_0041_2345, 4 << 20));
     let reserved = [(0x1008, (0x0060_0087) << 32)];
     assert_eq!(walk(&LEGACY, &reserved, 0x00c1_2345, READ), fault(RESERVED), "bit 21");
-    let narrow = GuestPaging::new(&LEGACY, 32, true);
-    let result: Result<_, WalkError<()>> = narrow.translate(0x00c1_2345, READ, |_| Ok(large[0].1));
-    assert_eq!(result, fault(RESERVED), "an address beyond the guest's width");
+    for (width, bit) in [32, 36, 40].into_iter().flat_map(|width| (0..8).map(move |bit| (width, bit))) {
+        let entry = (0x0040_0087 | 1 << (13 + bit)) << 32;
+        let paging = GuestPaging::new(&LEGACY, width, true);
+        let result: Result<_, WalkError<()>> = paging.translate(0x00c1_2345, READ, |_| Ok(entry));
+        let is_within = 32 + bit < width;
+        let expected = if is_within { at(1 << (32 + bit) | 0x41_2345, 4 << 20) } else { fault(RESERVED) };
+        assert_eq!(result, expected, "bit {bit} of {width} bits");
+    }
     let registers = ControlRegisters { cr4: 0, ..LEGACY };
     let words = [(0x1008, 0x2087 << 32), (0x2000, 0x5007 << 32)];
-    assert_eq!(walk(&registers, &words, 0x00c0_1234, READ), MAPPED, "PS without PSE");
+    assert_eq!(walk(&registers, &words, 0x00c0_1235, READ), MAPPED, "PS without PSE");
 }
 
 #[test]
@@ -242,50 +248,6 @@ fn p12_an_entry_that_cannot_be_read_ends_the_walk_with_its_address() {
     assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1040), error: "hole" }));
     let result = GuestPaging::new(&LEGACY, 40, true).translate(3 << 22, READ, |_| Err("hole"));
     assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1008), error: "hole" }), "aligned to 8 bytes");
-}
-
-/// The walker that builds tables and the one that reads a guest's are two implementations of one
-/// format.
-#[test]
-fn agrees_with_the_tables_that_this_crate_builds() {
-    let arena = Arena::new(16);
-    let memory = &arena;
-    let mut table = PageTable::<Amd64Host, _>::new(memory).unwrap();
-    let map = [
-        (0x1000..0x3000, 0x10_0000, RX),
-        (0x20_0000..0x60_0000, 0x80_0000, RW),
-        (1 << 30..3 << 30, 4 << 30, R),
-        (!0 << 47..(!0 << 47) + 0x1000, 0x7000, RW),
-    ];
-    for (range, pa, permissions) in map.clone() {
-        table.map(range, PhysAddr(pa), permissions, Level::Page1G).unwrap();
-    }
-    let registers = ControlRegisters { cr3: table.root().0, ..LONG };
-    let paging = GuestPaging::new(&registers, 52, true);
-    let read = |gpa: Gpa| {
-        // SAFETY: the walk only follows entries of the table, which lives.
-        let entries = unsafe { memory.entries(PhysAddr(gpa.0 & !0xfff)) };
-        Ok::<_, ()>(entries[(gpa.0 & 0xfff) as usize / 8].load(Relaxed))
-    };
-    for linear in
-        map.iter().flat_map(|(range, ..)| [range.start, range.end - 1, range.end]).chain([0, 1 << 45])
-    {
-        let expected = table.query(linear);
-        for (access, needs) in [
-            (READ, Permissions::READ),
-            (Access::WRITE, Permissions::WRITE),
-            (Access::FETCH, Permissions::EXECUTE),
-        ] {
-            let found = paging.translate(linear, access, read).ok();
-            let allowed = expected.filter(|mapping| mapping.permissions.contains(needs));
-            assert_eq!(
-                found.map(|found| (found.gpa.0, found.page_size)),
-                allowed.map(|mapping| (mapping.pa.0, mapping.level.size())),
-                "{access:?} at {linear:#x}"
-            );
-        }
-        assert!(paging.translate(linear, Access::USER, read).is_err());
-    }
 }
 
 /// Entries such as a careless or hostile guest might write: mostly present, with any other bit.

@@ -215,8 +215,10 @@ fn msi_has_its_four_forms() {
         let message = Message { address: if high.is_some() { !3 } else { 0xffff_fffc }, data: 0xffff };
         assert_eq!(function.vector(0), if mask.is_some() { None } else { Some(message) });
         if let Some(mask) = mask {
-            set(&mut function, at + mask, 0);
-            assert_eq!(function.vector(0), Some(message));
+            for (bits, expected) in [(2, Some(message)), (1, None), (0, Some(message))] {
+                set(&mut function, at + mask, bits);
+                assert_eq!(function.vector(0), expected, "{bits}");
+            }
         }
         assert_eq!((function.vector(1), function.vector_count()), (None, 1));
         assert_eq!(function.interrupts(), Interrupts::Msi);

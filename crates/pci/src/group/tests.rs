@@ -42,12 +42,6 @@ fn switch(secondary: u8, subordinate: u8, port: u32) -> Device {
 }
 
 #[test]
-fn single_functions_on_the_root_bus_are_alone() {
-    let found = groups([("00:00.0", device()), ("00:03.0", endpoint()), ("00:04.0", crate::mock::nvme())]);
-    assert_eq!(found, ["00:00.0", "00:03.0", "00:04.0"]);
-}
-
-#[test]
 fn functions_of_a_device_are_together_unless_they_isolate() {
     let multi = |device: Device| device.multi_function();
     let together = groups([("00:1f.0", multi(device())), ("00:1f.2", device()), ("00:1e.0", device())]);
@@ -78,17 +72,6 @@ fn what_is_behind_a_port_belongs_to_it_unless_it_isolates() {
     assert_eq!(below(|port| port), ["00:01.0 01:00.0", "00:02.0"]);
     assert_eq!(below(|port| port.acs(ALL, ON)), ["00:01.0", "00:02.0", "01:00.0"]);
     assert_eq!(below(|port| port.acs(ALL, 0)), ["00:01.0 01:00.0", "00:02.0"]);
-}
-
-#[test]
-fn ports_of_one_device_bring_together_what_is_behind_them() {
-    let found = groups([
-        ("00:1c.0", port(1, 1).multi_function()),
-        ("00:1c.1", port(2, 2)),
-        ("01:00.0", endpoint()),
-        ("02:00.0", endpoint()),
-    ]);
-    assert_eq!(found, ["00:1c.0 00:1c.1 01:00.0 02:00.0"]);
 }
 
 #[test]

@@ -52,13 +52,9 @@ mod tests {
         assert_eq!(addresses[3..], expected[3..], "kept; ports; too large");
         assert_eq!(addresses[2], Some(0), "no room is left");
         assert_eq!(free, 0x1000_8000..0x1000_8000);
-    }
-
-    #[test]
-    fn what_is_no_function_is_left_alone() {
-        let machine = Machine::new([("00:01.0", Device::bridge(1, 1))]);
-        let mut free = 0..0x1000;
-        assert_eq!(place(&machine, at("00:01.0"), &mut free), Err(Unusable::NoEndpoint));
-        assert_eq!(free, 0..0x1000);
+        let machine = Machine::new([("00:04.0", Device::new(0x1234, 1, 0).bar64(0, 4, 0, 0x4000))]);
+        place(&machine, at("00:04.0"), &mut (0x12_3456_0000..0x12_3457_0000)).unwrap();
+        let found = Physical::read(&machine, at("00:04.0")).unwrap().bars[0];
+        assert_eq!(found.map(|bar| bar.address), Some(0x12_3456_0000));
     }
 }

@@ -75,6 +75,7 @@ fn a_bus_is_reset_only_for_the_one_function_on_it() {
 #[test]
 fn a_function_is_off_before_its_reset_and_as_before_without_dma_after_it() {
     let device = nvme().with(0xc, 0x10).with(0x3c, 0x0b).with(0x30, 0xfeb0_0000).writable(0x30, 0xffff_0001);
+    let device = device.with(0x88, 1);
     let machine = Machine::new([("00:04.0", device)]);
     let before = machine.device("00:04.0");
     let (end, time, _) = run(&machine, "00:04.0", Method::Flr(0x80));
@@ -87,7 +88,7 @@ fn a_function_is_off_before_its_reset_and_as_before_without_dma_after_it() {
     }
     let writes = machine.writes.borrow();
     assert_eq!(writes[0], (at("00:04.0"), 4, 0x400), "decoding and DMA off, the pin off");
-    assert_eq!(writes[1], (at("00:04.0"), 0x88, 0xa810), "control as it was, and the reset");
+    assert_eq!(writes[1], (at("00:04.0"), 0x88, 0xa811), "control as it was, and the reset");
     assert_eq!(writes.last(), Some(&(at("00:04.0"), 4, 2)), "the command is the last");
 }
 

@@ -102,10 +102,3 @@ fn h3_the_result_has_its_count_in_bits_43_to_32() {
     assert_eq!(HvResult::of(Status::INVALID_PARAMETER, 7).into_bits(), 7 << 32 | 5);
     assert_eq!(HvResult::of(Status::SUCCESS, 0xffff).into_bits(), 0xfff << 32, "nothing beyond");
 }
-
-#[test]
-fn h19_calls_that_are_not_offered_are_unknown() {
-    for word in [0x0b, 0x15, 0x0002_0015, 0x0001_000b, 0xf000_f000_f800_0015] {
-        assert_eq!(check(word, false), Status::INVALID_HYPERCALL_CODE, "{word:#x}");
-    }
-}

@@ -9,14 +9,6 @@ const HIGH_FIRST: u64 = 0xffff_8000_0000_0000;
 const TOP: u64 = 0xffff_ffff_ffff_f000;
 
 #[test]
-fn a_list_leaves_out_what_has_no_canonical_page() {
-    let list = [0x5000, LOW_LAST + 0x1000, TOP | 5];
-    let list = GvaList::new(&list, VaWidth::Bits48);
-    assert_eq!(list.words().len(), 3);
-    assert_eq!(list.ranges().map(|range| range.start).collect::<Vec<_>>(), [0x5000, TOP]);
-}
-
-#[test]
 fn h22_extended_golden_elements() {
     use PageSize::{Huge, Large, Small};
     const LARGE: u64 = 1 << 11;

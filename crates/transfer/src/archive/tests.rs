@@ -47,9 +47,10 @@ fn m5_each_field_arrives_and_what_stays_is_the_receivers() {
     for seed in 0..200 {
         let mut there = Device { hz: 7, looked: 1, ..Device::default() };
         there.describe(&mut Archive::random(seed)).expect("has values");
+        let before = there.clone();
         let mut here = Device { hz: 7, looked: 2, due: Some(1), ..Device::default() };
         read(&mut here, &written(&mut there)).expect("is read");
-        assert_eq!(here, Device { looked: 2, ..there });
+        assert_eq!((&there, here), (&before, Device { looked: 2, ..before.clone() }));
     }
 }
 

@@ -40,6 +40,7 @@ pub struct Counts {
     _behind: [u64; 7],
 }
 
+#[cfg(loom)]
 impl Default for Counts {
     fn default() -> Self {
         Self { put: AtomicU64::new(0), _apart: [0; 7], taken: AtomicU64::new(0), _behind: [0; 7] }
@@ -80,7 +81,7 @@ impl Counts {
 
 /// The head of a channel. The data of the ring to the tool is behind it, at [`DATA`]; behind that
 /// the data of the ring to the hypervisor.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Head {
     to_tool: Counts,

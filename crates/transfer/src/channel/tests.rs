@@ -83,13 +83,18 @@ mod host {
     #[repr(align(4096))]
     struct Memory([u8; 8192]);
 
-    /// Both ends of a channel in memory that lives as long as the test.
     fn channel() -> (End<'static>, End<'static>) {
+        let (hypervisor, tool, _) = in_memory();
+        (hypervisor, tool)
+    }
+
+    /// Both ends of a channel in memory that lives as long as the test, and that memory.
+    fn in_memory() -> (End<'static>, End<'static>, *const u8) {
         let memory = Box::leak(Box::new(Memory([0; 8192])));
         let at = memory.0.as_mut_ptr();
         assert!(SIZES.total() as usize <= size_of::<Memory>());
         // SAFETY: leaked, aligned, zero, and used by these two ends only.
-        unsafe { (End::of_hypervisor(at, SIZES), End::of_tool(at, SIZES)) }
+        unsafe { (End::of_hypervisor(at, SIZES), End::of_tool(at, SIZES), at) }
     }
 
     fn put(end: &mut End<'_>, bytes: &[u8]) {
@@ -115,6 +120,29 @@ mod host {
             put(&mut tool, &bytes[..9]);
             assert_eq!(take(&mut hypervisor, 9), bytes[..9]);
         }
+    }
+
+    #[test]
+    fn both_rings_are_filled_to_the_last_byte_in_pieces_that_are_there() {
+        assert_eq!(SIZES.total(), 4096 + 64 + 16);
+        let (mut hypervisor, mut tool, at) = in_memory();
+        // So that it goes around the end.
+        put(&mut hypervisor, &[0; 60]);
+        take(&mut tool, 60);
+        let bytes: Vec<u8> = (1..=64).collect();
+        assert_eq!(hypervisor.write(0, 65, |_| panic!("there is no room")), Err(Broken));
+        put(&mut hypervisor, &bytes);
+        put(&mut tool, &bytes[..16]);
+        assert_eq!((hypervisor.room(), tool.filled()), (Ok(0), Ok(64)));
+        assert_eq!((tool.room(), hypervisor.filled()), (Ok(0), Ok(16)));
+        // SAFETY: as in `in_memory`; nobody writes now.
+        let data = unsafe { core::slice::from_raw_parts(at.add(4096), 64 + 16) };
+        assert_eq!(data, [&bytes[4..], &bytes[..4], &bytes[..16]].concat());
+        let mut lens = Vec::new();
+        tool.read(0, 64, |piece| lens.push(piece.len())).expect("is there");
+        tool.read(8, 4, |piece| lens.push(piece.len())).expect("is there");
+        assert_eq!(lens, [4, 60, 4]);
+        assert_eq!((take(&mut tool, 64), take(&mut hypervisor, 16)), (bytes.clone(), bytes[..16].to_vec()));
     }
 
     #[test]

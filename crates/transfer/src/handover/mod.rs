@@ -233,3 +233,81 @@ impl Told {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEARD: [Heard; 5] = [Heard::Ready, Heard::Go, Heard::Runs, Heard::Absent, Heard::Cut];
+
+    #[test]
+    fn m2_the_diagram_has_all_steps_of_the_source() {
+        use Source::{Away, Given, Here, Offered};
+        for from in [Here, Offered, Given, Away] {
+            for heard in HEARD {
+                let (to, act) = match (from, heard) {
+                    (Offered, Heard::Ready) => (Given, Act::Say(Heard::Go)),
+                    (Offered, Heard::Cut | Heard::Absent) | (Given, Heard::Absent) => (Here, Act::Run(None)),
+                    (Given, Heard::Runs) => (Away, Act::Destroy),
+                    (same, _) => (same, Act::Wait),
+                };
+                let mut now = from;
+                assert_eq!((now.hear(heard), now), (act, to), "{from:?} hears {heard:?}");
+            }
+            let mut now = from;
+            now.offer();
+            assert_eq!(now, if from == Here { Offered } else { from });
+            assert_eq!(from.may_cancel(), matches!(from, Here | Offered));
+        }
+    }
+
+    #[test]
+    fn m2_the_diagram_has_all_steps_of_the_target() {
+        use Target::{Arriving, Dropped, Ready, Running};
+        for from in [Arriving, Ready, Running, Dropped] {
+            for heard in HEARD {
+                let (to, act) = match (from, heard) {
+                    (Ready, Heard::Go) => (Running, Act::Run(Some(Heard::Runs))),
+                    (Arriving | Ready, Heard::Cut) => (Dropped, Act::Destroy),
+                    (same, _) => (same, Act::Wait),
+                };
+                let mut now = from;
+                assert_eq!((now.hear(heard), now), (act, to), "{from:?} hears {heard:?}");
+            }
+            let mut now = from;
+            let expected = if from == Arriving { (Act::Say(Heard::Ready), Ready) } else { (Act::Wait, from) };
+            assert_eq!((now.complete(), now), expected);
+        }
+    }
+
+    #[test]
+    fn m2_what_the_tool_knows_is_what_it_heard_first() {
+        use Known::{Dropped, Lost, Pending, Ran};
+        for (known, how, then) in [
+            (Pending, Ended::Well, Ran),
+            (Pending, Ended::Refused, Dropped),
+            (Pending, Ended::Broken, Lost),
+            (Ran, Ended::Broken, Ran),
+            (Dropped, Ended::Well, Dropped),
+            (Lost, Ended::Refused, Lost),
+        ] {
+            let mut now = known;
+            now.end(how);
+            assert_eq!(now, then, "{known:?} {how:?}");
+        }
+        let mut now = Pending;
+        now.runs();
+        assert_eq!(now, Ran);
+        for (known, told, decided, if_gone) in [
+            (Some(Ran), Told::Runs, Some(Heard::Runs), Some(Heard::Runs)),
+            (Some(Dropped), Told::Absent, Some(Heard::Absent), Some(Heard::Absent)),
+            (Some(Pending), Told::Pending, None, None),
+            (Some(Lost), Told::Lost, None, None),
+            (None, Told::Stranger, None, Some(Heard::Absent)),
+        ] {
+            assert_eq!(Told::of(known), told);
+            assert_eq!([told.decides(false), told.decides(true)], [decided, if_gone]);
+        }
+        assert_eq!([false, true].map(|gone| Told::Nobody.decides(gone)), [None, Some(Heard::Absent)]);
+    }
+}

@@ -68,17 +68,6 @@ fn frame_that_is_held_without_a_range_flushes_everything() {
 }
 
 #[test]
-fn batch_flushes_everything_while_another_one_is_open() {
-    let kernel = Kernel::new(2);
-    let (mut from, mut to) = (kernel.user(0), kernel.user(1));
-    let mut room = pages::<1>();
-    drop(kernel.spaces[0].batch(&mut room, ()));
-    let outcome = kernel.flush(&mut from, Inline, &pages::<1>(), &mut to);
-    assert!(outcome.everything, "the one that was dropped may have changed more");
-    assert_eq!((from.1.take(), to.1.take()), ([Op::Everything].into(), [Op::Everything].into()));
-}
-
-#[test]
 fn list_is_not_lent_again_after_a_flush_was_given_up() {
     let kernel = Kernel::new(3);
     let (mut from, mut to, mut slow) = (kernel.user(0), kernel.cpu(1), kernel.cpu(2));

@@ -49,6 +49,13 @@ fn o18_direct_and_interrupted_targets_are_both_completed() {
     let expected = ShootdownOutcome { targets: 2, direct: 1, interrupted: 1, ..ShootdownOutcome::default() };
     assert_eq!((receipt.outcome(), completed.get()), (expected, 1));
     assert!(!receipt.excludes_walkers(), "P24: CPU 2 took no interrupt");
+    // What was begun is completed, though a target that was interrupted never serves.
+    let interrupt = |_: &TargetSet<4>| ();
+    let mut remote = Mixed { takes: remote.takes, adds: remote.adds, interrupt, completed: &completed };
+    let mut batch = kernel.spaces[0].batch(&mut room, ());
+    batch.add(PageRange::small(0, 1));
+    assert!(from.0.flush(batch, Inline, &mut remote, &mut from.1).is_err());
+    assert_eq!(completed.get(), 2);
 }
 
 #[test]
@@ -66,9 +73,10 @@ fn p24_only_a_flush_by_interrupts_excludes_walkers() {
         let mut room = pages::<1>();
         let mut batch = kernel.spaces[0].batch(&mut room, ()).freeing_tables();
         batch.add(PageRange::small(0, 1));
-        let receipt = from.0.flush(batch, Inline, &mut remote, &mut from.1).expect("served").receipt;
+        let receipt = from.0.flush(batch, Inline, &mut &mut remote, &mut from.1).expect("served").receipt;
         assert_eq!((receipt.outcome().targets, receipt.excludes_walkers()), (1, excludes));
     }
+    assert_eq!(completed.get(), 2);
 }
 
 #[test]

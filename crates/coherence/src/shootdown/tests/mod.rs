@@ -22,9 +22,10 @@ enum Op {
     Range(PageRange, bool),
 }
 
-/// A TLB that records the requested operations, and gives up at once when it has to wait.
+/// A TLB that records the requested operations, and gives up after so many turns when it has to
+/// wait.
 #[derive(Default)]
-struct Log(Vec<Op>);
+struct Log(Vec<Op>, u64);
 
 impl Log {
     fn take(&mut self) -> Vec<Op> {
@@ -49,8 +50,8 @@ impl Tlb for Log {
         self.0.push(Op::Range(range, tables));
     }
 
-    fn relax(&mut self, _turns: u64) -> ControlFlow<()> {
-        ControlFlow::Break(())
+    fn relax(&mut self, turns: u64) -> ControlFlow<()> {
+        if turns == self.1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 }
 
@@ -191,11 +192,72 @@ fn targets_beyond_the_first_bank_are_asked_once_each() {
 
 #[test]
 fn a_cpu_that_unloads_has_no_space() {
-    let kernel = Kernel::new(1);
-    let (mut cpu, mut log) = kernel.user(0);
+    let kernel = Kernel::new(128);
+    let (mut cpu, mut log) = kernel.user(127);
     assert!(cpu.unload(&mut log).is_some() && cpu.unload(&mut log).is_none());
     assert_eq!(log.take(), [Op::LoadNone]);
     assert!(kernel.spaces[0].cpus().is_empty());
+    cpu.enter_lazy();
+    assert!(!kernel.slots[127].is_lazy(), "there is nothing that it could spare");
+}
+
+#[test]
+fn each_space_keeps_its_tag_and_its_translations_while_there_are_tags() {
+    let kernel = Kernel::new(1);
+    let (mut cpu, mut log) = kernel.cpu(0);
+    for space in [0, 1, 0] {
+        cpu.switch_to(&kernel.spaces[space], &mut log);
+    }
+    kernel.spaces[1].bump();
+    cpu.switch_to(&kernel.spaces[1], &mut log);
+    let loads = [(0x1000, 1, false), (0x2000, 0, false), (0x1000, 1, true), (0x2000, 0, false)];
+    assert_eq!(log.take(), loads.map(|(root, tag, keep)| Op::Load { root, tag, keep }));
+}
+
+#[test]
+fn a_cpu_that_has_loaded_the_space_since_has_nothing_to_drop_and_nobody_waits_for_ever() {
+    let kernel = Kernel::new(2);
+    let (mut from, mut to) = (kernel.user(0), kernel.user(1));
+    let mut room = pages::<1>();
+    let mut batch = kernel.spaces[0].batch(&mut room, ());
+    batch.add(PageRange::small(0, 1));
+    from.1.1 = 7;
+    let silent = &mut ByInterrupt(|_: &TargetSet<4>| ());
+    let stalled = from.0.flush(batch, Inline, silent, &mut from.1).expect_err("nobody served");
+    assert_eq!((stalled.cpu, stalled.outcome.turns), (1, 7));
+    to.0.switch_to(&kernel.spaces[1], &mut to.1);
+    to.0.switch_to(&kernel.spaces[0], &mut to.1);
+    let [_, Op::Load { keep: false, .. }] = to.1.take()[..] else { panic!("it has changed") };
+    assert!(to.0.serve(&mut to.1));
+    assert_eq!(to.1.take(), []);
+}
+
+#[test]
+fn what_a_slot_is_told_is_what_its_cpu_takes() {
+    let slot = CpuSlot::new();
+    let inline = |ranges: &[PageRange]| slot::List::inline(ranges).expect("fits");
+    let lent = slot::List::Lent { cpu: 5, len: 7 };
+    let lists = [inline(&pages::<3>()), inline(&[PageRange::large(2 << 21, 5)]), lent, inline(&[])];
+    for (count, (list, tables)) in (1..).zip(lists.into_iter().flat_map(|list| [(list, true), (list, false)]))
+    {
+        let change = slot::Change { space: count, generation: 9 * count, tables };
+        let request = slot::Request { change, list };
+        assert!(!slot.is_pending());
+        assert_eq!(slot.post(Some(&request), tables), slot::Posted { count, is_first: true });
+        assert!(slot.is_pending() && !slot.is_complete(count));
+        let taken = slot::Taken { count, is_late: tables, request: Some(request) };
+        assert_eq!(slot.take(), Some(taken));
+        slot.complete(count);
+        assert!(slot.is_complete(count));
+    }
+    // One that is pending already, and then one whose words are being written, are no single one.
+    let change = slot::Change { space: 1, generation: 1, tables: false };
+    let request = slot::Request { change, list: lent };
+    assert!([true, false].map(|is_first| slot.post(Some(&request), false).is_first == is_first) == [true; 2]);
+    assert_eq!(slot.take().expect("two").request, None);
+    assert!(slot.begin() && !slot.begin());
+    slot.post(Some(&request), false);
+    assert_eq!(slot.take().expect("one").request, None);
 }
 
 #[test]

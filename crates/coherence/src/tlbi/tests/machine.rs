@@ -124,12 +124,6 @@ impl Processors {
         self.trace.borrow().clone()
     }
 
-    /// The number of TLB instructions.
-    pub(super) fn tlbi_count(&self) -> usize {
-        let broadcast = ["page", "range", "combined", "everything", "all_vms"];
-        self.trace.borrow().iter().filter(|what| broadcast.contains(&what.as_str())).count()
-    }
-
     /// The entries that either processor holds under a VMID.
     pub(super) fn held(&self, vmid: u16) -> Vec<Held> {
         let tlbs = self.tlbs.borrow();

@@ -58,23 +58,6 @@ fn check(granule: Granule, start: u64, len: u64) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn p17_every_start_and_size_of_a_small_memory() {
-    for granule in GRANULES {
-        // Around 64, 2,048 and 65,536 granules, where the scale changes, and all below 300.
-        let sizes =
-            (1..300).chain(2040..2060).chain(4090..4100).chain(65_530..65_540).chain(131_060..131_080);
-        for pages in sizes {
-            for first in [0, 1, 2, 31, 63, 511, 512, 4095] {
-                check(granule, first << granule.shift(), pages << granule.shift()).expect("covered");
-            }
-        }
-    }
-    for (first, pages) in (0..70).flat_map(|first| (1..1200).map(move |pages| (first, pages))) {
-        check(Granule::Size4K, first << 12, pages << 12).expect("covered");
-    }
-}
-
-#[test]
 fn p17_nothing_is_added_to_sizes_that_can_be_named() {
     for (scale, num) in (0..4).flat_map(|scale| (0..32).map(move |num| (scale, num))) {
         let pages: u64 = (num + 1) << (5 * scale + 1);
@@ -174,7 +157,7 @@ fn p18_hints_are_for_known_leaves_and_processors_that_know_them() {
 
 #[test]
 fn plans_by_features_and_limits() {
-    let stale = |len| Stale { start: 1 << 30, len, leaf: Some(LeafLevel::Three), tables: false };
+    let stale = |len| Stale { start: 5 << 30, len, leaf: Some(LeafLevel::Three), tables: false };
     let without = Setup { features: Features { range: false, ..SETUP.features }, ..SETUP };
     assert!(matches!(plan(&SETUP, []), Plan::Nothing));
     assert!(matches!(plan(&SETUP, [stale(0)]), Plan::Nothing));

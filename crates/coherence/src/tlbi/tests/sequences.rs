@@ -1,5 +1,6 @@
 //! Sequences: the entries that they remove, the order, and that each part is needed.
 
+use std::string::String;
 use std::vec::Vec;
 
 use super::machine::{Held, Mistake, OTHER, Processors, ROOT, VMID};
@@ -27,6 +28,7 @@ const HELD: [Held; 4] = [
     Held::Walk { ipa: 2 << 20, level: 2 },
     Held::Combined,
 ];
+const BLOCK: Stale = Stale { start: 4 << 20, len: 2 << 20, leaf: Some(LeafLevel::Two), tables: false };
 
 fn vttbr() -> Vttbr {
     Vttbr::new(ROOT, VMID)
@@ -52,57 +54,66 @@ fn nothing_is_left_on_any_processor() {
         machine.hold(1, OTHER, Held::Combined);
         assert_eq!(left_by(&machine, &setup, TABLE), []);
         assert_eq!(machine.held(OTHER), [Held::Combined], "another machine's");
+        let machine = Processors::new(&[Held::Leaf { ipa: 5 << 20, level: 2 }, Held::Combined]);
+        assert_eq!(left_by(&machine, &setup, BLOCK), []);
     }
 }
 
-#[test]
-fn the_sequence_of_a_range() {
-    let machine = Processors::new(&HELD);
-    assert_eq!(left_by(&machine, &SETUP, TABLE), []);
-    let expected = ["order_stores", "range", "complete", "combined", "complete", "context_sync"];
-    assert_eq!(machine.trace(), expected);
-}
-
-#[test]
-fn the_sequence_of_a_whole_vmid() {
-    let machine = Processors::new(&HELD);
-    let context = Context::enter(&machine, vttbr(), NONE);
-    let _done = invalidate(&context, &SETUP, Plan::<core::iter::Empty<Stale>>::Whole);
-    assert_eq!(machine.trace(), ["order_stores", "everything", "complete", "context_sync"]);
-    assert_eq!(machine.held(VMID), []);
-}
-
-#[test]
-fn a_gibibyte_takes_two_instructions_and_one_more_with_the_errata() {
-    let gibibyte = Stale { start: 1 << 30, len: 1 << 30, ..TABLE };
-    for (repeat_tlbi, setup, expected) in
-        [(false, SETUP, 2), (true, SETUP, 3), (false, OLD, 1), (true, OLD, 2)]
-    {
-        let setup = Setup { errata: Errata { repeat_tlbi, ..NONE }, ..setup };
-        let machine = Processors::new(&HELD);
-        let _left = left_by(&machine, &setup, gibibyte);
-        assert_eq!(machine.tlbi_count(), expected, "{setup:?}");
-        let trace = machine.trace();
-        assert_eq!(
-            trace.iter().filter(|what| *what == "complete").count(),
-            expected,
-            "a DSB for each: {trace:?}"
-        );
-        assert_eq!(trace[trace.len() - 2..], ["complete", "context_sync"]);
-    }
-}
-
-#[test]
-fn errata_repeat_the_broadcast_after_everything_else() {
-    let repeated = Setup { errata: Errata { repeat_tlbi: true, ..NONE }, ..SETUP };
-    let machine = Processors::new(&HELD);
-    let _left = left_by(&machine, &repeated, TABLE);
-    let expected =
-        ["order_stores", "range", "complete", "combined", "complete", "combined", "complete", "context_sync"];
-    assert_eq!(machine.trace(), expected);
+/// The instructions of an invalidation, without those of its context.
+fn sequence(setup: &Setup, stale: Stale) -> Vec<String> {
     let machine = Processors::new(&[]);
-    let _done = invalidate_all_vms(&machine, &repeated);
-    assert_eq!(machine.tlbi_count(), 2);
+    let _left = left_by(&machine, setup, stale);
+    machine.trace()
+}
+
+#[test]
+fn p18_sequences_are_as_short_as_they_can_be() {
+    let features = |features| Setup { features, ..SETUP };
+    let repeated = |setup| Setup { errata: Errata { repeat_tlbi: true, ..NONE }, ..setup };
+    let by_vmid = features(Features { instructions_by_vmid: true, ..SETUP.features });
+    let without_hints = features(Features { ttl: false, ..SETUP.features });
+    let pages = |count: u64| Stale { len: count << 12, tables: false, ..TABLE };
+    let gibibyte = Stale { start: 1 << 30, len: 1 << 30, ..TABLE };
+    for (setup, stale, expected) in [
+        (SETUP, TABLE, "range complete combined complete"),
+        (SETUP, gibibyte, "range complete combined complete"),
+        (SETUP, pages(2), "range complete combined complete"),
+        // A range has two pages at least.
+        (SETUP, pages(1), "page complete combined complete"),
+        (OLD, pages(2), "page page complete combined complete"),
+        (SETUP, BLOCK, "page complete combined complete"),
+        (OLD, BLOCK, "page complete combined complete"),
+        (without_hints, BLOCK, "page complete combined complete"),
+        (OLD, gibibyte, "everything complete"),
+        // Any broadcast will do, once more.
+        (repeated(SETUP), TABLE, "range complete combined complete combined complete"),
+        (repeated(OLD), gibibyte, "everything complete everything complete"),
+        (by_vmid, TABLE, "range complete combined complete instruction_cache complete"),
+    ] {
+        let expected = std::format!("order_stores {expected} context_sync");
+        assert_eq!(sequence(&setup, stale).join(" "), expected, "{stale:?} {setup:?}");
+    }
+    assert_eq!(sequence(&SETUP, pages(0)), [""; 0]);
+    let machine = Processors::new(&[]);
+    let _done = break_before_make(&Context::enter(&machine, vttbr(), NONE), &SETUP, BLOCK);
+    assert_eq!(machine.trace(), sequence(&SETUP, BLOCK));
+}
+
+#[test]
+fn firmwares_entries_go_with_every_vmid_and_what_instruction_caches_hold() {
+    for (errata, expected) in [
+        (NONE, "order_stores all_vms complete instruction_cache complete context_sync"),
+        (
+            Errata { repeat_tlbi: true, ..NONE },
+            "order_stores all_vms complete all_vms complete instruction_cache complete context_sync",
+        ),
+    ] {
+        let machine = Processors::new(&HELD);
+        machine.hold(1, OTHER, Held::Combined);
+        let _done = invalidate_all_vms(&machine, &Setup { errata, ..SETUP });
+        assert_eq!(machine.trace().join(" "), expected);
+        assert_eq!((machine.held(VMID), machine.held(OTHER)), (Vec::new(), Vec::new()));
+    }
 }
 
 #[test]
@@ -115,21 +126,6 @@ fn o11_o12_p18_p19_each_mistake_in_a_sequence_is_caught() {
         assert_eq!(left_with(Mistake::NoCombined, &setup), [Held::Combined; 2]);
     }
     assert!(left_with(Mistake::WrongHint, &SETUP).contains(&HELD[0]));
-}
-
-#[test]
-fn p18_blocks_go_by_one_instruction_with_their_hint() {
-    let block = Stale { start: 4 << 20, len: 2 << 20, leaf: Some(LeafLevel::Two), tables: false };
-    for setup in [SETUP, OLD, Setup { features: Features { ttl: false, ..SETUP.features }, ..SETUP }] {
-        let machine = Processors::new(&[Held::Leaf { ipa: 5 << 20, level: 2 }, Held::Combined]);
-        let context = Context::enter(&machine, vttbr(), NONE);
-        let _done = break_before_make(&context, &setup, block);
-        assert_eq!(machine.held(VMID), []);
-        assert_eq!(
-            machine.trace(),
-            ["order_stores", "page", "complete", "combined", "complete", "context_sync"]
-        );
-    }
 }
 
 #[test]
@@ -151,48 +147,36 @@ fn p20_data_caches_are_cleaned_after_the_translation_is_gone() {
 }
 
 #[test]
-fn p20_nothing_is_cleaned_where_stage_2_forces_write_back() {
+fn p20_p21_caches_are_cleaned_as_the_next_user_needs_it() {
     let forced = Setup { features: Features { forces_write_back: true, ..SETUP.features }, ..SETUP };
-    let machine = Processors::new(&[]);
-    let context = Context::enter(&machine, vttbr(), NONE);
-    let done = invalidate(&context, &forced, Plan::<core::iter::Empty<Stale>>::Nothing);
-    clean(&machine, &done, &forced, core::iter::once(0..0x1000), Instructions::Keep);
-    assert_eq!(machine.trace(), [""; 0]);
-}
-
-#[test]
-fn p21_instruction_caches_by_policy() {
-    let by_vmid = Setup { features: Features { instructions_by_vmid: true, ..SETUP.features }, ..SETUP };
-    for (setup, expected) in [(SETUP, 0), (by_vmid, 1)] {
-        let machine = Processors::new(&HELD);
-        let _left = left_by(&machine, &setup, TABLE);
-        let trace = machine.trace();
-        let at: Vec<_> = (0..trace.len()).filter(|&index| trace[index] == "instruction_cache").collect();
-        assert_eq!(at.len(), expected);
-        assert!(at.iter().all(|&at| trace[at - 1] == "complete" && trace[at + 1] == "complete"));
-        // A reused VMID brings its lines along.
+    for (setup, instructions, expected) in [
+        (SETUP, Instructions::Keep, "clean complete_caches"),
+        (SETUP, Instructions::Invalidate, "clean complete_caches instruction_cache complete context_sync"),
+        // The guest has never bypassed the caches.
+        (forced, Instructions::Keep, ""),
+        (forced, Instructions::Invalidate, "instruction_cache complete context_sync"),
+    ] {
         let machine = Processors::new(&[]);
-        enter_vm(&machine, &setup, vttbr(), Arrival::NOTHING.with_all_vms(true));
-        let count = machine.trace().iter().filter(|what| *what == "local_instruction_cache").count();
-        assert_eq!(count, expected);
+        let context = Context::enter(&machine, vttbr(), NONE);
+        let done = invalidate(&context, &setup, Plan::<core::iter::Empty<Stale>>::Nothing);
+        clean(&machine, &done, &setup, core::iter::once(0..0x1000), instructions);
+        assert_eq!(machine.trace().join(" "), expected);
     }
-    let machine = Processors::new(&[]);
-    let context = Context::enter(&machine, vttbr(), NONE);
-    let done = invalidate(&context, &SETUP, Plan::<core::iter::Empty<Stale>>::Nothing);
-    clean(&machine, &done, &SETUP, core::iter::once(0..0x1000), Instructions::Invalidate);
-    let expected = ["clean", "complete_caches", "instruction_cache", "complete", "context_sync"];
-    assert_eq!(machine.trace(), expected);
 }
 
 #[test]
 fn a20_the_former_vttbr_comes_back() {
-    let machine = Processors::new(&HELD).elsewhere();
-    let before = machine.registers();
-    assert_eq!(left_by(&machine, &SETUP, TABLE), []);
-    assert_eq!(machine.registers(), before);
-    let trace = machine.trace();
-    assert_eq!(trace[..3], ["set_vttbr", "context_sync", "order_stores"]);
-    assert_eq!(trace[trace.len() - 2..], ["set_vttbr", "context_sync"]);
+    let changed = "set_vttbr context_sync order_stores range complete combined complete context_sync \
+                   set_vttbr context_sync";
+    let careful =
+        std::format!("forbid_stage1_walks context_sync {changed} restore_stage1_walks context_sync");
+    for (speculative_at, expected) in [(false, changed), (true, &careful)] {
+        let machine = Processors::new(&HELD).elsewhere();
+        let before = machine.registers();
+        let setup = Setup { errata: Errata { speculative_at, ..NONE }, ..SETUP };
+        assert_eq!(left_by(&machine, &setup, TABLE), []);
+        assert_eq!((machine.registers(), machine.trace().join(" ").as_str()), (before, expected));
+    }
 }
 
 #[test]
@@ -218,51 +202,55 @@ fn a20_no_walk_mixes_two_machines() {
 
 #[test]
 fn a3_a4_arrival_drops_after_the_vttbr_is_loaded() {
-    let vmalle1 = Arrival { stage1: true, ..Arrival::NOTHING };
-    let moved = Arrival { instructions: true, ..vmalle1 };
-    let cases: [(Arrival, &[&str]); 4] = [
-        (Arrival::NOTHING, &[]),
-        (vmalle1, &["local_combined", "complete_local", "context_sync"]),
-        (moved, &["local_combined", "local_instruction_cache", "complete_local", "context_sync"]),
-        (vmalle1.with_all_vms(true), &["local_all_vms", "complete_local", "context_sync"]),
-    ];
-    for (arrival, expected) in cases {
+    let by_vmid = Setup { features: Features { instructions_by_vmid: true, ..SETUP.features }, ..SETUP };
+    let stage1 = Arrival { stage1: true, ..Arrival::NOTHING };
+    let (moved, all) = (Arrival { instructions: true, ..stage1 }, stage1.with_all_vms(true));
+    for (setup, arrival, expected) in [
+        (SETUP, Arrival::NOTHING, ""),
+        (SETUP, stage1, " local_combined complete_local context_sync"),
+        (SETUP, moved, " local_combined local_instruction_cache complete_local context_sync"),
+        (SETUP, all, " local_all_vms complete_local context_sync"),
+        // P21: a reused VMID brings its lines along.
+        (by_vmid, stage1, " local_combined complete_local context_sync"),
+        (by_vmid, all, " local_all_vms local_instruction_cache complete_local context_sync"),
+    ] {
         let machine = Processors::new(&[]).elsewhere();
         machine.hold(0, VMID, Held::Combined);
         machine.hold(1, VMID, Held::Combined);
-        enter_vm(&machine, &SETUP, vttbr(), arrival);
-        let trace = machine.trace();
-        assert_eq!(trace[..3], ["complete", "set_vttbr", "context_sync"]);
-        assert_eq!(trace[3..], *expected);
+        enter_vm(&machine, &setup, vttbr(), arrival);
+        let loaded = "complete set_vttbr context_sync";
+        assert_eq!(machine.trace().join(" "), std::format!("{loaded}{expected}"));
         let left = if expected.is_empty() { 2 } else { 1 };
         assert_eq!(machine.held(VMID).len(), left, "the other processor keeps its own");
         assert_eq!(machine.registers().0, vttbr().bits());
+        // The next time it is loaded already.
+        enter_vm(&machine, &setup, vttbr(), arrival);
+        assert_eq!(machine.trace().join(" "), std::format!("{loaded}{expected}{expected}"));
     }
 }
 
 #[test]
-fn a20_a_guests_own_registers_end_the_ban_on_walks() {
-    let careful = Setup { errata: Errata { speculative_at: true, ..NONE }, ..SETUP };
-    let machine = Processors::new(&[]).elsewhere();
-    machine.is_speculative.set(true);
-    enter_vm(&machine, &careful, vttbr(), Arrival::NOTHING);
-    assert_eq!(machine.held(VMID), []);
-    assert_eq!(machine.registers().1 & (1 << 7 | 1 << 23), 1 << 7 | 1 << 23);
+fn a20_stage_1_walks_stay_off_until_the_guests_own_registers_are_loaded() {
     assert_eq!(vttbr().vmid(), VMID);
-}
-
-#[test]
-fn a20_a_processor_that_leaves_has_no_machines_tables() {
     let nowhere = Vttbr::new(0x7000, 0);
     for speculative_at in [false, true] {
-        let careful = Setup { errata: Errata { speculative_at, ..NONE }, ..SETUP };
+        let setup = Setup { errata: Errata { speculative_at, ..NONE }, ..SETUP };
+        let forbidden = if speculative_at { "forbid_stage1_walks context_sync " } else { "" };
+        let check = |machine: &Processors, expected: &str, loaded: Vttbr| {
+            assert_eq!(machine.trace().join(" "), std::format!("{forbidden}{expected}"));
+            assert_eq!(machine.registers().0, loaded.bits());
+            let off = 1 << 7 | 1 << 23;
+            assert_eq!(machine.registers().1 & off, if speculative_at { off } else { 0 });
+            assert_eq!((machine.held(VMID), machine.held(0)), (Vec::new(), Vec::new()), "nothing is mixed");
+        };
         let machine = Processors::new(&[]).elsewhere();
         machine.is_speculative.set(speculative_at);
-        leave_vm(&machine, &careful, nowhere);
-        assert_eq!(machine.registers().0, nowhere.bits());
-        assert_eq!((machine.held(VMID), machine.held(0)), (Vec::new(), Vec::new()), "nothing is mixed");
-        let trace = machine.trace();
-        assert_eq!(trace[trace.len() - 3..], ["set_vttbr", "context_sync", "complete"]);
-        assert_eq!(trace.len(), if speculative_at { 5 } else { 3 });
+        enter_vm(&machine, &setup, vttbr(), Arrival::NOTHING);
+        check(&machine, "complete set_vttbr context_sync", vttbr());
+        // One that leaves has no machine's tables.
+        let machine = Processors::new(&[]).elsewhere();
+        machine.is_speculative.set(speculative_at);
+        leave_vm(&machine, &setup, nowhere);
+        check(&machine, "set_vttbr context_sync complete", nowhere);
     }
 }

@@ -109,6 +109,8 @@ fn p16_a_device_with_ats_is_told_itself() {
     let Command([first, _]) = device_pages(DeviceId(1), 0, 0..1).unwrap();
     assert_eq!(first >> 24 & 0xff, 32, "a depth of 0 is 32");
     assert_eq!(device_pages(DeviceId(1), 0, 3..3), None);
+    let Command([_, operand]) = device_pages(DeviceId(1), 0, 0x3000..0x6000).unwrap();
+    assert_eq!(named(operand), (0, 0x7fff), "one command");
 }
 
 #[test]
@@ -148,7 +150,10 @@ fn bits_of_page_entries_are_ignored_by_the_processor() {
         assert_eq!(page_bits(entry) & !available, 0, "{entry:?}");
     }
     assert_eq!(page_bits(PageEntry::Table(NextLevel::Two)), 3 << 61 | 2 << 9);
-    assert_eq!(page_bits(PageEntry::Leaf { is_writable: false }), 1 << 61);
+    assert_eq!(
+        [false, true].map(|is_writable| page_bits(PageEntry::Leaf { is_writable })),
+        [1 << 61, 3 << 61]
+    );
 }
 
 #[test]

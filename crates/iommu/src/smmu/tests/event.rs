@@ -98,17 +98,6 @@ fn substreams_are_told_where_the_record_has_one() {
     );
 }
 
-#[test]
-fn a_write_is_no_instruction_fetch() {
-    let access = |flags| match record(0x10, flags, 0, 0).kind {
-        Kind::Translation(fault) => fault.access,
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(access(INSTRUCTION), Access::Write);
-    assert_eq!(access(READ), Access::Read);
-    assert_eq!(access(READ | INSTRUCTION), Access::Fetch);
-}
-
 proptest! {
     #[test]
     fn every_record_is_one_line_that_names_its_stream(words in prop::array::uniform4(any::<u64>())) {

@@ -47,6 +47,8 @@ fn every_bit_of_the_identification_is_one_feature() {
         (1 << 12, Features { asid_bits: 16, ..NOTHING }),
         (1 << 27, Features { has_two_levels: true, ..NOTHING }),
         (2 << 27, NOTHING),
+        (3 << 27, NOTHING),
+        (1 << 29, NOTHING),
     ] {
         assert_eq!(features(idr0, 0, 0, 0), expected, "IDR0 {idr0:#x}");
     }
@@ -59,20 +61,20 @@ fn every_bit_of_the_identification_is_one_feature() {
         (1 << 27, Features { attributes_overridable: true, ..NOTHING }),
         (1 << 29, Features { has_preset_places: true, ..NOTHING }),
         (1 << 30, Features { has_preset_places: true, ..NOTHING }),
+        (1 << 31, NOTHING),
     ] {
         assert_eq!(features(0, idr1, 0, 0), expected, "IDR1 {idr1:#x}");
     }
     assert_eq!(features(0, 0, 1 << 10, 0), Features { has_ranges: true, ..NOTHING });
-    for (idr5, expected) in [
-        (4, Features { output: Some(OutputSize::Bits44), ..NOTHING }),
-        (7, Features { output: None, ..NOTHING }),
-        (1 << 4, Features { granules: [true, false, false], ..NOTHING }),
-        (1 << 5, Features { granules: [false, true, false], ..NOTHING }),
-        (1 << 6, Features { granules: [false, false, true], ..NOTHING }),
-    ] {
-        assert_eq!(features(0, 0, 0, idr5), expected, "IDR5 {idr5:#x}");
+    for (bit, granules) in [(4, [true, false, false]), (5, [false, true, false]), (6, [false, false, true])] {
+        let found = features(0, 0, 0, 1 << bit);
+        assert_eq!(found, Features { granules, ..NOTHING }, "IDR5 bit {bit}");
+        let all = [Granule::Size4K, Granule::Size16K, Granule::Size64K];
+        assert_eq!(all.map(|granule| found.has_granule(granule)), granules);
     }
-    assert!(features(0, 0, 0, 1 << 6).has_granule(Granule::Size64K));
+    let outputs = [0, 1, 2, 3, 4, 5, 6].map(|idr5| features(0, 0, 0, idr5).output.map(OutputSize::bits));
+    assert_eq!(outputs, [32, 36, 40, 42, 44, 48, 52].map(Some));
+    assert_eq!(features(0, 0, 0, 7), Features { output: None, ..NOTHING });
 }
 
 #[test]

@@ -72,17 +72,6 @@ fn p17_no_other_choice_of_lengths_takes_fewer_commands() {
 }
 
 #[test]
-fn p17_nothing_is_added_to_sizes_that_can_be_named() {
-    for (scale, units) in (0..32).flat_map(|scale| (1..33).map(move |units: u64| (scale, units))) {
-        let len = (units << scale) << 12;
-        let start = end_of(Granule::Size4K).saturating_sub(len).min(0x8000_0000);
-        if start + len <= end_of(Granule::Size4K) {
-            check(Granule::Size4K, stale(start, len), Some(1)).expect("one command");
-        }
-    }
-}
-
-#[test]
 fn p17_ranges_end_where_the_address_space_does() {
     for (granule, has_ranges) in GRANULES.into_iter().flat_map(|granule| [(granule, false), (granule, true)])
     {

@@ -114,6 +114,10 @@ fn an_smmu_that_firmware_left_on_is_brought_up() {
         (STRTAB_BASE_CFG, 8),
         (CMDQ_BASE, 0x4020_0008 | hint),
         (EVENTQ_BASE, 0x4030_0007 | hint),
+        (CMDQ_PROD, 0),
+        (CMDQ_CONS, 0),
+        (EVENTQ_PROD, 0),
+        (EVENTQ_CONS, 0),
         (GERRORN, 1),
         (GBPA, 1 << 20),
     ] {
@@ -168,6 +172,7 @@ fn places_that_do_not_fit_are_refused() {
     let events = |events| result(&features(), &Places { events, ..PLACES });
     assert_eq!(events(ring(7, 0x4030_0800)), Some(Refusal::Address), "4 KiB");
     assert_eq!(events(ring(20, 0)), Some(Refusal::Length));
+    assert_eq!([commands(ring(19, 0)), events(ring(19, 0)), events(ring(7, 0x4030_1000))], [None; 3]);
     let with = |features| result(&features, &PLACES);
     assert_eq!(with(Features { has_64_bit_tables: false, ..features() }), Some(Refusal::Tables));
     assert_eq!(with(Features { output: None, ..features() }), Some(Refusal::Tables));

@@ -46,6 +46,9 @@ fn h25_a_long_list_is_done_in_parts_while_that_is_cheaper() {
     // 40 pages, and two extra parts, each as expensive as 16.
     assert_eq!(planned(&list, 71), Plan::Whole(Why::ManyRanges));
     assert!(matches!(planned(&list, 72), Plan::Ranges { done: 16, .. }));
+    // The same with one extra part, and with none.
+    let parts = |count, limit| matches!(planned(&apart(count), limit), Plan::Ranges { done: 16, .. });
+    assert_eq!([(16, 16), (17, 33), (17, 32)].map(|(count, limit)| parts(count, limit)), [true, true, false]);
     // The second part costs less than both: a list begun in parts continues in parts.
     let rest = GvaList::new(&list[16..], VaWidth::Bits48).starting_at(16);
     let Plan::Ranges { ranges, done } = plan(&rest, 72) else { panic!("not in parts") };
@@ -85,6 +88,7 @@ fn h25_parts_cover_the_list_and_come_to_an_end() {
 #[test]
 fn h9_what_is_not_canonical_is_no_work() {
     assert_eq!(planned(&[0x8000_0000_0000_0000], 10), ranges(&[], 1));
+    assert_eq!(planned(&[], 10), ranges(&[], 0));
 }
 
 #[test]
