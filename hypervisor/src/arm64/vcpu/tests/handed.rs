@@ -114,6 +114,26 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
 }
 
 #[test]
+fn an_interrupt_wakes_a_vcpu_that_waits_and_none_that_is_off() {
+    let vm = machine("").machine();
+    turn(vm, 0, 0, &mut workspace(0), |context| {
+        open(context, 1 << 20);
+        // The boot vCPU has begun meanwhile.
+        MockArm64::write(Register::IchVmcr, 0xff << 24 | 2);
+        for pends in [false, true] {
+            context.state.gic.set_line(20, pends);
+            for activity in [Activity::Running, Activity::Halted, Activity::Off] {
+                context.state.activity = activity;
+                context.state.update_activity();
+                let woken = activity == Activity::Halted && pends;
+                let expected = if woken { Activity::Running } else { activity };
+                assert_eq!(context.state.activity, expected, "{pends}");
+            }
+        }
+    });
+}
+
+#[test]
 fn u25_the_clocks_alarm_wakes_the_vcpu_that_has_set_it() {
     const MATCH: u64 = map::RTC + 4;
     const MASK: u64 = map::RTC + 0x10;

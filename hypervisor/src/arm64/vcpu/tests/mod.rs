@@ -20,7 +20,7 @@ use crate::devices::virt::gic::ListRegister;
 use crate::devices::virt::psci::Start;
 use crate::sched::CpuIndex;
 use crate::sched::notify::Published;
-use crate::vm::arch::{Cpus, State};
+use crate::vm::arch::{Arch, Cpus, State};
 use crate::vm::mock::act_as;
 
 type MadeVm = &'static Vm<MockArm64>;
@@ -53,7 +53,7 @@ fn turn<R>(
     load_state(&mut context);
     let _posted_before = context.owner.take_events();
     let result = act(&mut context);
-    context.state.save();
+    MockArm64::save_state(&mut context);
     // SAFETY: the context is not used afterwards.
     unsafe { ManuallyDrop::drop(&mut context.owner) };
     result
@@ -339,6 +339,10 @@ fn a_vcpu_takes_along_all_that_is_its_own_and_nothing_of_others() {
             }
             for vcpu in [0, 1, 0] {
                 turn(vm, 0, vcpu, &mut place, |context| {
+                    // Nobody else wants the CPU, but somebody was about to.
+                    MockArm64::save_state(context);
+                    Register::ALL.iter().for_each(|&register| MockArm64::write(register, 0xbad));
+                    MockArm64::reload_state(context);
                     for register in Register::ALL.iter().filter(|register| is_there(register)) {
                         assert_eq!(
                             MockArm64::read(*register),
