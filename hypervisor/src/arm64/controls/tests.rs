@@ -49,6 +49,8 @@ fn u8_whatever_the_processor_has_and_the_guest_has_not_is_kept_from_it() {
     assert_eq!((mdcr & (1 << 8 | 3 << 12 | 3 << 24), mdcr & 0x1f), (0, 6));
     assert_eq!((value(Control::Hcrx), value(Control::Hdfgrtr)), (Some(1 << 6), Some(1 << 63 | 1 << 56)));
     assert_eq!(value(Control::Mpam2), Some(1 << 48 | 1 << 49 | 1 << 58));
+    let without = IdRegisters { mpamidr: !(1 << 58), ..all };
+    assert_eq!(at_start(Control::Mpam2, &without), Some(1 << 48 | 1 << 49), "no TIDR");
     assert_eq!((value(Control::Mpamhcr), value(Control::Vsesr)), (Some(1 << 31), Some(1 << 24)));
     assert_eq!(ICC_SRE_EL2 & 1 << 3, 0, "ICC_SRE_EL1 traps");
 }

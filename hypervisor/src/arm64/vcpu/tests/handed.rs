@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::arm64::mock::machines;
+use crate::devices::virt::gic::View;
 use crate::devices::virt::map::{self, PHYSICAL_TIMER_INTID, VIRTUAL_TIMER_INTID};
 use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::dma::DmaFlush;
@@ -111,6 +112,61 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
         context.state.gic.forward(VIRTUAL_TIMER_INTID);
         assert_eq!(context.state.next_deadline(1000), u64::MAX);
     });
+}
+
+#[test]
+fn an_exception_sets_pan_and_ssbs_as_sctlr_says() {
+    const PAN: u64 = 1 << 22;
+    const SSBS: u64 = 1 << 12;
+    let _machine = machine("");
+    for (span, dssbs, former) in (0..16).map(|bits: u64| (bits & 1, bits >> 1 & 1, bits >> 2)) {
+        MockArm64::write(Register::Sctlr, span << 23 | dssbs << 44);
+        let before = (former & 1) * PAN | (former >> 1) * SSBS | 5;
+        let mut registers = Registers { pstate: before, ..Registers::default() };
+        inject::undefined::<MockArm64>(&mut registers);
+        let pan = if span == 0 { PAN } else { before & PAN };
+        assert_eq!(registers.pstate, 0x3c5 | pan | dssbs * SSBS, "SPAN {span}, DSSBS {dssbs}, {before:#x}");
+        assert_eq!((MockArm64::read(Register::Spsr), MockArm64::read(Register::Esr)), (before, 1 << 25));
+    }
+}
+
+#[test]
+fn the_running_priority_is_of_the_active_priorities_that_the_processor_has() {
+    let registers = [
+        [Register::IchAp0r0, Register::IchAp1r0],
+        [Register::IchAp0r1, Register::IchAp1r1],
+        [Register::IchAp0r2, Register::IchAp1r2],
+        [Register::IchAp0r3, Register::IchAp1r3],
+    ];
+    for (bits, count) in [(5, 1), (6, 2), (7, 4)] {
+        let vm = machine_on("", |hardware| hardware.preemption_bits = bits).machine();
+        turn(vm, 0, 0, &mut workspace(0), |context| {
+            for (word, group) in (0..4).flat_map(|word| [(word, 0), (word, 1)]) {
+                registers.as_flattened().iter().for_each(|&register| MockArm64::write(register, 0));
+                MockArm64::write(registers[word][group], 1 << 3 | 1 << 9);
+                let priority = ((word as u8) * 32 + 3) << (8 - bits);
+                let expected = View::new(0, if word < count { priority } else { 0xff });
+                assert_eq!(context.state.view(), expected, "{bits} bits, word {word}, group {group}");
+            }
+        });
+    }
+}
+
+#[test]
+fn input_that_the_device_has_no_room_for_waits_up_to_a_limit() {
+    let vm = machine("").machine();
+    let mut uart = vm.guest.uart.lock();
+    let typed: Vec<u8> = (0..4097_u32).map(|byte| byte as u8).collect();
+    assert_eq!(typed.iter().map(|&byte| u32::from(uart.queue(byte))).sum::<u32>(), 4096);
+    // It is enabled, and has its FIFO.
+    let _effects = [uart.device.write(0x30, 1 | 1 << 9), uart.device.write(0x2c, 1 << 4)];
+    let mut taken = Vec::new();
+    while taken.len() < 4096 {
+        uart.pass_on();
+        assert_eq!(uart.device.read(0x18) & 1 << 4, 0, "there is some behind {}", taken.len());
+        taken.push(uart.device.read(0) as u8);
+    }
+    assert_eq!(taken, typed[..4096]);
 }
 
 #[test]
