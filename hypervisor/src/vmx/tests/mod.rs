@@ -32,11 +32,13 @@ mod rows;
 mod said;
 
 use alloc::format;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use mock::{Stay, page};
 use processor::{DATA, Guest, INVALIDATED, Invalidated, MockVmx, with_guest, with_guest_of, written};
 
 use super::fields;
+use super::intercepts::permission_maps;
 use crate::vm::Next;
 use crate::vm::arch::Arch;
 use crate::vm::mock::largest::use_all_twice;
@@ -99,5 +101,50 @@ fn i7_what_a_processor_lists_is_in_the_log_before_its_stay_is_over() {
         assert_eq!(written(fields::LIST_INDEX.raw()), 511, "it begins anew");
         assert!(guest.enter(lists(0, DATA + 0x1000, FULL)) && is_marked(DATA + 0x1000));
         assert_eq!(guest.leave(62, 0, 0), Next::Resume);
+    });
+}
+
+/// SDM volume 3, 25.6.4 and 25.6.9: a bit for each port, and one for reads of each MSR, then one
+/// for writes.
+#[test]
+fn all_ports_exit_and_all_msrs_but_those_that_pass() {
+    let [ports, msrs] = permission_maps::<MockVmx>().map(|pages| {
+        let words = pages.words().iter().map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        words.flatten().collect::<Vec<u8>>()
+    });
+    assert_eq!(ports, [0xff; 2 * 4096]);
+    let open = |map: usize| -> Vec<u32> {
+        let exits = |at: usize, index: u32| msrs[at + index as usize / 8] >> (index % 8) & 1 != 0;
+        let of = |base: u32, at: usize| {
+            (0..0x2000).filter(move |&index| !exits(at, index)).map(move |index| base + index)
+        };
+        of(0, map).chain(of(0xc000_0000, map + 0x400)).collect()
+    };
+    const SYSENTER: [u32; 3] = [0x174, 0x175, 0x176];
+    // STAR, LSTAR, CSTAR, SFMASK, the bases of FS and GS, the other one of GS, TSC_AUX. The guest
+    // has instructions for the bases.
+    const SYSCALL: [u32; 8] = [
+        0xc000_0081, 0xc000_0082, 0xc000_0083, 0xc000_0084, 0xc000_0100, 0xc000_0101, 0xc000_0102,
+        0xc000_0103,
+    ];
+    let reads = [&SYSENTER[..], &SYSCALL].concat();
+    let writes = [&SYSENTER[..], &SYSCALL[7..]].concat();
+    assert_eq!((open(0), open(0x800)), (reads.clone(), writes.clone()));
+    // TPR, PPR, ISR and IRR of the local APIC; TPR, EOI and SELF_IPI.
+    let apic: Vec<u32> = [0x808, 0x80a].into_iter().chain(0x810..0x818).chain(0x820..0x828).collect();
+    assert_eq!(open(0x1000), [&SYSENTER[..], &apic, &SYSCALL].concat());
+    assert_eq!(open(0x1800), [&SYSENTER[..], &[0x808, 0x80b, 0x83f], &SYSCALL[7..]].concat());
+}
+
+/// A field is written where its value is another one: a VMWRITE takes time at each entry.
+#[test]
+fn an_entry_writes_what_has_changed_and_nothing_else() {
+    with_guest(&[], |guest| {
+        let writes = |guest: &mut Guest<'_, '_>| {
+            assert!(guest.enter(|_, _| {}));
+            mock::mock(|mock| core::mem::take(&mut mock.writes))
+        };
+        let _first = writes(guest);
+        assert_eq!(writes(guest), [0; 0], "nothing has changed");
     });
 }
