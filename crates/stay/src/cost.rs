@@ -201,7 +201,9 @@ mod tests {
 
     #[test]
     fn measures_what_a_page_and_a_miss_take() {
-        let cost = Cost::measure(&Timed::default());
+        let timed = Timed::default();
+        let cost = Cost::measure(&timed);
+        assert_eq!(timed.reads.get(), 2 * TRIES as u64 * REPETITIONS, "with a miss and without");
         let expected = Measured { page: 400 * 64, miss: 100 * 64, entries: 1536, ticks_per_us: 2500 * 64 };
         assert_eq!(cost, Cost::new(expected));
         assert_eq!(cost.page_limit(), 156, "as many as fit into half a step");

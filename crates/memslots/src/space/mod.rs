@@ -322,7 +322,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
         self.slots.memory().get(id).ok_or(SlotError::UnknownId)
     }
 
-    fn update(
+    pub(crate) fn update(
         &self,
         edit: impl FnOnce(&mut Edit<'_, '_>) -> Result<(), SlotError>,
     ) -> Result<Job<'_, F, M>, SlotError> {

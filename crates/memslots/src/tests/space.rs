@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::vec::Vec;
 
-use paging::{Gpa, Level, PhysAddr, Progress};
+use paging::{FlushRange, Gpa, Invalidation, Level, PhysAddr, Progress};
 
 use super::arena::*;
 use crate::space::{Fault, Found, LogWay, Steps};
@@ -148,6 +148,59 @@ fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
         assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
         assert_eq!(fetch(&space, 0, 8)[0], 1 << 5);
     }
+}
+
+#[test]
+fn p14_a_slot_with_a_log_moves_by_two_flushes_and_nobody_stores_after_the_first() {
+    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    run(&space, start_log(&space, 512, LogWay::DirtyBits));
+    let mut job = space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap();
+    // Without leaves, too: a fault that is under way may make one before either.
+    for expected in [Progress::Flush, Progress::More, Progress::Flush, Progress::Done] {
+        assert_eq!(job.step(512, |_| ()), expected);
+        assert!(expected != Progress::Flush || job.flushed(&Flushed(space.stamp())));
+    }
+    drop(job);
+    store(&space, arena, 16 * MIB);
+    let mut job = space.move_to(SlotId(0), Gpa(0)).unwrap();
+    while job.step(512, |_| ()) != Progress::Flush {}
+    assert_eq!(space.tables().query(16 * MIB).unwrap().permissions, paging::Permissions::RX);
+    run(&space, job);
+    assert_eq!(fetch(&space, 0, 8)[0], 1);
+}
+
+#[test]
+fn p1_p14_a_job_of_several_changes_frees_tables_before_it_gathers_more() {
+    let (space, arena) = space(&[slot(0, 16 * MIB, 2 * MIB), slot(1, 0, 8 * MIB)], Level::Page4K);
+    run(&space, start_log(&space, 512, LogWay::DirtyBits));
+    touch(&space, 0..8 * MIB);
+    store(&space, arena, 16 * MIB + 5 * PAGE);
+    let update = |slots: &mut crate::Edit<'_, '_>| {
+        slots.remove(SlotId(1))?;
+        slots.move_to(SlotId(0), Gpa(32 * MIB))
+    };
+    let mut job = space.update(update).unwrap();
+    let editor = space.tables().edit().unwrap();
+    assert_eq!(job.step(8, |_| ()), Progress::Waiting, "somebody else edits");
+    drop(editor);
+    assert!(matches!(run(&space, job)[..], [Retired::Memory { .. }]));
+    assert_eq!((leaf_count(&space, 0..64 * MIB), arena.count()), (0, 3));
+    assert_eq!(fetch(&space, 0, 8)[0], 1 << 5);
+}
+
+#[test]
+fn p14_a_fetch_flushes_what_it_has_protected_and_stays_done() {
+    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
+    run(&space, start_log(&space, 512, LogWay::WriteFaults));
+    store(&space, arena, 3 * PAGE);
+    let (early, mut words) = (Flushed(space.stamp()), [0; 8]);
+    let mut job = space.fetch_log(SlotId(0), &mut words).unwrap();
+    while job.step(512, |_| ()) != Progress::Flush {}
+    let page = FlushRange { start: 3 * PAGE, len: PAGE, level: Level::Page4K, tables: false };
+    assert_eq!(job.invalidation(), Invalidation::Ranges(&[page]));
+    assert!(!job.flushed(&early) && job.flushed(&Flushed(space.stamp())));
+    assert_eq!([(); 2].map(|()| job.step(512, |_| ())), [Progress::Done; 2]);
+    assert_eq!(job.page_count(), Some(1));
 }
 
 #[test]

@@ -6,6 +6,8 @@ mod mistaken;
 mod plan;
 mod registers;
 mod request;
+#[cfg(test)]
+mod tests;
 pub mod two_flushes;
 mod walks;
 

@@ -216,6 +216,7 @@ mod tests {
     struct MockInitiator<'a> {
         asked: &'a Cell<Option<(Asked, u32, u32)>>,
         kicks: &'a Cell<u32>,
+        relax: &'a dyn Fn() -> ControlFlow<()>,
         mistake: Option<Mistake>,
     }
 
@@ -231,13 +232,21 @@ mod tests {
         }
 
         fn relax(&self, _: u64) -> ControlFlow<()> {
-            ControlFlow::Break(())
+            (self.relax)()
         }
     }
 
     impl Initiator for MockInitiator<'_> {
         fn has_asked(&self, asked: Asked, outcome: &FlushOutcome) {
             self.asked.set(Some((asked, outcome.targets, outcome.elsewhere)));
+        }
+
+        fn now(&self) -> u64 {
+            7
+        }
+
+        fn has_waited(&self, outcome: &FlushOutcome, since: u64) {
+            self.asked.set(Some((Asked::Everything, outcome.targets, since as u32)));
         }
     }
 
@@ -250,7 +259,7 @@ mod tests {
         let targets = [Target::new(), Target::new(), Target::new()];
         assert!(targets[1].owner().expect("nobody has it").try_halt(Space::only(0x5000)));
         let (asked, kicks) = (Cell::new(None), Cell::new(0));
-        let told = MockInitiator { asked: &asked, kicks: &kicks, mistake };
+        let told = MockInitiator { asked: &asked, kicks: &kicks, relax: &|| ControlFlow::Break(()), mistake };
         let served = serve(&targets[..], 3, call, 16, told, &mut Ledger::<1>::new());
         assert_eq!(kicks.get(), 0, "nobody is in guest mode");
         (served, asked.get())
@@ -299,5 +308,20 @@ mod tests {
         assert_eq!(list(&apart(3)), (Ok(3), Some((Asked::List, 2, 0))));
         assert_eq!(list(&apart(17)), (Ok(17), Some((Asked::Whole(Why::ManyPages), 2, 0))), "above the limit");
         assert_eq!(list(&[0x8000_0000_0000_0000]), (Ok(1), None), "nothing to flush");
+    }
+
+    #[test]
+    fn o1_an_initiator_hears_since_when_it_has_waited() {
+        let (targets, asked, kicks) = ([Target::new()], Cell::new(None), Cell::new(0));
+        let mut owner = targets[0].owner().expect("nobody has it");
+        let in_guest = Cell::new(owner.try_enter(CpuId(1)).ok());
+        let relax = || {
+            drop(in_guest.take());
+            ControlFlow::Continue(())
+        };
+        let told = MockInitiator { asked: &asked, kicks: &kicks, relax: &relax, mistake: None };
+        let call = everything(FlushFlags::new(), 0);
+        assert_eq!(serve(&targets[..], 1, &call, 16, told, &mut Ledger::<1>::new()), Ok(0));
+        assert_eq!((kicks.get(), asked.get()), (1, Some((Asked::Everything, 1, 7))));
     }
 }

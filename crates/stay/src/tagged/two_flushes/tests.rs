@@ -42,6 +42,8 @@ impl TwoFlushes for Mock {
     }
 
     fn invept(&self, named: Invept) {
+        let holds_some = self.roots.known.iter().any(|[known, _]| known.load(Relaxed) != 0);
+        assert!(named != Invept::All || holds_some, "it is not forgotten before");
         self.executed.borrow_mut().push(Nested(named));
     }
 
