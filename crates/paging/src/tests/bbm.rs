@@ -13,8 +13,10 @@ use crate::{
 fn observed<F: Format>(arena: &Arena, len: u64, level: Level) -> PageTable<F, &Arena> {
     let mut table = PageTable::new(arena).unwrap();
     arena.watch(Observer::new::<F>(table.root()));
+    arena.observe(|observer| observer.is_strict = true).unwrap();
     table.map(0..len, PhysAddr(G), RWX, level).unwrap();
     look(arena);
+    arena.observe(|observer| observer.publish_count = 0).unwrap();
     table
 }
 
@@ -37,6 +39,7 @@ fn change_sizes<F: Format>() {
     table.edit().unwrap().split(0..M2, Level::Page4K).finish().release(&never_walked()).unwrap();
     look(&arena);
     assert_eq!(break_count(&arena), 2, "1 GiB, and one 2 MiB of it");
+    assert_eq!(publish_count(&arena), 5, "both breaks, the pieces of both, and the step");
     let back = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(G), RWX).unwrap().finish();
     look(&arena);
     back.release(&never_walked()).unwrap();
@@ -72,7 +75,6 @@ fn p3_the_automaton_notices_a_format_that_does_not_break() {
 fn p3_pieces_are_published_before_they_are_made_known() {
     let arena = Arena::new(8);
     let table = observed::<Arm64Stage2<4>>(&arena, G, Level::Page1G);
-    arena.observe(|observer| observer.is_strict = true).unwrap();
     table.edit().unwrap().split(0..G, Level::Page2M).finish().release(&never_walked()).unwrap();
     let (root, pdpt) = (
         table.root(),
