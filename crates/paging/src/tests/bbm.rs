@@ -6,7 +6,8 @@ use super::arena::Arena;
 use super::observer::Observer;
 use super::{G, M2, R, RWX, last_entry, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage1, Arm64Stage2, Format, Installed, Level, MapError, PageTable, PhysAddr, Tables,
+    Amd64Nested, Arm64Stage1, Arm64Stage2, FlushRange, Format, Installed, Level, MapError, PageTable,
+    PhysAddr, Tables,
 };
 
 /// A table under observation, with memory mapped.
@@ -24,8 +25,8 @@ fn look(arena: &Arena) {
     arena.observe(|observer| observer.look(arena)).unwrap();
 }
 
-fn break_count(arena: &Arena) -> usize {
-    arena.observe(|observer| observer.break_count).unwrap()
+fn breaks(arena: &Arena) -> Vec<FlushRange> {
+    arena.observe(|observer| observer.breaks.clone()).unwrap()
 }
 
 fn publish_count(arena: &Arena) -> usize {
@@ -39,14 +40,15 @@ fn change_sizes<F: Format>() {
     let _ = table.edit().unwrap().split(0..G, Level::Page1G).finish();
     table.edit().unwrap().split(0..M2, Level::Page4K).finish().release(&never_walked()).unwrap();
     look(&arena);
-    assert_eq!(break_count(&arena), 2, "1 GiB, and one 2 MiB of it");
+    let block = |len, level| FlushRange { start: 0, len, level, tables: false };
+    assert_eq!(breaks(&arena), [block(G, Level::Page1G), block(M2, Level::Page2M)]);
     assert_eq!(publish_count(&arena), 6, "both breaks, the pieces of both, and the steps");
     let back = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(G), RWX).unwrap().finish();
     look(&arena);
     back.release(&never_walked()).unwrap();
     table.unmap(5 * M2 + 0x3000..5 * M2 + 0x4000).unwrap().release(&never_walked()).unwrap();
     look(&arena);
-    assert_eq!(break_count(&arena), 4);
+    assert_eq!(breaks(&arena).len(), 4);
     let cut = table.zap(5 * M2..6 * M2, Tables::Free);
     for page in 0..512 {
         let address = 5 * M2 + page * 0x1000;

@@ -3,7 +3,8 @@
 use super::arena::Arena;
 use super::{G, IssuedAt, RWX, never_walked};
 use crate::{
-    Amd64Nested, FRAME_RUNS_MAX, FrameRun, FrameRuns, Gather, Level, Look, PageTable, PhysAddr, Progress, Tables,
+    Amd64Nested, FRAME_RUNS_MAX, FrameRun, FrameRuns, Gather, Level, Look, PageTable, PhysAddr, Progress,
+    Tables,
 };
 
 fn nested(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
