@@ -61,8 +61,8 @@ impl Given<'_> {
     }
 }
 
-/// A program: its name, the beginning of its `--help`, its options if it is told nothing, and how it
-/// takes another one. Every program also has `--report` and `--settle`.
+/// A program: its name, the beginning of its `--help`, its options if it is told nothing, and how
+/// it takes another one. Every program also has `--report` and `--settle`.
 pub struct Program<O> {
     name: &'static str,
     usage: String,

@@ -274,21 +274,19 @@ impl<'t, F: Format, M: TableMemory, S: DirtySink, R: Frames> Change<'t, F, M, S,
                 Entry::Leaf(pa) if R::ARE_KEPT => Some(pa),
                 _ => None,
             };
-            if let Some(pa) = leaf
-                && !self.gather.frames().push(pa, level.size())
-            {
+            if leaf.is_some_and(|pa| !self.gather.frames().has_room(pa)) {
                 return None;
             }
             // As above; the written value pairs with a walk that loads the entry to descend
             // (`descend`, `look`).
             match cell.compare_exchange(old, new, AcqRel, Acquire) {
-                Ok(_) => return Some(old),
-                Err(other) => {
-                    if leaf.is_some() {
-                        self.gather.frames().unpush(level.size());
+                Ok(_) => {
+                    if let Some(pa) = leaf {
+                        self.gather.frames().push(pa, level.size());
                     }
-                    old = other;
+                    return Some(old);
                 }
+                Err(other) => old = other,
             }
         }
     }

@@ -13,6 +13,12 @@ pub struct FrameRun {
     pub len: u64,
 }
 
+impl FrameRun {
+    fn ends_at(&self, pa: PhysAddr) -> bool {
+        self.pa.checked_add(self.len) == Some(pa)
+    }
+}
+
 /// The most runs of frames that a gather holds.
 pub const FRAME_RUNS_MAX: usize = 32;
 
@@ -23,12 +29,11 @@ pub trait Frames: Copy + fmt::Debug + sealed::Sealed {
     /// No frames.
     const NONE: Self;
 
-    /// Adds memory, unless there is no room for it.
-    #[must_use]
-    fn push(&mut self, pa: PhysAddr, len: u64) -> bool;
+    /// Whether memory that begins at `pa` can be added.
+    fn has_room(&self, pa: PhysAddr) -> bool;
 
-    /// Removes the last pushed memory again.
-    fn unpush(&mut self, len: u64);
+    /// Adds memory, if there is room for it.
+    fn push(&mut self, pa: PhysAddr, len: u64);
 }
 
 mod sealed {
@@ -45,11 +50,11 @@ impl Frames for NoFrames {
     const ARE_KEPT: bool = false;
     const NONE: Self = Self;
 
-    fn push(&mut self, _: PhysAddr, _: u64) -> bool {
+    fn has_room(&self, _: PhysAddr) -> bool {
         true
     }
 
-    fn unpush(&mut self, _: u64) {}
+    fn push(&mut self, _: PhysAddr, _: u64) {}
 }
 
 /// A list of runs, in the order in which they were unmapped.
@@ -70,25 +75,18 @@ impl Frames for FrameRuns {
     const ARE_KEPT: bool = true;
     const NONE: Self = Self { runs: [FrameRun { pa: PhysAddr(0), len: 0 }; FRAME_RUNS_MAX], count: 0 };
 
-    fn push(&mut self, pa: PhysAddr, len: u64) -> bool {
+    fn has_room(&self, pa: PhysAddr) -> bool {
+        self.count < FRAME_RUNS_MAX || self.as_slice().last().is_some_and(|last| last.ends_at(pa))
+    }
+
+    fn push(&mut self, pa: PhysAddr, len: u64) {
         if let Some(last) = self.runs[..self.count].last_mut()
-            && last.pa.checked_add(last.len) == Some(pa)
+            && last.ends_at(pa)
         {
             last.len += len;
         } else if let Some(free) = self.runs.get_mut(self.count) {
             *free = FrameRun { pa, len };
             self.count += 1;
-        } else {
-            return false;
-        }
-        true
-    }
-
-    fn unpush(&mut self, len: u64) {
-        let Some(last) = self.runs[..self.count].last_mut() else { return };
-        last.len -= len;
-        if last.len == 0 {
-            self.count -= 1;
         }
     }
 }

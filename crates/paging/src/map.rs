@@ -101,7 +101,6 @@ impl<F: Format, M: TableMemory> PageTable<F, M> {
 
     /// The editor, whether it is free or was forgotten.
     fn exclusively(&mut self) -> Editor<'_, F, M> {
-        self.is_edited.store(true, Relaxed);
         Editor { table: self }
     }
 

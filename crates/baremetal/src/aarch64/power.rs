@@ -71,8 +71,8 @@ pub fn halt() -> ! {
     }
 }
 
-/// Ends the emulator or debugger that serves semihosting calls, with exit status `2 * code + 1`. Where
-/// nobody serves the call it has no effect.
+/// Ends the emulator or debugger that serves semihosting calls, with exit status `2 * code + 1`.
+/// Where nobody serves the call it has no effect.
 pub fn end_emulator(code: u8) {
     /// SYS_EXIT, and ADP_Stopped_ApplicationExit.
     const EXIT: u64 = 0x18;

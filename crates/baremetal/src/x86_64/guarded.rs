@@ -38,8 +38,8 @@ impl Fault {
     }
 }
 
-/// The assembly of one guarded instruction, with its operands, each followed by a comma. The result is
-/// the instruction's fault.
+/// The assembly of one guarded instruction, with its operands, each followed by a comma. The result
+/// is the instruction's fault.
 #[macro_export]
 macro_rules! guarded_asm {
     ($($instruction:expr),+; $($operands:tt)*) => {{

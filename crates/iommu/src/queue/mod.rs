@@ -37,15 +37,9 @@ use crate::sync::{AtomicU64, Ordering, spin_loop};
 pub struct Command(pub [u64; 2]);
 
 /// An entry of the ring, in memory that the device reads.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C, align(16))]
 pub struct Entry([AtomicU64; 2]);
-
-impl Default for Entry {
-    fn default() -> Self {
-        Self([AtomicU64::new(0), AtomicU64::new(0)])
-    }
-}
 
 impl Entry {
     /// The command that is in it.

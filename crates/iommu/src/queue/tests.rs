@@ -16,6 +16,8 @@ struct Device {
     /// Whether it reports by a word in memory.
     has_word: bool,
     is_stuck: bool,
+    /// Turns of waiting for it.
+    turns: Word,
     /// What it has done, syncs included.
     done: std::sync::Mutex<Vec<Command>>,
 }
@@ -57,6 +59,7 @@ impl Port for &'static Device {
     }
 
     fn relax(&self, turns: u64) -> ControlFlow<()> {
+        self.turns.fetch_add(1, SeqCst);
         self.step();
         if turns > 100 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
@@ -74,6 +77,7 @@ fn ring(has_word: bool, is_stuck: bool) -> Ring {
         reported: word(),
         has_word,
         is_stuck,
+        turns: word(),
         done: Default::default(),
     };
     Queue::new(std::boxed::Box::leak(std::boxed::Box::new(device)), entries)
@@ -113,6 +117,9 @@ fn several_that_wait_share_a_sync() {
         let later = ring.queue(commands(3..4)).unwrap();
         ring.wait(later).unwrap();
         assert_eq!(done(&ring), ((0..4).collect(), 2));
+        let nothing = ring.queue([]).unwrap();
+        ring.wait(nothing).unwrap();
+        assert_eq!(done(&ring).1, 2, "nothing is behind the sync");
     }
 }
 
@@ -138,6 +145,8 @@ fn more_commands_than_entries_wait_for_room_and_none_is_lost() {
             let ticket = ring.issue(commands(numbers.clone())).unwrap();
             ring.wait(ticket).unwrap();
             assert_eq!(done(&ring), ((0..numbers.end).collect(), round as usize + 1));
+            let turns = ring.port().turns.load(SeqCst);
+            assert_eq!(turns, numbers.end + round + 1, "it does one in each");
         }
     }
 }
@@ -148,6 +157,7 @@ fn a_device_that_stands_still_is_an_error_that_says_where() {
         let ring = ring(has_word, true);
         let ticket = ring.issue(commands(0..2)).unwrap();
         assert_eq!(ring.wait(ticket), Err(Stuck { head: 0, queued: 3 }));
+        assert_eq!(ring.port().turns.load(SeqCst), 102, "turns 0 to 101");
         assert_eq!(ring.issue(commands(0..40)), Err(Stuck { head: 0, queued: LEN as u64 - 1 }));
         // The ring is not left locked, and no entry was overwritten.
         assert!(ring.queue(commands(0..1)).is_err());

@@ -6,15 +6,18 @@ use super::arena::Arena;
 use super::observer::Observer;
 use super::{G, M2, R, RWX, last_entry, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage1, Arm64Stage2, Format, Installed, Level, MapError, PageTable, PhysAddr, Tables,
+    Amd64Nested, Arm64Stage1, Arm64Stage2, FlushRange, Format, Installed, Level, MapError, PageTable,
+    PhysAddr, Tables,
 };
 
 /// A table under observation, with memory mapped.
 fn observed<F: Format>(arena: &Arena, len: u64, level: Level) -> PageTable<F, &Arena> {
     let mut table = PageTable::new(arena).unwrap();
     arena.watch(Observer::new::<F>(table.root()));
+    arena.observe(|observer| observer.is_strict = true).unwrap();
     table.map(0..len, PhysAddr(G), RWX, level).unwrap();
     look(arena);
+    arena.observe(|observer| observer.publish_count = 0).unwrap();
     table
 }
 
@@ -22,8 +25,8 @@ fn look(arena: &Arena) {
     arena.observe(|observer| observer.look(arena)).unwrap();
 }
 
-fn break_count(arena: &Arena) -> usize {
-    arena.observe(|observer| observer.break_count).unwrap()
+fn breaks(arena: &Arena) -> Vec<FlushRange> {
+    arena.observe(|observer| observer.breaks.clone()).unwrap()
 }
 
 fn publish_count(arena: &Arena) -> usize {
@@ -34,15 +37,18 @@ fn publish_count(arena: &Arena) -> usize {
 fn change_sizes<F: Format>() {
     let arena = Arena::new(16);
     let mut table = observed::<F>(&arena, G, Level::Page1G);
+    let _ = table.edit().unwrap().split(0..G, Level::Page1G).finish();
     table.edit().unwrap().split(0..M2, Level::Page4K).finish().release(&never_walked()).unwrap();
     look(&arena);
-    assert_eq!(break_count(&arena), 2, "1 GiB, and one 2 MiB of it");
+    let block = |len, level| FlushRange { start: 0, len, level, tables: false };
+    assert_eq!(breaks(&arena), [block(G, Level::Page1G), block(M2, Level::Page2M)]);
+    assert_eq!(publish_count(&arena), 6, "both breaks, the pieces of both, and the steps");
     let back = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(G), RWX).unwrap().finish();
     look(&arena);
     back.release(&never_walked()).unwrap();
     table.unmap(5 * M2 + 0x3000..5 * M2 + 0x4000).unwrap().release(&never_walked()).unwrap();
     look(&arena);
-    assert_eq!(break_count(&arena), 4);
+    assert_eq!(breaks(&arena).len(), 4);
     let cut = table.zap(5 * M2..6 * M2, Tables::Free);
     for page in 0..512 {
         let address = 5 * M2 + page * 0x1000;
@@ -72,7 +78,6 @@ fn p3_the_automaton_notices_a_format_that_does_not_break() {
 fn p3_pieces_are_published_before_they_are_made_known() {
     let arena = Arena::new(8);
     let table = observed::<Arm64Stage2<4>>(&arena, G, Level::Page1G);
-    arena.observe(|observer| observer.is_strict = true).unwrap();
     table.edit().unwrap().split(0..G, Level::Page2M).finish().release(&never_walked()).unwrap();
     let (root, pdpt) = (
         table.root(),

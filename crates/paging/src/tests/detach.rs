@@ -97,7 +97,7 @@ fn p3_a_detached_entry_is_not_filled_before_it_is_thawed() {
     look();
     let install = || table.install(0x1000, PhysAddr(G + 0x1000), Level::Page4K, RWX);
     let gather = detach(&table, G);
-    let breaks = arena.observe(|observer| observer.break_count);
+    let breaks = arena.observe(|observer| observer.breaks.len());
     assert_eq!(breaks, Some(0), "one flush is enough");
     assert_eq!(install(), Err(MapError::Raced));
     assert_eq!(table.mark(0x1000, 7), Err(MapError::Raced));
@@ -193,9 +193,9 @@ fn p3_p18_pages_change_their_size_in_place_where_processors_can() {
     let tables = FlushRange { start: 0, len: G, level: Level::Page4K, tables: true };
     assert_eq!(back.invalidation(), Invalidation::Ranges(&[tables]));
     assert_eq!(back.release(&IssuedAt(table.stamp())).unwrap().table_count, 2);
-    assert_eq!(arena.observe(|observer| observer.break_count), Some(0));
+    assert_eq!(arena.observe(|observer| observer.breaks.len()), Some(0));
     // Where a page is cut at its edge there is nothing to flush the block by.
     let gather = table.edit().unwrap().unmap(0x1000..0x2000).unwrap().finish();
-    assert_eq!(arena.observe(|observer| observer.break_count), Some(2));
+    assert_eq!(arena.observe(|observer| observer.breaks.len()), Some(2));
     gather.release(&never_walked()).unwrap();
 }

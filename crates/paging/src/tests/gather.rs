@@ -115,6 +115,7 @@ fn p18_ranges_are_joined_where_a_hint_stays_right() {
         ([range(0, 5, small, false), range(5, 2, small, false)], vec![range(0, 7, small, false)]),
         ([range(0, 5, large, false), range(5, 2, small, false)], vec![]),
         ([range(0, 5, small, false), range(6, 2, small, false)], vec![]),
+        ([range(0, 5, small, false), range(5, 2, large, false)], vec![]),
         ([range(5, 2, small, false), range(0, 5, small, false)], vec![]),
         // Tables of any level; the smallest entry counts.
         ([range(0, 5, large, true), range(5, 2, small, true)], vec![range(0, 7, small, true)]),

@@ -54,10 +54,12 @@ fn p18_a_table_that_goes_is_told_and_so_is_the_smallest_leaf() {
     let mut large = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
     large.map(0..G, PhysAddr(0), RWX, Level::Page2M).unwrap();
     assert_eq!(ranges(large.zap(0..G, Tables::Free)), [tables(0, G, Level::Page4K)]);
-    large.map(0..G, PhysAddr(0), RWX, Level::Page2M).unwrap();
-    let mut framed = large.edit().unwrap().zap(0..G, Tables::Free).with_frames();
-    assert_eq!(framed.step(u32::MAX), Progress::Done);
-    assert_eq!(ranges(framed.take_gather()), [tables(0, G, Level::Page2M)]);
+    for level in [Level::Page2M, Level::Page4K] {
+        large.map(0..M2, PhysAddr(0), RWX, level).unwrap();
+        let mut framed = large.edit().unwrap().zap(0..G, Tables::Free).with_frames();
+        assert_eq!(framed.step(u32::MAX), Progress::Done);
+        assert_eq!(ranges(framed.take_gather()), [tables(0, G, level)]);
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(super) struct Observer {
     /// Whether to look at the tree at every publication, which is slow: entries already in the tree
     /// at that time were not published before.
     pub(super) is_strict: bool,
-    pub(super) break_count: usize,
+    pub(super) breaks: Vec<FlushRange>,
     pub(super) publish_count: usize,
 }
 
@@ -40,7 +40,7 @@ impl Observer {
             published: BTreeMap::from([(root, vec![0; 512])]),
             reachable: vec![root],
             is_strict: false,
-            break_count: 0,
+            breaks: Vec::new(),
             publish_count: 0,
         }
     }
@@ -57,7 +57,7 @@ impl Observer {
     }
 
     pub(super) fn on_break(&mut self, arena: &Arena, range: FlushRange) {
-        self.break_count += 1;
+        self.breaks.push(range);
         let now = self.look(arena);
         let covers = |&(level, start): &EntryPlace| {
             start < range.start + range.len && range.start < start + level.size() && level.size() <= range.len

@@ -65,6 +65,8 @@ fn p4_a_step_visits_as_many_entries_as_it_is_told() {
         assert_eq!(measure(edit().zap(M2..2 * M2, Tables::Keep), entries_max), 1 + 1 + 1 + 512);
         assert_eq!(measure(edit().zap(0..4 * M2, Tables::Free), entries_max), 1 + 1 + 4);
         assert_eq!(arena.used_count(), 3);
+        table.install(G, PhysAddr(0), Level::Page1G, RWX).unwrap();
+        assert_eq!(measure_with(edit().split(G..G + M2, Level::Page4K), entries_max, check), 1 + 1 + 1);
     }
 }
 

@@ -167,8 +167,13 @@ fn capabilities_that_reach_beyond_the_end_are_none() {
         let found = one(Device::new(1234, 1, 0).capability(0x40, &[head])).capabilities;
         assert!(found.vendor.is_empty(), "too short, or too long: {head:#x}");
     }
-    let last = one(Device::new(1234, 1, 0).capability(0xfc, &[0xaa03_0009])).capabilities;
-    assert_eq!(last.vendor[0].words[..], [0x0003_0009], "bytes behind its end are 0");
+    let last = one(Device::new(1234, 1, 0).capability(0xf8, &[0xaa07_0009, 0xaabb_ccdd])).capabilities;
+    assert_eq!(last.vendor[0].words[..], [0xaa07_0009, 0x00bb_ccdd], "bytes behind its end are 0");
+    for (form, last) in [(0, 0xf4), (1 << 23, 0xf0), (1 << 24, 0xec), (3 << 23, 0xe8)] {
+        let found = [last, last + 4].map(|at| one(Device::new(1234, 1, 0).capability(at, &[form | 5])));
+        let offsets = found.map(|found| found.capabilities.msi.map(|msi| msi.offset));
+        assert_eq!(offsets, [Some(last), None], "MSI {form:#x}");
+    }
 }
 
 fn walked(machine: &Machine, roots: &[u8]) -> (Vec<Node>, Result<(), Unvisited>) {
@@ -216,7 +221,7 @@ fn all_buses_are_walked_through_bridges() {
     assert_eq!(bridges, [false, true, false, false, false, true, true, false, false]);
     let host = one(Device::new(0x8086, 0x29c0, 0x06_0000));
     assert!(host.identity.is_bridge(), "by its class");
-    assert_eq!(nodes[1].port, Some(Port::Root));
+    assert_eq!((nodes[1].port, nodes[1].identity.subsystem_vendor), (Some(Port::Root), 0));
     assert_eq!(nodes[1].buses, Some(Buses { secondary: 1, subordinate: 3 }));
 }
 

@@ -204,7 +204,7 @@ impl ConfigSpace for Virtio {
         if register != 0x84 + 16 {
             return self.machine.read(address, register);
         }
-        assert_eq!(*self.selected.borrow(), [4, 0x14, 1], "one byte of the common configuration");
+        assert_eq!(*self.selected.borrow(), [0xab04, 0x14, 1], "one byte of the common configuration");
         self.looks.set(self.looks.get().saturating_sub(1));
         if self.looks.get() == 0 { self.status.get().into() } else { 0x0f }
     }
@@ -213,7 +213,7 @@ impl ConfigSpace for Virtio {
         match register {
             0x88 | 0x8c | 0x90 => self.selected.borrow_mut()[usize::from(register - 0x88) / 4] = value,
             0x94 => {
-                assert_eq!(*self.selected.borrow(), [4, 0x14, 1]);
+                assert_eq!(*self.selected.borrow(), [0xab04, 0x14, 1]);
                 self.status.set(value as u8);
             }
             _ => self.machine.write(address, register, value),
@@ -223,7 +223,7 @@ impl ConfigSpace for Virtio {
 
 #[test]
 fn a_virtio_device_is_reset_by_its_status_and_waited_for() {
-    let machine = Machine::new([("00:04.0", virtio_net())]);
+    let machine = Machine::new([("00:04.0", virtio_net().with(0x88, 0xab00))]);
     let physical = Physical::read(&machine, at("00:04.0")).unwrap();
     let method = method(&physical, &nodes(&machine)).unwrap();
     assert_eq!(method, Method::Virtio(Window { offset: 0x84, bar: 4, status: 0x14 }));

@@ -48,7 +48,7 @@ fn every_bit_of_the_identification_is_one_feature() {
         (1 << 27, Features { has_two_levels: true, ..NOTHING }),
         (2 << 27, NOTHING),
         (3 << 27, NOTHING),
-        (1 << 29, NOTHING),
+        (5 << 27, Features { has_two_levels: true, ..NOTHING }),
     ] {
         assert_eq!(features(idr0, 0, 0, 0), expected, "IDR0 {idr0:#x}");
     }

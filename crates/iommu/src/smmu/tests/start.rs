@@ -103,7 +103,16 @@ impl Smmu {
 #[test]
 fn an_smmu_that_firmware_left_on_is_brought_up() {
     let mut smmu = Smmu::new();
-    steps(&features(), &PLACES).expect("they fit").for_each(|step| smmu.step(step));
+    let mut awaited = Vec::new();
+    for step in steps(&features(), &PLACES).expect("they fit") {
+        if let Step::Await { register, mask, value } = step {
+            awaited.push((register, mask, value));
+        }
+        smmu.step(step);
+    }
+    let off = [(GBPA, 1 << 31, 0), (GBPA, 1 << 31, 0), (CR0ACK, 0xf, 0), (IRQ_CTRL_ACK, 7, 0)];
+    assert_eq!(awaited[..4], off);
+    assert_eq!(awaited[4..], [0b1000, 0b1100, 0b1101].map(|enabled| (CR0ACK, 0xf, enabled)));
     let hint = 1 << 62;
     for (register, value) in [
         (CR0, 0b1_1101),

@@ -27,8 +27,8 @@ pub(super) const OWN: &[Test] = &[
     test("walk", 2, walk),
 ];
 
-/// A call of firmware or hypervisor, by this instruction and with these values in X0 to X3. It must not
-/// end the guest.
+/// A call of firmware or hypervisor, by this instruction and with these values in X0 to X3. It must
+/// not end the guest.
 macro_rules! call {
     ($text:literal, $arguments:expr) => {{
         let [function, first, second, third]: [u64; 4] = $arguments;
