@@ -38,6 +38,7 @@ fn change_sizes<F: Format>() {
     let arena = Arena::new(16);
     let mut table = observed::<F>(&arena, G, Level::Page1G);
     let _ = table.edit().unwrap().split(0..G, Level::Page1G).finish();
+    assert_eq!(breaks(&arena), [], "it has that size");
     table.edit().unwrap().split(0..M2, Level::Page4K).finish().release(&never_walked()).unwrap();
     look(&arena);
     let block = |len, level| FlushRange { start: 0, len, level, tables: false };
