@@ -56,12 +56,22 @@ pub(crate) enum Cut {
 /// What a tool has seen of both sides.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// The first time that each side's hypervisor showed, and the last.
+    /// The first time that each side's hypervisor showed while it served the request, and the last.
     clocks: [[u64; 2]; 2],
     frames: u64,
     pub(super) rounds: u64,
     kinds: Vec<Kind>,
     pub(super) is_cut: bool,
+}
+
+impl Seen {
+    /// Looks at the clocks of both sides.
+    fn look(&mut self, sides: [&Side; 2]) {
+        for (seen, side) in self.clocks.iter_mut().zip(sides).filter(|(_, side)| !side.is_left) {
+            let now = side.end.clock();
+            *seen = [if seen[0] == 0 { now } else { seen[0] }, now];
+        }
+    }
 }
 
 /// One side's end of a channel, until it says Cut.
@@ -106,11 +116,6 @@ impl Side {
 
     pub(super) fn say(&mut self, kind: Kind) {
         self.put(Header::new(kind, 0, 0), &[]);
-    }
-
-    /// The hypervisor's clock, as it shows it while it serves the request.
-    fn clock(&self) -> u64 {
-        self.end.clock()
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -165,11 +170,7 @@ pub(crate) fn carry<A: Arch>(board: &Board<A>, cut: Cut, rounds: u64) -> Arc<Mut
                 [&mut *source, &mut *target].into_iter().for_each(|side| side.is_left = true);
             }
         };
-        for (seen, side) in seen.clocks.iter_mut().zip([&*source, &*target]).filter(|(_, side)| !side.is_left)
-        {
-            let now = side.clock();
-            *seen = [if seen[0] == 0 { now } else { seen[0] }, now];
-        }
+        seen.look([source, target]);
         let goes = matches!(cut, Cut::Gone(_)) && !seen.is_cut;
         while target.has_room()
             && let Some((header, body)) = source.next()

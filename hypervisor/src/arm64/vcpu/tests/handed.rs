@@ -119,13 +119,13 @@ fn an_exception_sets_pan_and_ssbs_as_sctlr_says() {
     const PAN: u64 = 1 << 22;
     const SSBS: u64 = 1 << 12;
     let _machine = machine("");
-    for (span, dssbs, former) in (0..16).map(|bits: u64| (bits & 1, bits >> 1 & 1, bits >> 2)) {
+    for (span, dssbs, former) in (0..16).map(|bits: u64| (bits & 1, (bits >> 1) & 1, bits >> 2)) {
         MockArm64::write(Register::Sctlr, span << 23 | dssbs << 44);
-        let before = (former & 1) * PAN | (former >> 1) * SSBS | 5;
+        let before = 5 + (former & 1) * PAN + (former >> 1) * SSBS;
         let mut registers = Registers { pstate: before, ..Registers::default() };
         inject::undefined::<MockArm64>(&mut registers);
         let pan = if span == 0 { PAN } else { before & PAN };
-        assert_eq!(registers.pstate, 0x3c5 | pan | dssbs * SSBS, "SPAN {span}, DSSBS {dssbs}, {before:#x}");
+        assert_eq!(registers.pstate, 0x3c5 + pan + dssbs * SSBS, "SPAN {span}, DSSBS {dssbs}, {before:#x}");
         assert_eq!((MockArm64::read(Register::Spsr), MockArm64::read(Register::Esr)), (before, 1 << 25));
     }
 }
