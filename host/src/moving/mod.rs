@@ -8,7 +8,7 @@
 //! | [`greeting`] | connections that have not shown that they know the secret |
 //! | [`snapshot`] | a guest in a file |
 //! | [`restored`] | a note beside that file that a guest was restored from it |
-//! | [`described`] | what a guest is besides its state |
+//! | [`manifest`] | what a guest is besides its state |
 //! | [`outflow`], [`policy`] | what leaves, how fast, and when the guest is stopped for it |
 //! | [`vain`] | what leaves for nowhere, and stays |
 //! | [`time`] | counters beside the time of day |
