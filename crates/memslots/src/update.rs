@@ -212,6 +212,7 @@ impl<'a, const SPACES: usize> Published<'a, SPACES> {
             needs_receipt: [false; SPACES],
             is_settled: [false; SPACES],
             first: None,
+            change_count: 0,
         };
         update.survey();
         Ok(update)
@@ -229,6 +230,8 @@ pub struct Quiesced<'a, const SPACES: usize = 1> {
     is_settled: [bool; SPACES],
     /// The first change, which is usually the only one.
     first: Option<SlotChange>,
+    /// Without it each caller would search all slots for a change after the last.
+    change_count: usize,
 }
 
 /// Memory or a log that an update removes from use, returned by [`Quiesced::finish`].
@@ -264,6 +267,9 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
 
     /// The changes one by one, for a caller that treats them in steps; `None` after the last.
     pub fn change(&self, index: usize) -> Option<SlotChange> {
+        if index >= self.change_count {
+            return None;
+        }
         if index == 0 {
             return self.first;
         }
@@ -286,14 +292,15 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
 
     /// Examines the changes once.
     fn survey(&mut self) {
-        let (mut needs_receipt, mut first) = ([false; SPACES], None);
+        let (mut needs_receipt, mut first, mut change_count) = ([false; SPACES], None, 0);
         self.for_each(|change, _| {
             if let Some(needs_receipt) = needs_receipt.get_mut(change.space.index()) {
                 *needs_receipt |= change.treatment.needs_receipt();
             }
             first.get_or_insert(change);
+            change_count += 1;
         });
-        (self.needs_receipt, self.first) = (needs_receipt, first);
+        (self.needs_receipt, self.first, self.change_count) = (needs_receipt, first, change_count);
     }
 
     /// Records that the translations of a space have been treated and flushed; false if the receipt
