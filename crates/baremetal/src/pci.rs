@@ -10,7 +10,7 @@ pub const CLASS: u8 = 0x08;
 /// The first base address.
 pub const BAR: u8 = 0x10;
 const CAPABILITIES: u8 = 0x34;
-/// The capability MSI-X, and its control's bit that enables it.
+/// The capability MSI-X.
 const MSIX: u8 = 0x11;
 /// MSI-X is enabled.
 pub const MSIX_ENABLE: u32 = 1 << 31;

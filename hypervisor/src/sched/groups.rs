@@ -54,11 +54,11 @@ impl Scheduler {
         assert!(may_use().next().is_some(), "guest {group} may use no CPU that runs vCPUs");
         let usable = may_use().count() as u32;
         let has_accounts = self.ledger.open(group, vcpus.clone(), &share, usable);
-        // Before there are lines of two guests in any queue.
+        // Before there are queues of two guests in any queue.
         self.set_accounts(has_accounts);
         for cpu in may_use() {
-            let lines = GuestQueue::new(group, vcpus.clone());
-            self.place(cpu).with(|queue| queue.add_guest(lines));
+            let guest = GuestQueue::new(group, vcpus.clone());
+            self.place(cpu).with(|queue| queue.add_guest(guest));
         }
     }
 

@@ -39,7 +39,7 @@ pub trait Vmx: Processor {
     /// VMREAD, of the current VMCS.
     fn vmread(field: u32) -> u64;
     /// A register of the guest that a VMCS does not have.
-    fn read_outside(register: Register) -> u64;
+    fn read_soft(register: Register) -> u64;
     /// The vCPU arrives on the CPU: VMPTRLD.
     fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs);
     /// The vCPU leaves the CPU: VMCLEAR.
@@ -226,7 +226,7 @@ where
     }
 
     fn set_up(vmcs: &mut Vmcs, permissions: &Permissions) {
-        let read = (Self::vmread as _, Self::read_outside as _);
+        let read = (Self::vmread as _, Self::read_soft as _);
         let (capabilities, controls) = Self::chosen();
         let controls = if vpids().is_some() { controls } else { controls.without(Word::Secondary, VPID) };
         vmcs.set_up((capabilities, controls), guest_cr4_mask::<Self>(), permissions, read);

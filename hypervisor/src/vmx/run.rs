@@ -23,9 +23,9 @@ pub trait Instructions {
     /// What the calling CPU has at an exit.
     fn host_state() -> HostState;
     /// A register that a VMCS does not have.
-    fn read_outside(register: Register) -> u64;
+    fn read_soft(register: Register) -> u64;
     /// Changes such a register.
-    fn write_outside(register: Register, value: u64);
+    fn write_soft(register: Register, value: u64);
 
     /// VMLAUNCH, or VMRESUME, with general registers.
     ///
@@ -91,7 +91,7 @@ pub unsafe fn run<I: Instructions>(
 ) -> bool {
     vmcs.active.check(cpu);
     vmcs.write_changes(I::vmwrite);
-    vmcs.soft.load(held, I::write_outside);
+    vmcs.soft.load(held, I::write_soft);
     #[cfg(any(test, feature = "audit"))]
     super::audit::check(vmcs, I::vmread);
     // SAFETY: the caller's promise.
@@ -137,7 +137,7 @@ pub fn arrive<I: Instructions>(cpu: CpuId, vmcs: &mut Vmcs) {
 #[inline(always)]
 pub fn leave<I: Instructions>(vmcs: &mut Vmcs) {
     vmcs.active.clear();
-    vmcs.soft.save(I::read_outside);
+    vmcs.soft.save(I::read_soft);
     I::vmclear(vmcs);
 }
 
@@ -185,13 +185,13 @@ mod tests {
         let controls = capabilities.choose().expect("it can do without");
         let permissions = Permissions { io: 0x1000, msr: 0x3000, nested_root: 0x6000, apic: true };
         let mut vmcs = Vmcs::new();
-        vmcs.set_up((&capabilities, controls), !0, &permissions, (Mock::vmread, Mock::read_outside));
+        vmcs.set_up((&capabilities, controls), !0, &permissions, (Mock::vmread, Mock::read_soft));
         vmcs.write(Field::Efer, 0);
         assert!(enter(&mut vmcs, 0));
         assert!(enter_and(&mut vmcs, 0, |stay, _| {
             stay.write(f::GUEST_RIP, 0x5000);
             stay.write(f::GUEST_FS_BASE, 0x7000);
-            Mock::write_outside(Register::Cr2, 100);
+            Mock::write_soft(Register::Cr2, 100);
         }));
         vmcs
     }

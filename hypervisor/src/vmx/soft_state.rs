@@ -123,28 +123,28 @@ mod tests {
     use std::vec::Vec;
 
     /// What the processor of `held` gets written.
-    fn written(outside: &mut SoftState, held: &LoadedValues) -> Vec<(Register, u64)> {
+    fn written(soft: &mut SoftState, held: &LoadedValues) -> Vec<(Register, u64)> {
         let mut written = Vec::new();
-        outside.load(held, |register, value| written.push((register, value)));
+        soft.load(held, |register, value| written.push((register, value)));
         written
     }
 
     #[test]
     fn what_is_written_here_is_loaded_and_never_overwritten() {
-        let (mut outside, held) = (SoftState::new(), LoadedValues::default());
-        outside.write(Register::Lstar, 5);
+        let (mut soft, held) = (SoftState::new(), LoadedValues::default());
+        soft.write(Register::Lstar, 5);
         let guests = [(Register::Cr2, 0), (Register::Dr6, 0), (Register::KernelGs, 0)];
-        assert_eq!(written(&mut outside, &held), [guests[0], guests[1], (Register::Lstar, 5), guests[2]]);
-        outside.write(Register::Cr2, 7);
-        assert_eq!(written(&mut outside, &held), [(Register::Cr2, 7)]);
-        outside.write(Register::Dr6, 9);
-        outside.save(|_| 1);
+        assert_eq!(written(&mut soft, &held), [guests[0], guests[1], (Register::Lstar, 5), guests[2]]);
+        soft.write(Register::Cr2, 7);
+        assert_eq!(written(&mut soft, &held), [(Register::Cr2, 7)]);
+        soft.write(Register::Dr6, 9);
+        soft.save(|_| 1);
         assert_eq!(
             [Register::Dr6, Register::Cr2, Register::KernelGs, Register::Lstar]
-                .map(|register| outside.read(register)),
+                .map(|register| soft.read(register)),
             [9, 1, 1, 5]
         );
-        assert_eq!(written(&mut outside, &held).len(), guests.len(), "another vCPU had them");
+        assert_eq!(written(&mut soft, &held).len(), guests.len(), "another vCPU had them");
     }
 
     #[test]
@@ -153,9 +153,9 @@ mod tests {
         first.write(Register::Star, 1);
         second.write(Register::Star, 2);
         for _ in 0..2 {
-            for (outside, value) in [(&mut first, 1), (&mut second, 2)] {
-                assert!(written(outside, &held).contains(&(Register::Star, value)));
-                outside.save(|_| 0);
+            for (soft, value) in [(&mut first, 1), (&mut second, 2)] {
+                assert!(written(soft, &held).contains(&(Register::Star, value)));
+                soft.save(|_| 0);
             }
         }
     }

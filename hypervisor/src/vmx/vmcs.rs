@@ -157,12 +157,12 @@ impl Vmcs {
         (capabilities, controls): (&Capabilities, Controls),
         cr4: u64,
         permissions: &Permissions,
-        (vmread, read_outside): (Read<u32>, Read<Register>),
+        (vmread, read_soft): (Read<u32>, Read<Register>),
     ) {
         let [cr0_fixed, cr4_fixed] = [capabilities.guest_cr0_fixed(), capabilities.guest_cr4_fixed()];
         let cr4_fixed = cr4_fixed | CR4_MACHINE_CHECKS;
         self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
-        (self.controls, self.vmread, self.soft.from_processor) = (controls, vmread, read_outside);
+        (self.controls, self.vmread, self.soft.from_processor) = (controls, vmread, read_soft);
         self.maps = [permissions.io, permissions.msr];
         if self.controls.has(Word::Secondary, controls::VPID) {
             self.set_copy(Copied::Vpid, 1);

@@ -2,12 +2,9 @@
 
 use baremetal::arch::processors::Job;
 
+use super::arch::crossing as own;
 use super::findings::Findings;
-#[cfg(target_arch = "aarch64")]
-use crate::tests::aarch64::crossing as own;
 use crate::tests::prelude::*;
-#[cfg(target_arch = "x86_64")]
-use crate::tests::x86_64::crossing as own;
 
 /// Maximum number of registers that belong to a vCPU.
 pub(super) const OWN_MAX: usize = 512;

@@ -20,9 +20,10 @@ use hostile::orders::Orders;
 use crate::machine;
 
 #[cfg(target_arch = "aarch64")]
-use aarch64::OWN;
+use aarch64 as arch;
+use arch::OWN;
 #[cfg(target_arch = "x86_64")]
-use x86_64::OWN;
+use x86_64 as arch;
 
 /// A test. All processors are running and idle when it begins; interrupts are masked.
 pub(crate) struct Test {

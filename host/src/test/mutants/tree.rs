@@ -158,9 +158,7 @@ impl Tree {
         put(&self.root.join(CHOSEN).join("lib.rs"), CHOSEN_SOURCE.as_bytes())?;
         remove_others(&self.root, &|path| {
             let name = path.strip_prefix(&self.root).unwrap_or(path);
-            name.starts_with(CHOSEN)
-                || name == Path::new("Cargo.lock")
-                || workspace::root().join(name).is_file()
+            name.starts_with(CHOSEN) || workspace::root().join(name).is_file()
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Of the guests that have vCPUs waiting, and are not held by their caps, the one that is least
 //! ahead of the others (see [`ledger`](crate::sched::ledger)) runs the vCPU that is next in its
-//! lines. Its turn ends, besides what its own lines want, when it is ahead of another guest that
+//! queue. Its turn ends, besides what its own queue wants, when it is ahead of another guest that
 //! waits, and after seven eighths of a slice at the latest, whoever waits. A guest whose vCPUs wake
 //! here has the turn end a margin after that, instead of half a slice.
 //!
@@ -32,17 +32,17 @@ impl RunQueue {
         let running = self.running_line();
         // Without accounts there is one guest.
         let is_elsewhere = self.has_accounts && !self.front.vcpus.contains(&vcpu);
-        let other = self.others.iter_mut().filter(|_| is_elsewhere).find(|lines| lines.vcpus.contains(&vcpu));
+        let other = self.others.iter_mut().filter(|_| is_elsewhere).find(|guest| guest.vcpus.contains(&vcpu));
         match other {
-            Some(lines) => (lines, None),
+            Some(guest) => (guest, None),
             None => {
-                debug_assert!(!is_elsewhere, "vCPU {vcpu} has no lines on CPU {}", self.cpu);
+                debug_assert!(!is_elsewhere, "vCPU {vcpu} has no guest on CPU {}", self.cpu);
                 (&mut self.front, running)
             }
         }
     }
 
-    /// Counts the vCPUs that wait in other guests' lines.
+    /// Counts the vCPUs that wait in other guests' queues.
     fn count_beside(&mut self) {
         let waiting = self.others.iter().map(GuestQueue::len).sum::<usize>();
         self.beside = waiting | self.beside & WATCHED;
@@ -52,12 +52,12 @@ impl RunQueue {
     #[inline(never)]
     pub(super) fn enqueue_in_group(&mut self, vcpu: VcpuIndex, standing: Standing, policy: &Policy) -> bool {
         let ledger = self.ledger.clone();
-        let (lines, running) = self.guest_of(vcpu);
-        let is_news = !lines.has_waiting() || !lines.has_news;
-        lines.has_news = true;
-        lines.counted += 1;
-        ledger.group(lines.group).count_in(1);
-        let sooner = lines.enqueue(vcpu, standing, running, policy);
+        let (guest, running) = self.guest_of(vcpu);
+        let is_news = !guest.has_waiting() || !guest.has_news;
+        guest.has_news = true;
+        guest.counted += 1;
+        ledger.group(guest.group).count_in(1);
+        let sooner = guest.enqueue(vcpu, standing, running, policy);
         // Beside another guest's vCPU it matters which guest waits, and since when.
         let sooner = if running.is_some() { sooner } else { is_news };
         self.count_beside();
@@ -73,9 +73,9 @@ impl RunQueue {
         class: QueueClass,
     ) -> Standing {
         let ledger = self.ledger.clone();
-        let (lines, _) = self.guest_of(vcpu);
-        ledger.rejoin_if_slept(ledger.group(lines.group));
-        lines.standing(virtual_time, class)
+        let (guest, _) = self.guest_of(vcpu);
+        ledger.rejoin_if_slept(ledger.group(guest.group));
+        guest.standing(virtual_time, class)
     }
 
     /// Takes the vCPU that is next, with its class, and puts its guest's queue to the front.
@@ -100,17 +100,17 @@ impl RunQueue {
     }
 
     /// The vCPU that has waited longest of those whose guests are not held, and the place of its
-    /// guest's lines, if it has waited for so long that it runs whatever its guest has had. Every
+    /// guest's queue, if it has waited for so long that it runs whatever its guest has had. Every
     /// second turn is another one's.
     fn search_overdue(&mut self, now: u64, since: impl Fn(VcpuIndex) -> u64) -> Option<(usize, VcpuIndex)> {
         if now < self.patience_ends {
             return None;
         }
         let Self { front, others, ledger, .. } = &*self;
-        let free = others.iter().chain([front]).enumerate().filter(|(_, lines)| {
-            lines.has_waiting() && ledger.held_until(ledger.group(lines.group), now).is_none()
+        let free = others.iter().chain([front]).enumerate().filter(|(_, guest)| {
+            guest.has_waiting() && ledger.held_until(ledger.group(guest.group), now).is_none()
         });
-        let waiting = free.flat_map(|(index, lines)| lines.all().map(move |vcpu| (index, vcpu)));
+        let waiting = free.flat_map(|(index, guest)| guest.all().map(move |vcpu| (index, vcpu)));
         let (since, index, vcpu) = waiting.map(|(index, vcpu)| (since(vcpu), index, vcpu)).min()?;
         let policy = ledger.policy();
         let is_overdue = now.saturating_sub(since) >= policy.patience(self.load());
@@ -118,25 +118,25 @@ impl RunQueue {
         is_overdue.then_some((index, vcpu))
     }
 
-    /// Puts the lines of the guest to the front that is next; false if none may run.
+    /// Puts the queue of the guest to the front that is next; false if none may run.
     fn choose_group(&mut self, now: u64) -> bool {
         let Self { front, others, ledger, cpu, .. } = self;
         let stands_back = core::mem::take(&mut self.stands_back);
         let margin = ledger.policy().wakeup_margin;
         let mut next: Option<(i64, usize)> = None;
         // The front comes last: if two are even, the other one is next.
-        for (index, lines) in others.iter().chain([&*front]).enumerate() {
-            let group = ledger.group(lines.group);
-            if !lines.has_waiting() || ledger.held_until(group, now).is_some() {
+        for (index, guest) in others.iter().chain([&*front]).enumerate() {
+            let group = ledger.group(guest.group);
+            if !guest.has_waiting() || ledger.held_until(group, now).is_some() {
                 continue;
             }
             let stands_back = match index == others.len() {
-                _ if lines.is_passive() => margin,
+                _ if guest.is_passive() => margin,
                 true => stands_back,
                 false => 0,
             };
             // It loses nothing if it leaves this CPU to others.
-            let lead = match ledger.is_used_elsewhere(lines.group, *cpu, now) {
+            let lead = match ledger.is_used_elsewhere(guest.group, *cpu, now) {
                 true => i64::MAX,
                 false => ledger.lead(group).saturating_add(group.cost(stands_back)),
             };
@@ -154,7 +154,7 @@ impl RunQueue {
         true
     }
 
-    /// The turn of a guest begins, whose lines are these of the others, or the front behind them.
+    /// The turn of a guest begins, whose queue is this one of the others, or the front behind them.
     fn begin_turn(&mut self, index: usize, now: u64) {
         let Self { front, others, ledger, .. } = self;
         if let Some(chosen) = others.get_mut(index) {
@@ -183,8 +183,8 @@ impl RunQueue {
     fn end_turn_among_groups(&mut self, now: u64) {
         self.ledger.end_turn(self.cpu, self.front.group, now);
         let front = self.ledger.group(self.front.group);
-        for lines in self.others.iter().filter(|lines| lines.has_waiting()) {
-            self.ledger.group(lines.group).note_waits_for(front);
+        for guest in self.others.iter().filter(|guest| guest.has_waiting()) {
+            self.ledger.group(guest.group).note_waits_for(front);
         }
     }
 
@@ -203,14 +203,14 @@ impl RunQueue {
         claim: impl Fn(GroupIndex, &Group, VcpuIndex) -> Option<i64>,
     ) -> Option<(VcpuIndex, Standing)> {
         let Self { front, others, ledger, .. } = self;
-        let claims = others.iter_mut().chain([front]).filter_map(|lines| {
-            let group = ledger.group(lines.group);
-            let vcpu = lines.last().filter(|_| ledger.held_until(group, now).is_none())?;
-            claim(lines.group, group, vcpu).map(|claim| (claim, lines))
+        let claims = others.iter_mut().chain([front]).filter_map(|guest| {
+            let group = ledger.group(guest.group);
+            let vcpu = guest.last().filter(|_| ledger.held_until(group, now).is_none())?;
+            claim(guest.group, group, vcpu).map(|claim| (claim, guest))
         });
-        let (_, lines) = claims.min_by_key(|&(claim, _)| claim)?;
-        let stolen = lines.steal()?;
-        lines.count_out(ledger);
+        let (_, guest) = claims.min_by_key(|&(claim, _)| claim)?;
+        let stolen = guest.steal()?;
+        guest.count_out(ledger);
         self.count_beside();
         Some(stolen)
     }
@@ -218,10 +218,10 @@ impl RunQueue {
     /// Removes a waiting vCPU of this guest, for another queue, whether the guest is held or not.
     pub(in crate::sched) fn give_of(&mut self, group: GroupIndex) -> Option<(VcpuIndex, Standing)> {
         let Self { front, others, ledger, .. } = self;
-        let lines =
-            others.iter_mut().chain([front]).find(|lines| lines.group == group && lines.has_waiting())?;
-        let given = lines.steal()?;
-        lines.count_out(ledger);
+        let guest =
+            others.iter_mut().chain([front]).find(|guest| guest.group == group && guest.has_waiting())?;
+        let given = guest.steal()?;
+        guest.count_out(ledger);
         self.count_beside();
         Some(given)
     }
@@ -233,12 +233,12 @@ impl RunQueue {
     /// The guests that wait beside the one whose vCPU ran last, and of each the vCPU that
     /// [`give_of`](Self::give_of) takes.
     pub(in crate::sched) fn waiting_beside(&self) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
-        self.others.iter().filter_map(|lines| Some((lines.group, lines.last()?)))
+        self.others.iter().filter_map(|guest| Some((guest.group, guest.last()?)))
     }
 
     /// The guests that wait and are not held, and of each the vCPU that [`give`](Self::give) takes.
     pub(in crate::sched) fn waiting_vcpus(&self, now: u64) -> impl Iterator<Item = (GroupIndex, VcpuIndex)> {
-        let waiting = self.all_guests().filter_map(|lines| Some((lines.group, lines.last()?)));
+        let waiting = self.all_guests().filter_map(|guest| Some((guest.group, guest.last()?)));
         waiting.filter(move |&(group, _)| self.ledger.held_until(self.ledger.group(group), now).is_none())
     }
 
@@ -278,12 +278,12 @@ impl RunQueue {
             should_switch = self.front.is_preempted(&running, now, policy);
         }
         let mut held_until = u64::MAX;
-        for lines in self.others.iter().filter(|lines| lines.has_waiting()) {
-            if let Some(until) = self.ledger.held_until(self.ledger.group(lines.group), now) {
+        for guest in self.others.iter().filter(|guest| guest.has_waiting()) {
+            if let Some(until) = self.ledger.held_until(self.ledger.group(guest.group), now) {
                 held_until = held_until.min(until);
             } else {
                 has_waiting = true;
-                turn_end = turn_end.min(self.turn_end_beside(&running, lines, policy));
+                turn_end = turn_end.min(self.turn_end_beside(&running, guest, policy));
             }
         }
         should_switch |= now >= turn_end;
@@ -297,14 +297,14 @@ impl RunQueue {
     }
 
     /// When the turn of the vCPU that runs ends for the sake of another guest.
-    fn turn_end_beside(&self, running: &Running, lines: &GuestQueue, policy: &Policy) -> u64 {
+    fn turn_end_beside(&self, running: &Running, guest: &GuestQueue, policy: &Policy) -> u64 {
         let latest = running.since.saturating_add(policy.turn_beside());
-        if lines.is_passive() {
+        if guest.is_passive() {
             return latest;
         }
-        let (group, other) = (self.ledger.group(self.front.group), self.ledger.group(lines.group));
+        let (group, other) = (self.ledger.group(self.front.group), self.ledger.group(guest.group));
         // A light guest's turns are as much shorter as its share is smaller than the other's.
-        let ahead = if lines.has_news { policy.wakeup_margin } else { policy.slice / 2 };
+        let ahead = if guest.has_news { policy.wakeup_margin } else { policy.slice / 2 };
         let ahead = group.cost(ahead).min(other.cost(ahead));
         let gap = self.ledger.lead(other).saturating_sub(self.ledger.lead(group));
         let left = gap.saturating_add(ahead) / group.divisor();
@@ -320,8 +320,8 @@ impl RunQueue {
             if self.front.vcpus.contains(&vcpu) {
                 (!self.front.waits_in(QueueClass::Timer)).then_some(policy.wakeup_margin)
             } else {
-                let lines = self.others.iter().find(|lines| lines.vcpus.contains(&vcpu))?;
-                (!lines.has_waiting()).then(|| policy.turn_min())
+                let guest = self.others.iter().find(|guest| guest.vcpus.contains(&vcpu))?;
+                (!guest.has_waiting()).then(|| policy.turn_min())
             }
         };
         let useful = |&(at, vcpu): &(u64, VcpuIndex)| {
@@ -335,23 +335,23 @@ impl RunQueue {
     /// Another CPU, on which it is later, may have found the guest free since this one found it
     /// held. So the end of the hold is taken whether it is held or not.
     pub(in crate::sched) fn next_event(&self) -> u64 {
-        let waiting = self.all_guests().filter(|lines| lines.has_waiting());
-        let holds = waiting.filter_map(|lines| self.ledger.free_at(self.ledger.group(lines.group)));
+        let waiting = self.all_guests().filter(|guest| guest.has_waiting());
+        let holds = waiting.filter_map(|guest| self.ledger.free_at(self.ledger.group(guest.group)));
         holds.fold(self.next_timer(), u64::min)
     }
 
-    pub(in crate::sched) fn add_guest(&mut self, lines: GuestQueue) {
+    pub(in crate::sched) fn add_guest(&mut self, guest: GuestQueue) {
         let is_vacant = self.front.vcpus.is_empty();
         if is_vacant {
-            self.front = lines;
+            self.front = guest;
         } else {
-            self.others.push(lines);
+            self.others.push(guest);
         }
     }
 
-    /// Removes a guest's lines, in which none waits.
+    /// Removes a guest's queue, in which none waits.
     pub(in crate::sched) fn remove_guest(&mut self, group: GroupIndex) -> Option<GuestQueue> {
-        let is_its = |lines: &GuestQueue| lines.group == group && !lines.vcpus.is_empty();
+        let is_its = |guest: &GuestQueue| guest.group == group && !guest.vcpus.is_empty();
         let removed = if is_its(&self.front) {
             let next = self.others.pop().unwrap_or_default();
             core::mem::replace(&mut self.front, next)
@@ -373,16 +373,16 @@ impl RunQueue {
         self.count_beside();
         let runs = self.running.is_some();
         // Until now there was one guest, or from now on there is.
-        let lines = &mut self.front;
-        let group = self.ledger.group(lines.group);
+        let guest = &mut self.front;
+        let group = self.ledger.group(guest.group);
         if has_accounts {
-            lines.counted = lines.len() as u32 + u32::from(runs);
-            group.count_in(lines.counted);
+            guest.counted = guest.len() as u32 + u32::from(runs);
+            group.count_in(guest.counted);
             if let Some(running) = self.running {
-                self.ledger.begin_turn(self.cpu, lines.group, running.since);
+                self.ledger.begin_turn(self.cpu, guest.group, running.since);
             }
         } else {
-            group.count_out(core::mem::take(&mut lines.counted));
+            group.count_out(core::mem::take(&mut guest.counted));
             self.ledger.begin_idle(self.cpu, 0);
         }
     }

@@ -53,7 +53,7 @@ pub(in crate::sched) struct GuestQueue {
 }
 
 impl GuestQueue {
-    /// Empty lines with room for all of a guest's vCPUs, so that they never allocate later.
+    /// An empty queue with room for all of a guest's vCPUs, so that it never allocates later.
     pub(in crate::sched) fn new(group: GroupIndex, vcpus: Range<VcpuIndex>) -> Self {
         let count = VcpuIndex::each(vcpus.clone()).len();
         Self {
@@ -244,7 +244,7 @@ impl GuestQueue {
         match class {
             QueueClass::Work if !self.waits_in(QueueClass::Timer) => policy.slice,
             QueueClass::Work => {
-                // Those with work get ahead by the credit, so that the lines do not alternate at
+                // Those with work get ahead by the credit, so that the classes do not alternate at
                 // every turn.
                 let turn = self.lead.wrapping_add(policy.sleeper_credit());
                 turn.min(policy.slice.cast_signed()).max(policy.wakeup_margin.cast_signed()).cast_unsigned()

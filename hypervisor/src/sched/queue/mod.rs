@@ -1,7 +1,7 @@
 //! One CPU's queue: the waiting vCPUs, the running vCPU, and the pending timers. Pure state, except
 //! for the accounts that all queues share; times are ticks of the clock.
 //!
-//! The vCPUs of a guest wait in its `lines`. Which guest's turn it is, if there are several,
+//! The vCPUs of a guest wait in its queue. Which guest's turn it is, if there are several,
 //! is decided in `groups`. The functions here are those of a machine with one guest: they are a
 //! part of each switch, and branch to those there in one place each.
 
@@ -127,7 +127,7 @@ pub enum PutBack {
 /// A CPU's queue.
 #[derive(Debug)]
 pub struct RunQueue {
-    /// The lines of the guest whose vCPU runs, or ran last.
+    /// The queue of the guest whose vCPU runs, or ran last.
     front: GuestQueue,
     /// Those of the other guests that may run here.
     others: Vec<GuestQueue>,
@@ -136,7 +136,7 @@ pub struct RunQueue {
     running: Option<Running>,
     /// Sorted by falling deadline: the next to expire is the last.
     timers: Vec<(u64, VcpuIndex)>,
-    /// How many vCPUs wait in the other guests' lines, and [`WATCHED`].
+    /// How many vCPUs wait in the other guests' queues, and [`WATCHED`].
     beside: usize,
     /// By how many ticks the guest of the vCPU that was put back stands back when the next one is
     /// chosen.
@@ -148,7 +148,7 @@ pub struct RunQueue {
 }
 
 impl RunQueue {
-    /// The queue of `cpu`, with room for the timers of `vcpus`. No vCPU has lines here yet.
+    /// The queue of `cpu`, with room for the timers of `vcpus`. No guest has a queue here yet.
     pub(super) fn new(cpu: CpuIndex, vcpus: usize, groups: usize, ledger: Arc<Ledger>) -> Self {
         Self {
             front: GuestQueue::default(),
@@ -217,8 +217,8 @@ impl RunQueue {
     ///
     /// Returns whether it was there. If so, the vCPU that runs here may have to make room.
     pub fn promote(&mut self, vcpu: VcpuIndex, policy: &Policy) -> bool {
-        let (lines, running) = self.guest_of(vcpu);
-        lines.promote(vcpu, running, policy)
+        let (guest, running) = self.guest_of(vcpu);
+        guest.promote(vcpu, running, policy)
     }
 
     /// The standing of a vCPU that blocked here and wakes, from its virtual time then.

@@ -34,7 +34,7 @@ struct Region {
 pub(crate) struct Mock {
     regions: BTreeMap<u64, Region>,
     current: Option<u64>,
-    outside: [u64; 7],
+    soft: [u64; 7],
     random: Random,
     /// The fields as the last entry has found them.
     entered: Fields,
@@ -61,7 +61,7 @@ impl Mock {
         Self {
             regions: BTreeMap::new(),
             current: None,
-            outside: [0; 7],
+            soft: [0; 7],
             random: Random::new(1),
             entered: Fields::new(),
             said: None,
@@ -299,12 +299,12 @@ impl Instructions for Mock {
         HostState::default()
     }
 
-    fn read_outside(register: Register) -> u64 {
-        mock(|mock| mock.outside[register as usize])
+    fn read_soft(register: Register) -> u64 {
+        mock(|mock| mock.soft[register as usize])
     }
 
-    fn write_outside(register: Register, value: u64) {
-        mock(|mock| mock.outside[register as usize] = value);
+    fn write_soft(register: Register, value: u64) {
+        mock(|mock| mock.soft[register as usize] = value);
     }
 
     unsafe fn enter(registers: &mut Registers, is_launched: bool) -> Result<(), Failed> {

@@ -90,8 +90,8 @@ impl Vmx for MockVmx {
         <mock::Mock as Instructions>::vmread(field)
     }
 
-    fn read_outside(register: Register) -> u64 {
-        <mock::Mock as Instructions>::read_outside(register)
+    fn read_soft(register: Register) -> u64 {
+        <mock::Mock as Instructions>::read_soft(register)
     }
 
     fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs) {

@@ -71,7 +71,7 @@ pub(crate) unsafe fn enable(region: u64) {
         });
     }
     for register in [Register::Star, Register::Lstar, Register::Cstar, Register::Sfmask] {
-        Processor::write_outside(register, 0);
+        Processor::write_soft(register, 0);
     }
     // Whoever used VMX before may have left something.
     invalidate::nested(Invept::All);

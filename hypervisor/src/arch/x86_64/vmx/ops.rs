@@ -92,7 +92,7 @@ impl Instructions for Processor {
     }
 
     #[inline(always)]
-    fn read_outside(register: Register) -> u64 {
+    fn read_soft(register: Register) -> u64 {
         match register.msr() {
             // SAFETY: every processor of 64 bits has these registers, and reading changes nothing.
             Some(number) => unsafe { Msr::new(number).read() },
@@ -102,7 +102,7 @@ impl Instructions for Processor {
     }
 
     #[inline(always)]
-    fn write_outside(register: Register, value: u64) {
+    fn write_soft(register: Register, value: u64) {
         // SAFETY: the hypervisor uses none of them. The guest's values were checked when it wrote
         // them.
         unsafe {
@@ -163,8 +163,8 @@ impl Vmx for On<OnVmx<Processor>> {
         Processor::vmread(field)
     }
 
-    fn read_outside(register: Register) -> u64 {
-        <Processor as Instructions>::read_outside(register)
+    fn read_soft(register: Register) -> u64 {
+        <Processor as Instructions>::read_soft(register)
     }
 
     #[inline(always)]

@@ -51,7 +51,7 @@ pub(in super::super) struct Receiving<A: Arch> {
     host: &'static Host<A>,
     /// The guest. It is gone in [`Stage::Closes`], unless it runs.
     vm: &'static Vm<A>,
-    line: FrameChannel<A>,
+    channel: FrameChannel<A>,
     handover: Target,
     stage: Stage<A>,
     frames: u64,
@@ -77,13 +77,13 @@ impl<A: Arch> Receiving<A> {
         answer: &mut Answer,
     ) -> Result<Self, Refusal> {
         let host = vm.host;
-        let line = FrameChannel::take(host, Sizes::TARGET)?;
+        let channel = FrameChannel::take(host, Sizes::TARGET)?;
         host.set_state(vm, GuestState::Arriving, 0);
-        answer.record::<A>(&record::Channel { channel: line.place(), session: 0, given: 0 });
+        answer.record::<A>(&record::Channel { channel: channel.place(), session: 0, given: 0 });
         Ok(Self {
             host,
             vm,
-            line,
+            channel,
             handover: Target::default(),
             stage: Stage::Zero(Sweep::new(CLEAR_BYTES)),
             frames: 0,
@@ -101,7 +101,7 @@ impl<A: Arch> Receiving<A> {
     /// Makes a short step.
     pub(in super::super) fn step(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
         let start = A::now();
-        self.line.show_clock();
+        self.channel.show_clock();
         if answer.is_abandoned && !self.is_closed {
             self.is_closed = true;
             self.told(Heard::Cut);
@@ -127,7 +127,7 @@ impl<A: Arch> Receiving<A> {
     fn fail(&mut self, why: Refusal) {
         let text = alloc::format!("{why}");
         // If the channel is broken the tool learns it at the request's end.
-        let _ = self.line.put(Kind::Failed, 0, text.as_bytes());
+        let _ = self.channel.put(Kind::Failed, 0, text.as_bytes());
         self.because = Some(why);
         self.told(Heard::Cut);
     }
@@ -145,7 +145,7 @@ impl<A: Arch> Receiving<A> {
                 self.stage = Stage::Closes;
                 if let Some(what) = then {
                     // The ring to the tool has held one frame so far.
-                    let _ = self.line.say(what);
+                    let _ = self.channel.say(what);
                 }
             }
             Act::Destroy => {
@@ -188,7 +188,7 @@ impl<A: Arch> Receiving<A> {
                 Progress::Done if A::follow_state(vm, A::this_cpu()) => {
                     self.stage = Stage::Complete;
                     if let Act::Say(what) = self.handover.complete() {
-                        self.line.say(what)?;
+                        self.channel.say(what)?;
                     }
                 }
                 Progress::Waiting => return Ok(Progress::Waiting),
@@ -208,7 +208,7 @@ impl<A: Arch> Receiving<A> {
 
     /// Takes the next frame.
     fn take(&mut self) -> Result<Progress, Refusal> {
-        let next = match self.line.next() {
+        let next = match self.channel.next() {
             Err(_) if self.because.is_some() || self.handover == Target::Running => None,
             next => next?,
         };
@@ -226,7 +226,7 @@ impl<A: Arch> Receiving<A> {
                 self.frames += 1;
             }
         }
-        self.line.done(header);
+        self.channel.done(header);
         Ok(Progress::More)
     }
 
@@ -235,12 +235,12 @@ impl<A: Arch> Receiving<A> {
         let vm = self.vm;
         match (kind, &self.stage) {
             (Kind::Hello, Stage::Hello) => {
-                self.line.read_state(header, |archive| describe_beginning(vm, archive))?;
+                self.channel.read_state(header, |archive| describe_beginning(vm, archive))?;
                 self.stage = Stage::Memory;
             }
             (Kind::Slot, Stage::Memory) => {
                 let mut slot = MemorySlot::default();
-                self.line.read_state(header, |archive| slot.describe(archive))?;
+                self.channel.read_state(header, |archive| slot.describe(archive))?;
                 let (id, at) = (SlotId(slot.id), Gpa(header.argument));
                 if id == DEVICE_SLOT {
                     return Err(Flaw::Value("the number of a slot").into());
@@ -262,7 +262,7 @@ impl<A: Arch> Receiving<A> {
                 let (mut at, bytes) = (header.argument, header.len() as u64);
                 pieces(vm, at, bytes, |_| ())?;
                 let memory = vm.space.slots().memory();
-                self.line.body(header, |piece| {
+                self.channel.body(header, |piece| {
                     // All of it is memory.
                     let _ = memory.write(Gpa(at), piece);
                     at += piece.len() as u64;
@@ -274,7 +274,7 @@ impl<A: Arch> Receiving<A> {
             // The tool's to look at.
             (Kind::Round, Stage::Memory) => {}
             (Kind::Clock, Stage::Memory) => {
-                self.line.read_state(header, |archive| self.clock.describe(archive))?;
+                self.channel.read_state(header, |archive| self.clock.describe(archive))?;
                 self.pauses = header.argument != 0;
                 self.set_clock()?;
                 self.stage = Stage::State(Section::Shared);
@@ -283,7 +283,7 @@ impl<A: Arch> Receiving<A> {
                 if Section::of(header.argument) != Some(section) {
                     return Err(Flaw::Value("the order of the states").into());
                 }
-                self.line.read_state(header, |archive| describe(vm, section, archive))?;
+                self.channel.read_state(header, |archive| describe(vm, section, archive))?;
                 self.stage = next_section(vm, section).map_or(Stage::End, Stage::State);
             }
             (Kind::End, Stage::End) if header.argument == self.frames => self.stage = Stage::Devices,
@@ -305,7 +305,7 @@ impl<A: Arch> Receiving<A> {
     }
 
     fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
-        self.line.give_back(self.host);
+        self.channel.give_back(self.host);
         if self.handover == Target::Running {
             answer.record::<A>(&record::Received {
                 pages: self.pages,

@@ -33,7 +33,7 @@ impl<A: Arch> Sending<A> {
     /// Sends something; the stages with frames of their own.
     pub(super) fn send(&mut self) -> Result<Progress, Refusal> {
         let vm = self.vm;
-        if !self.line.has_room()? {
+        if !self.channel.has_room()? {
             return Ok(Progress::Waiting);
         }
         match &mut self.stage {
@@ -59,7 +59,7 @@ impl<A: Arch> Sending<A> {
                     return Ok(Progress::More);
                 }
                 let from = slot.gpa.0 + *page * PAGE as u64;
-                let (count, zeros) = self.line.put_pages(&vm.space.slots().memory(), from, left)?;
+                let (count, zeros) = self.channel.put_pages(&vm.space.slots().memory(), from, left)?;
                 *page += count;
                 self.round.add(count, zeros);
             }
@@ -73,7 +73,7 @@ impl<A: Arch> Sending<A> {
                 let (from, end) =
                     (slot.gpa.0 + run.start * PAGE as u64, run.end.min(slot.size / PAGE as u64));
                 let memory = vm.space.slots().memory();
-                let (count, zeros) = self.line.put_pages(&memory, from, end - run.start)?;
+                let (count, zeros) = self.channel.put_pages(&memory, from, end - run.start)?;
                 *page = run.start + count;
                 self.round.add(count, zeros);
             }
@@ -82,18 +82,18 @@ impl<A: Arch> Sending<A> {
                 let mut clock =
                     Clock { ticks: vm.clock.at(now), wall_ns: vm.wall_ns(), at: now, hz: A::hz() };
                 let pauses = vm.pauses.load(Ordering::Relaxed).into();
-                self.line.put_state(Kind::Clock, pauses, |archive| clock.describe(archive))?;
+                self.channel.put_state(Kind::Clock, pauses, |archive| clock.describe(archive))?;
                 self.stage = Stage::State(Section::Shared);
             }
             Stage::State(section) => {
                 let section = *section;
-                self.line.put_state(Kind::State, section.argument(), |archive| {
+                self.channel.put_state(Kind::State, section.argument(), |archive| {
                     super::describe(vm, section, archive)
                 })?;
                 self.stage = match super::next_section(vm, section) {
                     Some(next) => Stage::State(next),
                     None => {
-                        self.line.put(Kind::End, self.line.frames, &[])?;
+                        self.channel.put(Kind::End, self.channel.frames, &[])?;
                         self.offer()
                     }
                 };
@@ -107,10 +107,10 @@ impl<A: Arch> Sending<A> {
     /// What the guest is, and the slots that were added to it.
     fn send_hello(&mut self) -> Result<(), Refusal> {
         let vm = self.vm;
-        self.line.put_state(Kind::Hello, 0, |archive| describe_beginning(vm, archive))?;
+        self.channel.put_state(Kind::Hello, 0, |archive| describe_beginning(vm, archive))?;
         for slot in self.slots.iter().filter(|slot| vm.memory_of_slots.lock().was_added(slot.id)) {
             let mut said = MemorySlot { id: slot.id.0, size: slot.size };
-            self.line.put_state(Kind::Slot, slot.gpa.0, |archive| said.describe(archive))?;
+            self.channel.put_state(Kind::Slot, slot.gpa.0, |archive| said.describe(archive))?;
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl<A: Arch> Sending<A> {
             self.stage = Stage::Clock;
         } else {
             let (mut round, number) = (self.round, self.rounds.into());
-            self.line.put_state(Kind::Round, number, |archive| round.describe(archive))?;
+            self.channel.put_state(Kind::Round, number, |archive| round.describe(archive))?;
             self.stage = Stage::Awaits;
         }
         self.rounds += 1;
@@ -162,7 +162,7 @@ impl<A: Arch> Sending<A> {
 
     /// The request is over: says what was sent.
     pub(super) fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
-        self.line.give_back(self.host);
+        self.channel.give_back(self.host);
         let away = u8::from(self.handover == Source::Away);
         if away != 0 {
             self.host.note_last_gone(self.number);

@@ -73,7 +73,7 @@ pub(in super::super) struct Sending<A: Arch> {
     /// The guest. It is gone when it has been destroyed.
     pub(super) vm: &'static Vm<A>,
     pub(super) number: u32,
-    pub(super) line: FrameChannel<A>,
+    pub(super) channel: FrameChannel<A>,
     pub(super) handover: Source,
     pub(super) stage: Stage<A>,
     /// The slots with memory, to all of which the guest can store.
@@ -105,12 +105,12 @@ impl<A: Arch> Sending<A> {
     ) -> Result<Self, Refusal> {
         let is_given = vm.host.state_of(vm.number) == GuestState::Given;
         let slots = slots(vm, is_given)?;
-        let line = FrameChannel::take(vm.host, Sizes::SOURCE)?;
-        line.show_clock();
+        let channel = FrameChannel::take(vm.host, Sizes::SOURCE)?;
+        channel.show_clock();
         let session = if is_given { vm.given.load(Ordering::Relaxed) } else { session };
         vm.given.store(session, Ordering::Relaxed); // By the boot CPU alone.
         vm.pauses.fetch_or(vm.host.state_of(vm.number) == GuestState::Paused, Ordering::Relaxed);
-        answer.record::<A>(&record::Channel { channel: line.place(), session, given: is_given.into() });
+        answer.record::<A>(&record::Channel { channel: channel.place(), session, given: is_given.into() });
         let (handover, stage) = match (is_given, way) {
             (true, _) => (Source::Given, Stage::Offered),
             (false, SendWay::Live) => (Source::Here, Stage::Log),
@@ -120,7 +120,7 @@ impl<A: Arch> Sending<A> {
             host: vm.host,
             vm,
             number: vm.number,
-            line,
+            channel,
             handover,
             stage,
             slots,
@@ -146,7 +146,7 @@ impl<A: Arch> Sending<A> {
     /// Makes a short step.
     pub(in super::super) fn step(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
         let (start, stood_still) = (A::now(), self.stop.is_now());
-        self.line.show_clock();
+        self.channel.show_clock();
         if answer.is_abandoned && !self.is_closed {
             self.is_closed = true;
             self.cut();
@@ -154,7 +154,7 @@ impl<A: Arch> Sending<A> {
         match self.stage {
             Stage::Closes if self.is_closed && !self.stop.is_now() => return self.end(answer),
             Stage::Offered if self.is_closed => {
-                self.line.give_back(self.host);
+                self.channel.give_back(self.host);
                 return Err(Refusal::Given(self.vm.given.load(Ordering::Relaxed)));
             }
             _ => {}
@@ -184,10 +184,10 @@ impl<A: Arch> Sending<A> {
 
     /// It cannot be sent: tells the tool, and goes back.
     fn fail(&mut self, why: Refusal) {
-        if self.line.has_room() == Ok(true) {
+        if self.channel.has_room() == Ok(true) {
             let text = alloc::format!("{why}");
             // Room was checked.
-            let _ = self.line.put(Kind::Failed, 0, text.as_bytes());
+            let _ = self.channel.put(Kind::Failed, 0, text.as_bytes());
         }
         self.because = Some(why);
         self.cut();
@@ -278,13 +278,15 @@ impl<A: Arch> Sending<A> {
         if self.is_closed {
             return Ok(None);
         }
-        let next = match self.line.next() {
+        let next = match self.channel.next() {
             // Nothing that the tool says counts any more.
             Err(_) if self.because.is_some() || !self.handover.may_cancel() => None,
             next => next?,
         };
-        let Some((header, kind)) = next.filter(|_| self.line.has_room() == Ok(true)) else { return Ok(None) };
-        self.line.done(header);
+        let Some((header, kind)) = next.filter(|_| self.channel.has_room() == Ok(true)) else {
+            return Ok(None);
+        };
+        self.channel.done(header);
         match (kind, &self.stage) {
             (Kind::Cut, _) => {
                 self.is_closed = true;
@@ -310,7 +312,7 @@ impl<A: Arch> Sending<A> {
                 // G: from here on it stands still until it is known what came of it.
                 self.vm.host.set_state(self.vm, GuestState::Given, 0);
                 self.stop.end(A::now());
-                self.line.say(what)?;
+                self.channel.say(what)?;
             }
             Act::Run(_) => {
                 self.is_cancelled = true;

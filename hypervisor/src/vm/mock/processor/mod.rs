@@ -246,37 +246,41 @@ pub(in crate::vm) struct Shared {
     pub(in crate::vm) stalls: core::sync::atomic::AtomicBool,
 }
 
-/// A bit for each CPU that has the guest's address space loaded, none when the guest is freed; and
-/// how often one has loaded it that had not got it.
+/// Who has the guest's address space loaded.
 #[derive(Default)]
-pub(in crate::vm) struct Holders(AtomicU64, AtomicU64);
+pub(in crate::vm) struct Holders {
+    /// A bit for each CPU: none when the guest is freed.
+    cpus: AtomicU64,
+    /// How often one has loaded it that had not got it.
+    loads: AtomicU64,
+}
 
 impl Drop for Holders {
     fn drop(&mut self) {
-        assert_eq!(*self.0.get_mut(), 0, "the address space of a guest that is freed is loaded");
+        assert_eq!(*self.cpus.get_mut(), 0, "the address space of a guest that is freed is loaded");
     }
 }
 
 impl Holders {
     /// The CPU drops the address space that it has loaded, and loads this guest's, if any.
     fn load(cpu: CpuIndex, next: Option<&Vm<MockArch>>) {
-        if next.is_some_and(|vm| vm.guest.holders.0.load(Ordering::Relaxed) >> cpu.0 & 1 != 0) {
+        if next.is_some_and(|vm| vm.guest.holders.cpus.load(Ordering::Relaxed) >> cpu.0 & 1 != 0) {
             return;
         }
         let host = MockArch::host().expect("the CPU runs vCPUs");
         let mut from = 0;
         while let Some(vm) = host.next_guest(from) {
             from = vm.number + 1;
-            vm.guest.holders.0.fetch_and(!(1 << cpu.0), Ordering::Relaxed);
+            vm.guest.holders.cpus.fetch_and(!(1 << cpu.0), Ordering::Relaxed);
         }
-        for Holders(cpus, loads) in next.into_iter().map(|vm| &vm.guest.holders) {
+        for Holders { cpus, loads } in next.into_iter().map(|vm| &vm.guest.holders) {
             cpus.fetch_or(1 << cpu.0, Ordering::Relaxed);
             loads.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     pub(in crate::vm) fn loads(&self) -> u64 {
-        self.1.load(Ordering::Relaxed)
+        self.loads.load(Ordering::Relaxed)
     }
 }
 

@@ -207,7 +207,7 @@ unsafe impl Arch for MockArch {
     }
 
     fn holds_space(vm: &Vm<Self>, cpu: &PerCpu<Self>) -> bool {
-        vm.guest.holders.0.load(Ordering::Relaxed) >> cpu.index.0 & 1 != 0
+        vm.guest.holders.cpus.load(Ordering::Relaxed) >> cpu.index.0 & 1 != 0
     }
 
     fn leave_space(_: &Programs, cpu: &PerCpu<Self>, (): &mut ()) {
