@@ -106,7 +106,7 @@ pub(crate) unsafe fn read_module(module: Option<Range<u64>>, kind: &str) -> Bund
         core::slice::from_raw_parts(module.start as *const u8, (module.end - module.start) as usize)
     };
     let bundle = Bundle::read(bundle).unwrap_or_else(|why| refuse(ExitCode::BadConfig, &why));
-    vm::files::make_defect(&bundle.config);
+    vm::defects::make_defect(&bundle.config);
     if let Some(symbols) = bundle.symbols {
         panic::set_symbols(symbols);
     }

@@ -22,7 +22,7 @@ use super::remaps::Rewritten;
 use crate::owned::tables::{address, ring, words};
 use crate::owned::{NotAttached, Translations};
 use crate::pages::Pages;
-use crate::vm::files::makes;
+use crate::vm::defects::makes;
 
 /// Entries of the command ring, and of the event log: a page each.
 const ENTRIES: usize = 256;

@@ -9,8 +9,8 @@ use stay::iommu::{Device, Domain};
 
 use super::machine::{Given, MachineDevices};
 use super::platform::{Iommu, Platform};
+use crate::vm::defects::makes;
 use crate::vm::dma::{IOMMUS_MAX, Tickets};
-use crate::vm::files::makes;
 use crate::vm::refused::Refused;
 
 /// The IOMMUs that translate by a guest's tables. Constant from the guest's creation on.

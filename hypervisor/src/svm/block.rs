@@ -10,7 +10,7 @@ use super::intercepts::{self, CR_WRITE_8, misc1};
 use super::step::{self, Step};
 use super::vmcb::{EFER_SVME, Vmcb, clean, vintr};
 use crate::vm::arch::Cpus;
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::x86::CR0_PE;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;

@@ -12,7 +12,7 @@ use super::processor::Amd64;
 use super::table::INVALID;
 use super::vmcb::{Vmcb, clean};
 use crate::vm::arch::Arch;
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::vm::{PerCpu, Vm};
 use crate::x86::vcpu::registers::{RAX, Registers};
 use crate::x86::vcpu::state::VcpuState;

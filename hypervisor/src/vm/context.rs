@@ -9,7 +9,7 @@ use stay::{Answer, MMIO_PAGES, Mistake, Mistakes, Source, Stay};
 
 use super::arch::{Arch, State};
 use super::counting::{CounterRow, increase};
-use super::files::Defects;
+use super::defects::Defects;
 use super::host::Host;
 use super::machine::{Vcpu, Vm};
 use super::percpu::PerCpu;

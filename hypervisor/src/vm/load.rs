@@ -6,8 +6,8 @@ use memslots::{Gpa, Sweep};
 use paging::Progress;
 
 use super::arch::Arch;
+use super::defects::makes;
 use super::dma::MapAhead;
-use super::files::makes;
 use super::machine::Vm;
 use super::slot_memory::CLEAR_BYTES;
 use crate::loader::{LoadError, Placement};

@@ -65,6 +65,9 @@ pub struct Vm<A: Arch> {
     pub(super) change: OwnChange<A>,
     /// Pending work that each of its vCPUs must check, and how many have stopped.
     pub(super) stopping: Stopping,
+    /// How often its translations were audited.
+    #[cfg(test)]
+    pub(crate) audits: AtomicU64,
     /// Whether a request from the host waits for its turn to change guest memory: vCPUs let it go
     /// first.
     pub turn_wanted: AtomicBool,
@@ -192,6 +195,8 @@ fn assemble<A: Arch>(
         pauses: AtomicBool::new(false),
         change: OwnChange::none(),
         stopping: Stopping::default(),
+        #[cfg(test)]
+        audits: AtomicU64::new(0),
         turn_wanted: AtomicBool::new(false),
         rings,
         tables,

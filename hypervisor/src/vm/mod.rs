@@ -12,6 +12,7 @@ mod console;
 mod context;
 pub mod control;
 pub mod counting;
+pub mod defects;
 pub mod dma;
 pub mod end;
 pub mod files;

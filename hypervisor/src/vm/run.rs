@@ -55,7 +55,7 @@ use super::context::{Context, Next};
 use super::host::Host;
 use super::percpu::{self, PerCpu};
 use super::switch::Leave;
-use super::{GUEST, control, counting, files};
+use super::{GUEST, control, counting, defects};
 use crate::sched::notify::{self, Taken};
 use crate::sched::spinning::Look;
 use crate::sched::{CpuIndex, PutBack, Turn};
@@ -71,7 +71,7 @@ pub fn start<A: Arch>(host: &Host<A>) {
 
 /// Reports that a CPU is ready. A CPU that is no longer awaited stops here for good.
 pub fn come_online<A: Cpus>(cpu: &PerCpu<A>) {
-    while cpu.index == CpuIndex(1) && files::makes(Defect::LateCpu) && !cpu.presence.is_settled() {
+    while cpu.index == CpuIndex(1) && defects::makes(Defect::LateCpu) && !cpu.presence.is_settled() {
         core::hint::spin_loop();
     }
     if !cpu.presence.come_online() {

@@ -89,6 +89,8 @@ impl<A: Arch> Vm<A> {
         if !self.is_paranoid() {
             return;
         }
+        #[cfg(test)]
+        self.audits.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
         // Another job may have begun; its end is audited too.
         if let Ok(audit) = self.space.audit()
             && let Some(first) = audit.first

@@ -12,7 +12,7 @@ use super::soft_state::Register;
 use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
 use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;

@@ -22,7 +22,7 @@ use super::{intercepts, table};
 use crate::pages::Pages;
 use crate::stopping::STOP;
 use crate::vm::arch::{Arch, Board};
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::vm::{Context, Host, Next, PerCpu, Vm};
 use crate::x86::CR4_PAE;
 use crate::x86::arch_impl::OnX86;
@@ -44,10 +44,8 @@ pub trait Vmx: Processor {
     fn arrive(cpu: &PerCpu<Self>, vmcs: &mut Vmcs);
     /// The vCPU leaves the CPU: VMCLEAR.
     fn leave(vmcs: &mut Vmcs);
-    /// Holds interrupts from here on; one that arrives ends guest mode as soon as it begins.
-    fn hold_interrupts();
-    /// Takes the interrupts that were [held](Self::hold_interrupts), or runs the handler of the one
-    /// that the exit has taken.
+    /// Takes the interrupts that are pending, or runs the handler of the one that the exit has
+    /// taken.
     fn release_interrupts(acknowledged: Option<u8>);
     /// Interrupts a CPU in guest mode, so that it takes what is posted.
     fn tell(cpu: &PerCpu<Self>);
@@ -109,9 +107,10 @@ impl<A: Vmx + X86<Block = Vmcs>> tagged::Processor for Loaded<'_, A> {
         self.vmcs.set_vpid(vpid);
     }
 
-    fn hold_interrupts(&mut self) {
-        A::hold_interrupts();
-    }
+    /// RFLAGS.IF is 0 anyway, and an interrupt exits whatever it is: one that arrives from here on
+    /// ends guest mode as soon as it begins.
+    #[inline(always)]
+    fn hold_interrupts(&mut self) {}
 
     fn run(&mut self) -> bool {
         self.vmcs.settle_step();

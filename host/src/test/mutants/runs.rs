@@ -22,6 +22,8 @@ const TRIED_MAX: Duration = Duration::from_secs(20);
 /// How many times as long as usual a test may take, in CPU time, and in time of its own.
 const SLOWER: u32 = 10;
 const SLACK: Duration = Duration::from_secs(10);
+/// A process that takes no CPU time for so long waits for something that never comes.
+const IDLE_MAX: Duration = Duration::from_secs(10);
 /// Tests that have killed mutants of the same function, and of the same file, that are tried first.
 const NEARBY: usize = 4;
 /// Property tests try the same values for every mutant: none is killed by luck, or by a value that
@@ -288,13 +290,18 @@ fn run(
     let mut child = tests.spawn().context("cannot start /bin/sh")?;
     let deadline = Instant::now() + limit * 3;
     let (mut pause, mut is_enough, mut took) = (Duration::from_millis(2), false, Duration::ZERO);
+    let mut worked = Instant::now();
     let status = loop {
         if has_ended(&child)? {
             took = cpu_time(&child)?;
             break Some(child.wait()?);
         }
         is_enough = !to_the_end && text_of(&output)?.contains(" ... FAILED\n");
-        if is_enough || Instant::now() > deadline {
+        let had = cpu_time(&child)?;
+        if had > took {
+            (took, worked) = (had, Instant::now());
+        }
+        if is_enough || Instant::now() > deadline || worked.elapsed() > IDLE_MAX {
             kill_process_group(Pid::from_child(&child), Signal::KILL)?;
             child.wait()?;
             break None;
@@ -316,7 +323,7 @@ fn has_ended(child: &Child) -> Result<bool> {
     Ok(rustix::process::waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
 }
 
-/// What a process that has ended has had, and one tick more: it has had something.
+/// What a process has had, which may have ended, and one tick more: it has had something.
 fn cpu_time(child: &Child) -> Result<Duration> {
     let text = fs::read_to_string(format!("/proc/{}/stat", child.id()))?;
     // Behind the program's name, which may have any letters: fields 14 and 15 of proc(5).

@@ -192,7 +192,7 @@ impl Tree {
             .args(what.split(' '))
             .args(WHAT.split(' '))
             .args(self.packages.iter().flat_map(|(package, _)| named(package)))
-            .args(["--message-format=json", "--offline"]);
+            .args(["--message-format=json"]);
         if self.packages.iter().any(|(package, _)| *package == "hypervisor") {
             command.args(["--features", "quell-hypervisor/trace"]);
         }

@@ -20,7 +20,7 @@ use crate::sched::CpuIndex;
 use crate::svm::vendor::OnSvm;
 use crate::vm::arch::{Arch, Clock};
 use crate::vm::percpu::MAX_CPUS;
-use crate::vm::{files, run};
+use crate::vm::{defects, run};
 use crate::vmx::processor::OnVmx;
 use crate::x86::vcpu::instruction;
 use crate::x86::{cpuid, vectors};
@@ -249,7 +249,7 @@ fn start_others() {
         apic::send_init(id);
         // With the defect the third CPU is started after it has been given up, while the next one
         // is being started.
-        let is_later = |cpu: &PerCpu| cpu.index == CpuIndex(2) && files::makes(Defect::LateCpu);
+        let is_later = |cpu: &PerCpu| cpu.index == CpuIndex(2) && defects::makes(Defect::LateCpu);
         if let Some(late) = PerCpu::get(CpuIndex(cpu.index.0 - 1)).filter(|before| is_later(before)) {
             apic::send_startup(late.id, STARTUP_PAGE);
         }

@@ -29,6 +29,21 @@ fn u7_the_largest_use_of_tables_fits_twice() {
     }
 }
 
+#[test]
+fn a_reset_reaches_the_functions_that_a_guest_sees() {
+    /// The first function's command register, and its right to be bus master.
+    const COMMAND: u32 = 1 << 15 | 4;
+    const MASTER: u64 = 4;
+    let vm = machine("").machine();
+    let (_, shown) = crate::iommu::lines::tests::function();
+    *vm.guest.pci.lock() = Pci::new(vec![shown]);
+    let is_master = || vm.guest.pci.lock().read(COMMAND, 2) & MASTER != 0;
+    vm.guest.pci.lock().write(COMMAND, 2, MASTER);
+    assert!(is_master());
+    vm.guest.reset();
+    assert!(!is_master());
+}
+
 impl Shared {
     /// Each field that a reset sets to what it is in a new guest, or that never changes.
     pub(in crate::arm64) fn fields(&self) -> Vec<(&'static str, String)> {

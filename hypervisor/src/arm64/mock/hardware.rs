@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
+use core::ops::Range;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,6 +25,8 @@ pub(in crate::arm64) enum Recorded {
     /// TCR_EL1 was written.
     Tcr(u64),
     Deactivate(u32),
+    /// This memory was cleaned out of the data caches.
+    Cleaned(Range<u64>),
     /// Breakpoints were loaded, with this control.
     LoadDebug(u64),
     /// Breakpoints were disabled.
@@ -82,6 +85,10 @@ pub(in crate::arm64) struct Hardware {
     /// ICH_HCR_EL2.
     pub(in crate::arm64) interface: u64,
     pub(in crate::arm64) vttbr: u64,
+    /// A register was written, and no ISB came behind that.
+    pub(in crate::arm64) is_unsynchronized: bool,
+    /// There are invalidations of ranges.
+    pub(in crate::arm64) has_ranges: bool,
     /// The processor may translate speculatively with a mixture of two guests' registers.
     pub(in crate::arm64) speculates: bool,
     pub(in crate::arm64) float: FloatState,

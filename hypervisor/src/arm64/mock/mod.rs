@@ -79,6 +79,14 @@ pub(super) type MockArm64 = OnArm64<Mock>;
 
 impl OnMockBoard for MockArm64 {
     type Data = CpuData;
+
+    fn must_clean() -> bool {
+        !Self::features().contains(Features::FORCED_WRITE_BACK)
+    }
+
+    fn clean(memory: Range<u64>) {
+        tell(Recorded::Cleaned(memory));
+    }
 }
 
 pub(super) struct Tlb;
@@ -155,8 +163,9 @@ impl Processor for MockArm64 {
     type Stage2Tables = NestedTables;
 
     fn set_up_stage2() -> (Setup, Cost) {
-        let features = coherence::tlbi::Features::from_id(0, 0, 0);
-        let speculative_at = hardware(|hardware| hardware.speculates);
+        let (has_ranges, speculative_at) = hardware(|hardware| (hardware.has_ranges, hardware.speculates));
+        // FEAT_TLBIRANGE: ID_AA64ISAR0_EL1.TLB.
+        let features = coherence::tlbi::Features::from_id(if has_ranges { 2 << 56 } else { 0 }, 0, 0);
         let errata = Errata { repeat_tlbi: false, speculative_at };
         let measured = Measured { page: 1, miss: 1, entries: 1, ticks_per_us: 1 };
         let cost = Cost::new(measured).limited_to(Some(16));
@@ -191,7 +200,8 @@ impl Processor for MockArm64 {
         match (crm, op2) {
             // Four breakpoints, two watchpoints.
             (5, 0) => 0x0010_3006,
-            _ => 0x1111_1111_1111_1111,
+            // Each has a value of its own, and 1 in its lowest field.
+            _ => 0x1111_1111_1111_0001 | u64::from(crm << 4 | op2) << 8,
         }
     }
 
@@ -209,6 +219,7 @@ impl Processor for MockArm64 {
         }
         change(Stuck::Register(register), |hardware| {
             hardware.registers.insert(register, value);
+            hardware.is_unsynchronized = true;
         });
     }
 
@@ -227,7 +238,9 @@ impl Processor for MockArm64 {
         });
     }
 
-    fn synchronize() {}
+    fn synchronize() {
+        hardware(|hardware| hardware.is_unsynchronized = false);
+    }
 
     fn translate(address: u64, _: bool) -> u64 {
         // Of PAR_EL1 beside the address: normal memory, write-back, inner shareable, not secure.

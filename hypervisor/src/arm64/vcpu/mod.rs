@@ -27,7 +27,7 @@ use super::guest::{Common, devices};
 use super::processor::{Arm64, Lists, Vector};
 use crate::devices::virt::gic::{self, Deactivate, Maintenance};
 use crate::devices::virt::psci::Power;
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::vm::{Context, PerCpu, Vm};
 
 /// A vCPU's inbox, to which other CPUs post.

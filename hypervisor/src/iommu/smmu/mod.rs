@@ -30,7 +30,7 @@ use super::lines::Pin;
 use crate::owned::tables::{address, ring, words};
 use crate::owned::{DOMAINS_MAX, Iommu, NotAttached, Translations};
 use crate::pages::Pages;
-use crate::vm::files::makes;
+use crate::vm::defects::makes;
 
 /// Commands and events in their queues: a page of 16 or 32 bytes each.
 const COMMANDS_ORDER: u32 = 8;

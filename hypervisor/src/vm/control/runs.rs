@@ -15,8 +15,9 @@ pub(super) fn send_runs<A: Arch>(words: &[u64], page: u64, answer: &mut Answer) 
     let page_count = words.len() as u64 * PAGES_PER_WORD;
     let Runs(mut runs) = Runs::default();
     let mut next = page;
-    while !runs.is_full() && next < page_count {
-        let Some(run) = find_run(words, next, page_count) else { break };
+    while !runs.is_full()
+        && let Some(run) = find_run(words, next, page_count)
+    {
         runs.push((run.start, run.end - run.start));
         next = run.end;
     }

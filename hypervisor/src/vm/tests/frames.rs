@@ -11,7 +11,7 @@ type Change = fn(&mut Header, &mut Vec<u8>);
 
 #[test]
 fn m7_what_is_wrong_about_a_stream_is_named() {
-    let cases: [(Kind, Change, &str); 13] = [
+    let cases: [(Kind, Change, &str); 14] = [
         (Kind::Hello, |_, bytes| bytes[0] ^= 1, "version of the stream"),
         (Kind::Hello, |_, bytes| bytes[8] ^= 1, "instruction set"),
         (Kind::Hello, |_, bytes| bytes[16] ^= 1, "number of vCPUs"),
@@ -24,6 +24,14 @@ fn m7_what_is_wrong_about_a_stream_is_named() {
         // Twice as fast, or nearly.
         (Kind::Clock, |_, bytes| bytes[27] ^= 0x40, "rate of the clock"),
         (Kind::State, |header, _| header.argument ^= 1, "order of the states"),
+        (
+            Kind::State,
+            |header, bytes| {
+                bytes.extend([0; 8]);
+                *header = Header::new(Kind::State, header.argument, bytes.len() as u32);
+            },
+            "bytes follow its end",
+        ),
         (Kind::End, |header, _| header.argument += 1, "order of the frames"),
         (Kind::End, |_, _| (), ""),
     ];

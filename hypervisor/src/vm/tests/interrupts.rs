@@ -4,10 +4,12 @@ use core::sync::atomic::Ordering;
 
 use super::Op::*;
 use crate::vm::arch::Cpus;
+use crate::vm::host::kick;
 use crate::vm::interrupts::{on_kick, on_timer};
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::mock::processor::{MockArch, board};
 use hostlink::counters::Counter;
+use hostlink::trace::Event;
 
 fn one_guest() -> &'static Board<MockArch> {
     board(1, "vcpus=2\nmemory=4194304", &[&[Done]])
@@ -31,6 +33,26 @@ fn a_cpu_that_has_not_started_has_no_timer_no_vcpu_and_no_kick() {
         cpu.set_timer_and_tick(deadline, 7);
         assert_eq!((cpu.timer_due(), cpu.tick_due()), (due, tick), "{deadline}");
     }
+    // What is set for that time already is left alone.
+    cpu.disarmed();
+    cpu.set_timer_and_tick(u64::MAX, 7);
+    cpu.set_timer(107, 8);
+    assert_eq!(cpu.tick_due(), Some(107));
+    cpu.set_timer(106, 8);
+    assert_eq!((cpu.timer_due(), cpu.tick_due()), (106, None));
+}
+
+#[test]
+fn a_kick_is_in_the_trace_of_the_cpu_that_sends_it() {
+    let board = one_guest();
+    board.with_vcpu(1, |context| {
+        board.host().attach_trace(context.cpu);
+        context.cpu.note_current(Some(context.vcpu.row));
+        kick::<MockArch>(context.cpu.index);
+        let last = board.host().trace.records(context.cpu.index).last().expect("it is there");
+        let expected = (Event::Kick, context.vcpu.row.0 as u16, context.cpu.index.0);
+        assert_eq!((last.event, last.vcpu, last.detail), expected);
+    });
 }
 
 /// A tick every thousand: a kick is late that was sent more than half of that before.

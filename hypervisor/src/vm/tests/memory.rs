@@ -4,15 +4,21 @@ use core::sync::atomic::Ordering;
 
 use super::Op::*;
 use super::*;
-use crate::vm::mock::End;
+use crate::page_pool::PagePool;
 use crate::vm::mock::largest::use_all_twice;
-use crate::vm::mock::processor::{DEVICE, OFF, board, counted};
+use crate::vm::mock::processor::{DEVICE, MockArch, OFF, board, counted, create_several};
+use crate::vm::mock::{End, MockBoard};
 use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
-use memslots::SLOTS_MAX;
+use memslots::{Gpa, SLOTS_MAX};
 
 const ADDED: u64 = 1 << 30;
 const SIZE: u64 = 2 << 20;
+
+/// With `paranoid` each change ends with a look at all translations.
+fn audits(board: &'static MockBoard<MockArch>) -> u64 {
+    board.machine().audits.load(Ordering::Relaxed)
+}
 
 /// All vCPUs use memory that is added and removed. Every translation must be dropped from the TLBs
 /// before the memory is reused; each access through a TLB entry checks this.
@@ -53,6 +59,7 @@ fn memory_that_is_given_back_is_in_no_tlb() {
             assert!(counted(board, Counter::FlushTaken) > 0);
             let found = board.machine().guest.cleaned.load(Ordering::Relaxed);
             assert_eq!(found, 2 * 4 * SIZE, "each time it was cleared, and given back");
+            assert_eq!(audits(board), if config.contains("paranoid") { 8 } else { 0 });
         }
     }
 }
@@ -109,6 +116,50 @@ fn memory_that_is_added_is_zero_whatever_was_there_before() {
     assert_eq!(board.run(1), OFF);
 }
 
+/// A guest that is alone has tables for all memory that there is.
+#[test]
+fn memory_that_is_added_comes_with_the_tables_for_it() {
+    const MUCH: u64 = 8 << 20;
+    let programs: &[&[Op]] = &[&[Sleep(20_000_000), Done]];
+    let guests = [
+        ("name=first\nvcpus=1\nmemory=4194304", programs),
+        ("name=second\nvcpus=1\nmemory=4194304", programs),
+    ];
+    let board = create_several(1, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+    let tables = || board.host().next_guest(0).expect("it is there").tables.pages().1;
+    let before = tables();
+    board.ask(2000, &format!("1 @first add {ADDED:#x} {MUCH:#x} rw"));
+    assert_eq!(board.run(1), OFF);
+    assert_eq!(tables(), before + PagePool::needed_inside(MUCH), "{:?}", board.answers());
+}
+
+#[test]
+fn a_guest_gets_the_largest_piece_of_memory_and_no_page_more() {
+    for more in [0, 0x1000] {
+        let board = board(1, "vcpus=1\nmemory=4194304", &[&[Sleep(20_000_000), Done]]);
+        let largest = board.host().free.lock().largest();
+        board.ask(2000, &format!("1 add {ADDED:#x} {:#x} rw", largest + more));
+        assert_eq!(board.run(1), OFF);
+        let is_added = board.answers().contains(&"1 ok".to_owned());
+        assert_eq!(is_added, more == 0, "{:?}", board.answers());
+    }
+}
+
+#[test]
+fn the_result_of_a_log_is_lent_to_one_at_a_time() {
+    let vm = board(1, "vcpus=1\nmemory=4194304", &[&[Done]]).machine();
+    let slot = vm.space.slots().memory().find(Gpa(0)).expect("is memory");
+    let mut memory = vm.memory_of_slots.lock();
+    let _log = memory.make_log(&slot);
+    for _ in 0..2 {
+        assert!(memory.take_result(slot.id).is_some());
+        assert!(memory.take_result(slot.id).is_none(), "it is on loan");
+        memory.put_result(slot.id);
+    }
+    memory.retire_log(slot.id);
+    assert!(memory.take_result(slot.id).is_none());
+}
+
 #[test]
 fn stores_to_memory_that_is_read_only_are_dropped() {
     let program: &[Op] = &[Sleep(2_000_000), Load(ADDED, 0), StoreTry(ADDED), Load(ADDED, 0), Done];
@@ -149,6 +200,7 @@ fn a_change_that_an_access_has_caused_is_over_before_the_vcpu_goes_on() {
             assert_eq!(board.run(seed), OFF, "{config:?}, seed {seed}");
             assert_eq!(counted(board, Counter::SlotChanges), 400, "{config:?}, seed {seed}");
             assert!(counted(board, Counter::ZapFlushes) >= 400);
+            assert_eq!(audits(board), if config.contains("paranoid") { 401 } else { 0 });
             let answers = board.answers();
             assert!(answers.contains(&"49 ok".to_owned()), "{config:?}, seed {seed}: {answers:#?}");
         }

@@ -131,7 +131,7 @@ impl Driver<'_, '_, '_> {
     }
 
     fn step(&mut self, random: &mut Random) {
-        let vector = random.one_of([0x31, 0x35, 0x42, 0x43, 0x6f, 0x80, 0xbf, 0xc0, 0xf7, 0xff]) as u8;
+        let vector = random.one_of([0x1e, 0x31, 0x35, 0x42, 0x43, 0x6f, 0x80, 0xbf, 0xc0, 0xf7, 0xff]) as u8;
         match random.below(16) {
             0..=2 => {
                 let trigger = if random.one_in(3) { Trigger::Level } else { Trigger::Edge };

@@ -5,10 +5,12 @@ use super::processor::{Tested, with_guest, with_guest_of};
 use crate::devices::pc::message::Trigger;
 use crate::vmx::apic::{ApicLocation, TPR};
 use crate::vmx::controls::Word;
-use crate::vmx::vmcs::{THRESHOLD, Vmcs};
+use crate::vmx::copies::{READ_AT_ONCE, is_read_at_once};
+use crate::vmx::vmcs::{BLOCKING_BY_NMI, THRESHOLD, Vmcs};
+use crate::x86::CR0_PE;
 use crate::x86::vcpu::block::tests::requests;
-use crate::x86::vcpu::block::{ControlBlock, InterruptRequest, Offered};
-use transfer::Archive;
+use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered};
+use transfer::{Archive, Flaw};
 
 /// Of the primary controls: interrupt-window and NMI-window exiting, MOV-DR and PAUSE exiting.
 const AT_TIMES: u32 = 1 << 2 | 1 << 22 | 1 << 23 | 1 << 30;
@@ -70,6 +72,60 @@ fn m5_pending_debug_exceptions_come_along() {
         assert_eq!(guest.vmcs().describe(&mut Archive::reader(&bytes)), Ok(()));
         assert_eq!(guest.vmcs().pending_debug(), pending);
     });
+}
+
+/// Loops are found by the processor where it can, else each PAUSE exits.
+#[test]
+fn pauses_exit_by_the_control_that_there_is() {
+    for pause_loop in [false, true] {
+        let mut vmcs = Vmcs::new();
+        vmcs.controls.pause_loop = pause_loop;
+        for wanted in [true, false] {
+            exactly(&mut vmcs, |vmcs| vmcs.intercept_pause(wanted));
+            let exits = vmcs.controls.word(Word::Primary) >> 30 & 1;
+            let loops = vmcs.controls.word(Word::Secondary) >> 10 & 1;
+            let expected = if pause_loop { (0, wanted.into()) } else { (wanted.into(), 0) };
+            assert_eq!((exits, loops), expected, "{pause_loop} {wanted}");
+        }
+    }
+}
+
+/// An NMI is delivered where nothing holds it off, and nobody waits for it any more.
+#[test]
+fn an_nmi_that_is_set_closes_its_window() {
+    for (event, stays) in [(0x8000_0202, false), (0x8000_0306, true)] {
+        let mut vmcs = Vmcs::new();
+        vmcs.set_interruptibility(BLOCKING_BY_NMI);
+        vmcs.set_nmi_window(true);
+        exactly(&mut vmcs, |vmcs| vmcs.set_event(event));
+        let is_open = vmcs.controls.word(Word::Primary) >> 22 & 1 != 0;
+        assert_eq!((vmcs.interruptibility() != 0, is_open), (stays, stays), "{event:#x}");
+    }
+}
+
+/// An exception that waits may have an error code, but not in real mode.
+#[test]
+fn m5_an_exception_comes_along_with_its_error_code() {
+    let event = 0x1234_8000_0b0d;
+    for (cr0, expected) in [(CR0_PE, Ok(())), (0, Err(Flaw::Value("")))] {
+        let mut bytes = [0; 256];
+        with_guest(&[], |guest| {
+            guest.vmcs().set_event(event);
+            assert_eq!(guest.vmcs().describe(&mut Archive::writer(&mut bytes)), Ok(()));
+        });
+        with_guest(&[], |guest| {
+            guest.set_field(Field::Cr0, cr0);
+            assert_eq!(guest.vmcs().describe(&mut Archive::reader(&bytes)), expected, "{cr0:#x}");
+            assert_eq!(guest.vmcs().event() == event, expected.is_ok(), "{cr0:#x}");
+        });
+    }
+}
+
+#[test]
+fn what_is_read_at_once_is_listed() {
+    for place in 0..64 {
+        assert_eq!(is_read_at_once(place), READ_AT_ONCE.contains(&place), "{place}");
+    }
 }
 
 /// No vCPU begins with requests, or with what another one's local APIC had.

@@ -5,6 +5,7 @@ use super::refusal::wrong_field;
 use super::rows::{GP, MSR};
 use crate::vm::Next;
 use crate::vmx::fields;
+use crate::x86::cpuid;
 use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Efer, Pat};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::msr;
@@ -99,8 +100,11 @@ fn the_entries_of_pae_paging_are_loaded_and_checked() {
         assert!(guest.enter(|_, _| {}));
         let pointers = fields::POINTERS.map(|field| written(field.raw()));
         assert_eq!(pointers, [0, 1, 2, 3].map(|index| TABLES + index * 0x1000 + 1));
-        // A reserved bit; one in an entry that is not present; tables where no memory is.
-        for (entry, cr3, fault) in [(TABLES | 3, at, GP), (TABLES | 2, at, None), (0, HOLE, GP)] {
+        // Reserved bits; one in an entry that is not present; tables where no memory is.
+        let beyond = 1 << cpuid::physical_address_bits::<Tested>();
+        for (entry, cr3, fault) in
+            [(TABLES | 3, at, GP), (beyond | 1, at, GP), (TABLES | 2, at, None), (0, HOLE, GP)]
+        {
             guest.write(at + 8, &entry.to_le_bytes());
             guest.set_field(Cr3, cr3);
             guest.set_field(Cr0, CR0_PE | ET);

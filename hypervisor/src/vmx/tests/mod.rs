@@ -42,6 +42,7 @@ use super::intercepts::permission_maps;
 use crate::vm::Next;
 use crate::vm::arch::Arch;
 use crate::vm::mock::largest::use_all_twice;
+use crate::x86::vcpu::block::ControlBlock;
 use memslots::{DirtyLog, Gpa, SLOTS_MAX};
 use paging::Tables;
 use stay::tagged::two_flushes::{Invept, Invvpid};
@@ -144,7 +145,12 @@ fn an_entry_writes_what_has_changed_and_nothing_else() {
             assert!(guest.enter(|_, _| {}));
             mock::mock(|mock| core::mem::take(&mut mock.writes))
         };
-        let _first = writes(guest);
+        let first = writes(guest);
+        assert!(first.contains(&fields::VPID.raw()));
+        assert_eq!(u64::from(guest.vmcs().vpid()), written(fields::VPID.raw()));
+        assert_ne!(guest.vmcs().vpid(), 0, "that is the host's");
         assert_eq!(writes(guest), [0; 0], "nothing has changed");
+        guest.vmcs().intercept_pause(true);
+        assert_eq!(writes(guest), [fields::SECONDARY_CONTROLS.raw()]);
     });
 }

@@ -102,8 +102,6 @@ impl Vmx for MockVmx {
         run::leave::<mock::Mock>(vmcs);
     }
 
-    fn hold_interrupts() {}
-
     fn release_interrupts(acknowledged: Option<u8>) {
         ACKNOWLEDGED.with_borrow_mut(|all| all.extend(acknowledged));
         board_impl::take_what_pends::<Self>();

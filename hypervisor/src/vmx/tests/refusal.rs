@@ -29,7 +29,7 @@ type Change = fn(&mut Vmcs);
 
 /// Each change to a guest of 64 bits breaks one rule of entries (27.3.1); the field that has to be
 /// named.
-const WRONG: [(u32, Change); 54] = [
+const WRONG: [(u32, Change); 55] = [
     (f::GUEST_CR0.raw(), |vmcs| vmcs.write(Cr0, 1 << 31)),
     (f::GUEST_CR0.raw(), |vmcs| vmcs.write(Cr0, CR0_PG | CR0_PE | 1 << 32)),
     (f::GUEST_CR4.raw(), |vmcs| vmcs.write(Cr4, 0)),
@@ -56,6 +56,12 @@ const WRONG: [(u32, Change); 54] = [
     (f::GUEST_SS_RIGHTS.raw(), |vmcs| {
         write(vmcs, &[(Efer, 0), (Cr0, 0)]);
         set(vmcs, Cs, |cs| cs.attributes |= 4);
+        set(vmcs, Ss, |ss| ss.attributes |= 3 << 5);
+    }),
+    // CS has not been loaded since real mode.
+    (f::GUEST_SS_RIGHTS.raw(), |vmcs| {
+        write(vmcs, &[(Efer, 0), (Cr0, CR0_PE)]);
+        set(vmcs, Cs, |cs| cs.attributes = cs.attributes & !0x1f | 0x13);
         set(vmcs, Ss, |ss| ss.attributes |= 3 << 5);
     }),
     (f::GUEST_SS_BASE.raw(), |vmcs| set(vmcs, Ss, |ss| ss.base = 1 << 32)),
@@ -154,12 +160,33 @@ fn segments_have_the_types_that_the_manual_lists() {
     });
 }
 
+/// The entries of the highest level are looked at where they are used: with PAE paging that is not
+/// long mode's.
+#[test]
+fn wrong_entries_do_no_harm_where_paging_has_others() {
+    for (cr0, cr4, efer, is_used) in [
+        (CR0_PG | CR0_PE, CR4_PAE, 0, true),
+        (CR0_PE, CR4_PAE, 0, false),
+        (CR0_PG | CR0_PE, 0, 0, false),
+        (CR0_PG | CR0_PE, CR4_PAE, 0x500, false),
+    ] {
+        with_guest(&[], |guest| {
+            let vmcs = guest.vmcs();
+            write(vmcs, &[(Efer, efer), (Cr4, cr4), (Cr0, cr0)]);
+            vmcs.set_pointers([0x1001, 2, 3, 0]);
+            let wrong = wrong_field(vmcs).map(|(field, _)| field.0);
+            assert_eq!(wrong, is_used.then_some(f::GUEST_PDPTE2.raw()), "{cr0:#x} {cr4:#x} {efer:#x}");
+        });
+    }
+}
+
 /// After a reset, and after a start-up IPI, there is nothing to refuse.
 #[test]
 fn real_mode_is_accepted() {
     with_guest(&[], |guest| {
+        guest.vmcs().set_event(exception(6));
         guest.0.state.set_init_state();
-        assert_eq!(wrong_field(guest.vmcs()), None);
+        assert_eq!((wrong_field(guest.vmcs()), guest.vmcs().event()), (None, 0));
         guest.0.state.start_up(0x9a);
         assert_eq!(wrong_field(guest.vmcs()), None);
     });

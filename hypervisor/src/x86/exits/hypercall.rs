@@ -31,7 +31,7 @@ pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
     #[cfg(not(feature = "defects"))]
     let outcome = hypercall::handle(&caller, parameters, partition, &memory, &mut services, page);
     #[cfg(feature = "defects")]
-    let outcome = match crate::vm::files::defect() {
+    let outcome = match crate::vm::defects::defect() {
         Some(defect) => defects::handle(defect, &caller, parameters, partition, &memory, &mut services, page),
         None => hypercall::handle(&caller, parameters, partition, &memory, &mut services, page),
     };

@@ -13,7 +13,7 @@ use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::counting::{self, CounterRow};
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Vm, end, host, percpu, trace};
 use crate::x86::hyperv::{PartitionTraits, Services};

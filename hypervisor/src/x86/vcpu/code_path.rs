@@ -7,7 +7,7 @@ use stay::tagged::Walks;
 use super::block::ControlBlock;
 use super::block::Field::{Cr0, Cr3, Cr4, Efer};
 use super::instruction::{linear_rip, walk_to_code};
-use crate::vm::files::Defects;
+use crate::vm::defects::Defects;
 use crate::x86::processor::X86;
 
 /// The state that a walk depends on besides address and tables.

@@ -21,7 +21,7 @@ use crate::devices::pc::lapic::{Lapic, TimerClock};
 use crate::loader::{self, EntryState};
 use crate::sched::spinning::Look;
 use crate::vm::arch::State;
-use crate::vm::files::makes;
+use crate::vm::defects::makes;
 use crate::vm::{GUEST, HEAP_PER_VCPU, VpIndex};
 use crate::x86::cpuid::kept::Hidden;
 use crate::x86::hyperv::Vp;

@@ -16,7 +16,7 @@ use crate::arm64::audit::auditor::Auditor;
 use crate::arm64::controls::data_line;
 use crate::arm64::guest::Tag;
 use crate::vm::arch::Board;
-use crate::vm::files::{Defects, makes};
+use crate::vm::defects::{Defects, makes};
 
 pub(crate) struct Tlb;
 

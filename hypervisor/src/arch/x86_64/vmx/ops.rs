@@ -177,10 +177,6 @@ impl Vmx for On<OnVmx<Processor>> {
         run::leave::<Processor>(vmcs);
     }
 
-    /// RFLAGS.IF is 0 anyway, and an interrupt exits whatever it is.
-    #[inline(always)]
-    fn hold_interrupts() {}
-
     #[inline(always)]
     fn release_interrupts(acknowledged: Option<u8>) {
         match acknowledged {

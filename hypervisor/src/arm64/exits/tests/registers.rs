@@ -118,7 +118,7 @@ pub(super) fn what_is_written_has_its_effect() {
         // Constants keep their value; XZR stays zero.
         write(context, (3, 0, 12, 12, 5), 0);
         for (name, value) in
-            [((3, 0, 12, 12, 5), 7), ((3, 0, 1, 0, 1), 0xac), ((3, 0, 0, 0, 6), 0x1111_1111_1111_1111)]
+            [((3, 0, 12, 12, 5), 7), ((3, 0, 1, 0, 1), 0xac), ((3, 0, 0, 0, 6), 0x1111_1111_1111_0601)]
         {
             ready(context);
             except(context, access(name, 3, true));

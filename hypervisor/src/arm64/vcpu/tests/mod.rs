@@ -11,6 +11,7 @@ mod audited;
 mod handed;
 mod moved;
 mod reset;
+mod spaces;
 
 use super::exchanged::Register;
 use super::*;

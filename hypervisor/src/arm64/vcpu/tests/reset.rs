@@ -189,6 +189,18 @@ fn u65_a_vcpu_meets_nothing_of_another_guests_before_it() {
 }
 
 #[test]
+fn m11_a_guest_that_bypasses_the_caches_finds_its_generation_id() {
+    for features in [Features::empty(), Features::FORCED_WRITE_BACK] {
+        let vm = machine_on("", |hardware| hardware.features = features).machine();
+        let words = vm.shown.as_ref().expect("there is one").words().as_ptr().addr() as u64;
+        let _before = told();
+        vm.renew(7);
+        let is_cleaned = told().contains(&Recorded::Cleaned(words..words + 16));
+        assert_eq!(is_cleaned, features.is_empty());
+    }
+}
+
+#[test]
 fn m11_a_new_generation_id_is_in_memory_and_interrupts() {
     let vm = machine("vcpus=2").machine();
     let pending = || {
