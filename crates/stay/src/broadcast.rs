@@ -266,3 +266,103 @@ fn stale(mistakes: &impl Mistakes, range: &FlushRange) -> Stale {
     }
     Stale { start, len, leaf: leaf_level(level), tables }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::cell::{Cell, RefCell};
+    use core::ops::{ControlFlow, Range};
+    use std::vec::Vec;
+
+    use coherence::tlbi::{Errata, Features, Granule, Limits};
+    use coherence::{Scope, Target, TargetSet, flush};
+
+    use super::*;
+
+    /// A processor that notes what it does, in order.
+    #[derive(Default)]
+    struct Noting {
+        vttbr: Cell<u64>,
+        done: RefCell<Vec<&'static str>>,
+    }
+
+    macro_rules! noted {
+        ($($name:ident($($value:ident: $kind:ty)?))*) => {
+            $(fn $name(&self $(, $value: $kind)?) {
+                $(let _ = $value;)?
+                self.done.borrow_mut().push(stringify!($name));
+            })*
+        };
+    }
+
+    impl Mistakes for Noting {}
+
+    impl Stage2Tlb for Noting {
+        noted! {
+            order_stores() complete() complete_local() complete_caches() context_sync()
+            page(operand: u64) range(operand: u64) combined() everything() all_vms()
+            local_combined() local_all_vms() instruction_cache() local_instruction_cache()
+            clean(memory: Range<u64>) restore_stage1_walks(former: u64)
+        }
+
+        fn vttbr(&self) -> u64 {
+            self.vttbr.get()
+        }
+
+        fn set_vttbr(&self, value: u64) {
+            self.vttbr.set(value);
+        }
+
+        fn forbid_stage1_walks(&self) -> u64 {
+            0
+        }
+    }
+
+    struct Alone;
+
+    impl Hardware for Alone {
+        fn kick(&self, _: CpuId) {}
+
+        fn relax(&self, _: u64) -> ControlFlow<()> {
+            ControlFlow::Break(())
+        }
+    }
+
+    #[test]
+    fn what_was_left_is_loaded_again_though_it_has_its_vmid_still() {
+        const NOWHERE: u64 = 0x7000;
+        let setup = Setup {
+            granule: Granule::Size4K,
+            features: Features::from_id(0, 0, 0),
+            errata: Errata::default(),
+            limits: Limits { pages_max: 1, ranges_max: 1 },
+        };
+        let (vmids, vmid) = (VmidAllocator::<1>::new(8, 1).expect("there are enough"), VmidSlot::new());
+        let residents = Residents::new();
+        let space =
+            AddressSpace { vmids: &vmids, vmid: &vmid, residents: &residents, root: 0x4000, setup: &setup };
+        let (tlb, mut place) = (Noting::default(), CpuStage2::new());
+        let enter =
+            |place: &mut CpuStage2| enter_address_space(&tlb, CpuId(0), place, &space, || ()).has_changed;
+        assert!(enter(&mut place) && !enter(&mut place));
+        let loaded = tlb.vttbr.get();
+        leave_address_space(&tlb, &mut place, &setup, NOWHERE);
+        assert_eq!(tlb.vttbr.get(), Vttbr::new(NOWHERE, 0).bits());
+        assert!(enter(&mut place));
+        assert_eq!(tlb.vttbr.get(), loaded);
+    }
+
+    #[test]
+    fn a_flush_of_one_processor_is_over_there_before_it_is_reported() {
+        let (tlb, target) = (Noting::default(), Target::new());
+        let mut owner = target.owner().expect("nobody has it");
+        take_flush(&tlb, &mut owner);
+        assert_eq!(*tlb.done.borrow(), [""; 0], "there is none");
+        let mut ledger = Ledger::<1>::new();
+        let asked = flush(&[&target][..], &TargetSet::<1>::first(1), Scope::All, &mut ledger, &Alone);
+        assert!(asked.is_ok(), "it is not in guest mode");
+        take_flush(&tlb, &mut owner);
+        assert_eq!(*tlb.done.borrow(), ["local_combined", "complete_local", "context_sync"]);
+        take_flush(&tlb, &mut owner);
+        assert_eq!(tlb.done.borrow().len(), 3, "once");
+    }
+}
