@@ -15,7 +15,7 @@ use hostlink::ctl::record::Sent;
 use hostlink::ctl::{Request, SendWay};
 use transfer::channel::Sizes;
 use transfer::frame::Kind;
-use transfer::handover::{Heard, Told};
+use transfer::handover::{Message, SessionStatus};
 
 /// A guest's machine, and what the guest is besides its state.
 pub(crate) struct Origin {
@@ -327,7 +327,7 @@ fn resolve(
         if let Some(heard) = told.decides(false) {
             break heard;
         }
-        if told == Told::Pending {
+        if told == SessionStatus::Pending {
             since = Instant::now();
         }
         if now != last {
@@ -347,22 +347,22 @@ fn resolve(
 }
 
 /// What a source is told, in words.
-const fn about(told: Told) -> &'static str {
+const fn about(told: SessionStatus) -> &'static str {
     match told {
-        Told::Runs => "it runs there, or did",
-        Told::Absent => "it does not run there, and never will",
-        Told::Pending => "it is still arriving there",
-        Told::Lost => "that machine's tool has lost its hypervisor, and does not know",
-        Told::Stranger => "another machine answers there, which knows nothing of it",
-        Told::Nobody => "nobody answers there",
+        SessionStatus::Runs => "it runs there, or did",
+        SessionStatus::Absent => "it does not run there, and never will",
+        SessionStatus::Pending => "it is still arriving there",
+        SessionStatus::Lost => "that machine's tool has lost its hypervisor, and does not know",
+        SessionStatus::Stranger => "another machine answers there, which knows nothing of it",
+        SessionStatus::Nobody => "nobody answers there",
     }
 }
 
 /// Tells the hypervisor what became known.
-fn settle(of: &Origin, mut talk: Talk, out: &Outflow, heard: Heard) -> Result<Moved> {
+fn settle(of: &Origin, mut talk: Talk, out: &Outflow, heard: Message) -> Result<Moved> {
     let kind = match heard {
-        Heard::Runs => Kind::Runs,
-        Heard::Absent => Kind::Absent,
+        Message::Runs => Kind::Runs,
+        Message::Absent => Kind::Absent,
         heard => bail!("{heard:?} does not say where the guest is"),
     };
     talk.port.put_soon(&Frame::bare(kind))?;
@@ -376,7 +376,7 @@ pub(crate) fn target_is_gone(of: &Origin, to: Option<&Destination>, manner: &Man
     // Otherwise the channel is cut before anything is sent.
     ensure!(talk.channel.given != 0, "the guest {} is not in doubt: it runs on, nothing was done", of.guest);
     let session = talk.channel.session;
-    let told = to.map_or(Told::Nobody, |to| ask(to, session, manner).0);
+    let told = to.map_or(SessionStatus::Nobody, |to| ask(to, session, manner).0);
     let Some(heard) = told.decides(true) else {
         bail!("the machine that the guest {} was given to is not gone: {}", of.guest, about(told))
     };
@@ -384,17 +384,17 @@ pub(crate) fn target_is_gone(of: &Origin, to: Option<&Destination>, manner: &Man
 }
 
 /// What a source is told there, and that in words. An error is nobody's word.
-fn ask(to: &Destination, session: u64, manner: &Manner) -> (Told, String) {
+fn ask(to: &Destination, session: u64, manner: &Manner) -> (SessionStatus, String) {
     let asked = || {
         let mut link = Link::connect(&to.address, &to.secret, &manner.signals, manner.patience)?;
         link.say(&Opening::Ask { session })?;
         match link.hear(GREETING_MAX.min(manner.patience))? {
-            Answer::Told(told) => Ok(told),
+            Answer::SessionStatus(told) => Ok(told),
             other => bail!("it answers {other:?} to a question"),
         }
     };
     match asked() {
         Ok(told) => (told, about(told).to_owned()),
-        Err(error) => (Told::Nobody, foreign(&format!("{error:#}"))),
+        Err(error) => (SessionStatus::Nobody, foreign(&format!("{error:#}"))),
     }
 }

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::sync::MutexGuard;
 use transfer::channel::Sizes;
 use transfer::frame::{Clock, Kind};
-use transfer::handover::{Ended as How, Known, Told};
+use transfer::handover::{Ended as How, Known, SessionStatus};
 
 /// Begins to receive a guest. It gets a generation id that nobody can guess.
 pub(super) fn receive(
@@ -229,7 +229,7 @@ impl Host {
             Opening::Offer { session, guest } => (session, guest),
             Opening::Ask { session } => {
                 let known = self.sessions().get(&session).copied();
-                link.say(&Answer::Told(Told::of(known)))?;
+                link.say(&Answer::SessionStatus(SessionStatus::of(known)))?;
                 return Ok(None);
             }
         };

@@ -16,7 +16,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use transfer::handover::Told;
+use transfer::handover::SessionStatus;
 
 const MAGIC: &[u8; 16] = b"quell moving 2\n\n";
 const NONCE: usize = 32;
@@ -82,7 +82,7 @@ pub(super) enum Answer {
     Accepted,
     Refused(String),
     /// What came of the session.
-    Told(Told),
+    SessionStatus(SessionStatus),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,9 +20,9 @@
 //!
 //! | must hold | because |
 //! |---|---|
-//! | they never both run | the source stands still from Offered on and forgets it only at a cut before G, or at H. Before G nobody has said Go, so the target is not at S. H follows from the word of the machine that has accepted the session and dropped its guest for good ([`Told::Absent`]), or from the operator's that this machine is gone |
+//! | they never both run | the source stands still from Offered on and forgets it only at a cut before G, or at H. Before G nobody has said Go, so the target is not at S. H follows from the word of the machine that has accepted the session and dropped its guest for good ([`SessionStatus::Absent`]), or from the operator's that this machine is gone |
 //! | one of them runs in the end, if the source lives | Given is left by Runs or by Absent; a target that was cut is Running or Dropped, and its tool says which, as often as it is asked; it drops before S only, and by itself. If its tool does not know, or nobody answers, the guest is in doubt until the operator decides |
-//! | a Go that was under way at a cut counts, or is lost, for good | the target's tool answers [`Told::Pending`] until the request by which the guest arrives has ended, and that ends when the former connection was read to its end |
+//! | a Go that was under way at a cut counts, or is lost, for good | the target's tool answers [`SessionStatus::Pending`] until the request by which the guest arrives has ended, and that ends when the former connection was read to its end |
 //!
 //! A session is 64 random bits that the source has drawn: a machine that does not know a session is
 //! another one, which proves nothing. Nor does an address at which nobody listens: only the way
@@ -33,7 +33,7 @@ mod model;
 
 /// Where the guest is, for the machine that it leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum SourceState {
     /// It runs here, or may.
     #[default]
     Here,
@@ -47,7 +47,7 @@ pub enum Source {
 
 /// For the machine at which it arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Target {
+pub enum TargetState {
     /// It is not complete yet.
     #[default]
     Arriving,
@@ -61,7 +61,7 @@ pub enum Target {
 
 /// What a machine hears from the other, or from its own tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Heard {
+pub enum Message {
     /// The target has all of the guest.
     Ready,
     /// The target may run the guest.
@@ -76,18 +76,18 @@ pub enum Heard {
 
 /// What a machine does about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Act {
+pub enum Action {
     /// Nothing.
     Wait,
     /// It lets the guest run; then it says this, if anything.
-    Run(Option<Heard>),
+    Run(Option<Message>),
     /// It says this.
-    Say(Heard),
+    Say(Message),
     /// It destroys the guest.
     Destroy,
 }
 
-impl Source {
+impl SourceState {
     /// The guest stands still, for its last pages and its state to be sent.
     pub const fn offer(&mut self) {
         if let Self::Here = self {
@@ -101,49 +101,49 @@ impl Source {
     }
 
     /// What follows from what it hears. Whatever does not belong here changes nothing.
-    pub const fn hear(&mut self, heard: Heard) -> Act {
+    pub const fn hear(&mut self, heard: Message) -> Action {
         match (*self, heard) {
-            (Self::Offered, Heard::Ready) => {
+            (Self::Offered, Message::Ready) => {
                 *self = Self::Given;
-                Act::Say(Heard::Go)
+                Action::Say(Message::Go)
             }
-            (Self::Offered, Heard::Cut | Heard::Absent) | (Self::Given, Heard::Absent) => {
+            (Self::Offered, Message::Cut | Message::Absent) | (Self::Given, Message::Absent) => {
                 *self = Self::Here;
-                Act::Run(None)
+                Action::Run(None)
             }
-            (Self::Given, Heard::Runs) => {
+            (Self::Given, Message::Runs) => {
                 *self = Self::Away;
-                Act::Destroy
+                Action::Destroy
             }
-            _ => Act::Wait,
+            _ => Action::Wait,
         }
     }
 }
 
-impl Target {
+impl TargetState {
     /// All of the guest is there, and checked.
-    pub const fn complete(&mut self) -> Act {
+    pub const fn complete(&mut self) -> Action {
         match *self {
             Self::Arriving => {
                 *self = Self::Ready;
-                Act::Say(Heard::Ready)
+                Action::Say(Message::Ready)
             }
-            _ => Act::Wait,
+            _ => Action::Wait,
         }
     }
 
     /// What follows from what it hears.
-    pub const fn hear(&mut self, heard: Heard) -> Act {
+    pub const fn hear(&mut self, heard: Message) -> Action {
         match (*self, heard) {
-            (Self::Ready, Heard::Go) => {
+            (Self::Ready, Message::Go) => {
                 *self = Self::Running;
-                Act::Run(Some(Heard::Runs))
+                Action::Run(Some(Message::Runs))
             }
-            (Self::Arriving | Self::Ready, Heard::Cut) => {
+            (Self::Arriving | Self::Ready, Message::Cut) => {
                 *self = Self::Dropped;
-                Act::Destroy
+                Action::Destroy
             }
-            _ => Act::Wait,
+            _ => Action::Wait,
         }
     }
 }
@@ -194,7 +194,7 @@ impl Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
-pub enum Told {
+pub enum SessionStatus {
     /// By the machine that has accepted it: the guest runs there, or ran there.
     Runs,
     /// By that machine: it does not run there, and never will.
@@ -209,7 +209,7 @@ pub enum Told {
     Nobody,
 }
 
-impl Told {
+impl SessionStatus {
     /// What a machine says of a session: what it knows if it has accepted that.
     pub const fn of(known: Option<Known>) -> Self {
         match known {
@@ -223,11 +223,11 @@ impl Told {
 
     /// What the source's hypervisor hears of it; nothing while that leaves the guest in doubt.
     /// `is_gone`: the operator vouches that the machine which has accepted the session is gone.
-    pub const fn decides(self, is_gone: bool) -> Option<Heard> {
+    pub const fn decides(self, is_gone: bool) -> Option<Message> {
         match self {
-            Self::Runs => Some(Heard::Runs),
-            Self::Absent => Some(Heard::Absent),
-            Self::Stranger | Self::Nobody if is_gone => Some(Heard::Absent),
+            Self::Runs => Some(Message::Runs),
+            Self::Absent => Some(Message::Absent),
+            Self::Stranger | Self::Nobody if is_gone => Some(Message::Absent),
             // What answers is not gone.
             Self::Pending | Self::Lost | Self::Stranger | Self::Nobody => None,
         }
@@ -238,18 +238,20 @@ impl Told {
 mod tests {
     use super::*;
 
-    const HEARD: [Heard; 5] = [Heard::Ready, Heard::Go, Heard::Runs, Heard::Absent, Heard::Cut];
+    const HEARD: [Message; 5] = [Message::Ready, Message::Go, Message::Runs, Message::Absent, Message::Cut];
 
     #[test]
     fn m2_the_diagram_has_all_steps_of_the_source() {
-        use Source::{Away, Given, Here, Offered};
+        use SourceState::{Away, Given, Here, Offered};
         for from in [Here, Offered, Given, Away] {
             for heard in HEARD {
                 let (to, act) = match (from, heard) {
-                    (Offered, Heard::Ready) => (Given, Act::Say(Heard::Go)),
-                    (Offered, Heard::Cut | Heard::Absent) | (Given, Heard::Absent) => (Here, Act::Run(None)),
-                    (Given, Heard::Runs) => (Away, Act::Destroy),
-                    (same, _) => (same, Act::Wait),
+                    (Offered, Message::Ready) => (Given, Action::Say(Message::Go)),
+                    (Offered, Message::Cut | Message::Absent) | (Given, Message::Absent) => {
+                        (Here, Action::Run(None))
+                    }
+                    (Given, Message::Runs) => (Away, Action::Destroy),
+                    (same, _) => (same, Action::Wait),
                 };
                 let mut now = from;
                 assert_eq!((now.hear(heard), now), (act, to), "{from:?} hears {heard:?}");
@@ -263,19 +265,20 @@ mod tests {
 
     #[test]
     fn m2_the_diagram_has_all_steps_of_the_target() {
-        use Target::{Arriving, Dropped, Ready, Running};
+        use TargetState::{Arriving, Dropped, Ready, Running};
         for from in [Arriving, Ready, Running, Dropped] {
             for heard in HEARD {
                 let (to, act) = match (from, heard) {
-                    (Ready, Heard::Go) => (Running, Act::Run(Some(Heard::Runs))),
-                    (Arriving | Ready, Heard::Cut) => (Dropped, Act::Destroy),
-                    (same, _) => (same, Act::Wait),
+                    (Ready, Message::Go) => (Running, Action::Run(Some(Message::Runs))),
+                    (Arriving | Ready, Message::Cut) => (Dropped, Action::Destroy),
+                    (same, _) => (same, Action::Wait),
                 };
                 let mut now = from;
                 assert_eq!((now.hear(heard), now), (act, to), "{from:?} hears {heard:?}");
             }
             let mut now = from;
-            let expected = if from == Arriving { (Act::Say(Heard::Ready), Ready) } else { (Act::Wait, from) };
+            let expected =
+                if from == Arriving { (Action::Say(Message::Ready), Ready) } else { (Action::Wait, from) };
             assert_eq!((now.complete(), now), expected);
         }
     }
@@ -299,15 +302,18 @@ mod tests {
         now.runs();
         assert_eq!(now, Ran);
         for (known, told, decided, if_gone) in [
-            (Some(Ran), Told::Runs, Some(Heard::Runs), Some(Heard::Runs)),
-            (Some(Dropped), Told::Absent, Some(Heard::Absent), Some(Heard::Absent)),
-            (Some(Pending), Told::Pending, None, None),
-            (Some(Lost), Told::Lost, None, None),
-            (None, Told::Stranger, None, Some(Heard::Absent)),
+            (Some(Ran), SessionStatus::Runs, Some(Message::Runs), Some(Message::Runs)),
+            (Some(Dropped), SessionStatus::Absent, Some(Message::Absent), Some(Message::Absent)),
+            (Some(Pending), SessionStatus::Pending, None, None),
+            (Some(Lost), SessionStatus::Lost, None, None),
+            (None, SessionStatus::Stranger, None, Some(Message::Absent)),
         ] {
-            assert_eq!(Told::of(known), told);
+            assert_eq!(SessionStatus::of(known), told);
             assert_eq!([told.decides(false), told.decides(true)], [decided, if_gone]);
         }
-        assert_eq!([false, true].map(|gone| Told::Nobody.decides(gone)), [None, Some(Heard::Absent)]);
+        assert_eq!(
+            [false, true].map(|gone| SessionStatus::Nobody.decides(gone)),
+            [None, Some(Message::Absent)]
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! All that can happen to a hand-over: each order of what both sides do, of what arrives and what
 //! is lost, of cuts, new connections, and machines that are killed.
 
-use super::{Act, Ended, Heard, Known, Source, Target, Told};
+use super::{Action, Ended, Known, Message, SessionStatus, SourceState, TargetState};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Mistakes that the model must find.
@@ -35,20 +35,20 @@ enum Mistake {
 /// Both machines and what is between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct World {
-    source: Option<Source>,
+    source: Option<SourceState>,
     /// Whether its guest runs, and whether it still has it.
     source_runs: bool,
     source_has: bool,
-    target: Option<Target>,
+    target: Option<TargetState>,
     target_runs: bool,
     /// What the target's tool knows, and what its hypervisor has said and it has not heard yet.
     known: Known,
     unheard: bool,
     /// Under way in the present connection, first one first; `None` without connection.
-    to_target: Vec<Heard>,
-    to_source: Vec<Heard>,
+    to_target: Vec<Message>,
+    to_source: Vec<Message>,
     /// What was under way when the connection was cut, and the target has yet to read.
-    left_over: Vec<Heard>,
+    left_over: Vec<Message>,
     /// Each side learns at some time that the connection is cut.
     connected: bool,
     source_knows: bool,
@@ -64,10 +64,10 @@ type Add<'a> = dyn FnMut(String, &dyn Fn(&mut World)) + 'a;
 impl World {
     fn new() -> Self {
         Self {
-            source: Some(Source::Here),
+            source: Some(SourceState::Here),
             source_runs: true,
             source_has: true,
-            target: Some(Target::Arriving),
+            target: Some(TargetState::Arriving),
             connected: true,
             source_knows: true,
             target_knows: true,
@@ -75,48 +75,48 @@ impl World {
         }
     }
 
-    fn say_to_target(&mut self, what: Heard) {
+    fn say_to_target(&mut self, what: Message) {
         if self.connected && !self.asks {
             self.to_target.push(what);
         }
     }
 
-    fn say_to_source(&mut self, what: Heard) {
+    fn say_to_source(&mut self, what: Message) {
         if self.connected {
             self.to_source.push(what);
         }
     }
 
-    fn source_acts(&mut self, act: Act, mistake: Mistake) {
+    fn source_acts(&mut self, act: Action, mistake: Mistake) {
         match act {
-            Act::Wait => {}
-            Act::Run(_) => self.source_runs = self.source_has,
-            Act::Say(what) => {
+            Action::Wait => {}
+            Action::Run(_) => self.source_runs = self.source_has,
+            Action::Say(what) => {
                 self.say_to_target(what);
                 self.source_runs |= mistake == Mistake::GivesAndKeeps;
                 self.source_has &= mistake != Mistake::DestroysEarly;
             }
-            Act::Destroy => self.source_has = false,
+            Action::Destroy => self.source_has = false,
         }
     }
 
-    fn target_acts(&mut self, act: Act) {
+    fn target_acts(&mut self, act: Action) {
         match act {
-            Act::Wait | Act::Destroy => {}
-            Act::Run(then) => {
+            Action::Wait | Action::Destroy => {}
+            Action::Run(then) => {
                 self.target_runs = true;
-                self.unheard = then == Some(Heard::Runs);
+                self.unheard = then == Some(Message::Runs);
             }
-            Act::Say(what) => self.say_to_source(what),
+            Action::Say(what) => self.say_to_source(what),
         }
     }
 
-    fn source_hears(&mut self, what: Heard, mistake: Mistake) {
+    fn source_hears(&mut self, what: Message, mistake: Mistake) {
         let Some(mut source) = self.source else { return };
         let act = match (source, what) {
-            (Source::Given, Heard::Cut) if mistake == Mistake::TakesBack => {
-                source = Source::Here;
-                Act::Run(None)
+            (SourceState::Given, Message::Cut) if mistake == Mistake::TakesBack => {
+                source = SourceState::Here;
+                Action::Run(None)
             }
             _ => source.hear(what),
         };
@@ -124,7 +124,7 @@ impl World {
         self.source_acts(act, mistake);
     }
 
-    fn target_hears(&mut self, what: Heard) {
+    fn target_hears(&mut self, what: Message) {
         let Some(mut target) = self.target else { return };
         let act = target.hear(what);
         self.target = Some(target);
@@ -146,7 +146,7 @@ impl World {
         if std::mem::take(&mut self.unheard) {
             self.known.runs();
             if !self.asks {
-                self.say_to_source(Heard::Runs);
+                self.say_to_source(Message::Runs);
             }
         }
     }
@@ -154,7 +154,7 @@ impl World {
     /// The request by which the guest arrives ends.
     fn request_ends(&mut self) {
         self.tool_hears();
-        let ran = self.target == Some(Target::Running);
+        let ran = self.target == Some(TargetState::Running);
         self.known.end(if ran { Ended::Well } else { Ended::Refused });
     }
 
@@ -166,19 +166,22 @@ impl World {
             act(&mut next);
             all.push((what, next));
         };
-        if self.source == Some(Source::Here) && self.connected && self.cuts == 0 && self.source_runs {
+        if self.source == Some(SourceState::Here) && self.connected && self.cuts == 0 && self.source_runs {
             add("the guest stands still".into(), &|world| {
                 world.source = Some({
-                    let mut source = Source::Here;
+                    let mut source = SourceState::Here;
                     source.offer();
                     source
                 });
                 world.source_runs = false;
             });
         }
-        if self.source == Some(Source::Offered) && self.target == Some(Target::Arriving) && self.connected {
+        if self.source == Some(SourceState::Offered)
+            && self.target == Some(TargetState::Arriving)
+            && self.connected
+        {
             add("the target has all".into(), &|world| {
-                let mut target = Target::Arriving;
+                let mut target = TargetState::Arriving;
                 let act = target.complete();
                 world.target = Some(target);
                 world.target_acts(act);
@@ -234,7 +237,7 @@ impl World {
                 world.cut(0);
                 (world.target_knows, world.unheard) = (true, false);
                 std::mem::take(&mut world.left_over).into_iter().for_each(|what| world.target_hears(what));
-                world.target_hears(Heard::Cut);
+                world.target_hears(Message::Cut);
                 world.known.end(Ended::Broken);
             });
         }
@@ -244,7 +247,7 @@ impl World {
         if !self.source_knows {
             add("the source learns of the cut".into(), &|world| {
                 world.source_knows = true;
-                world.source_hears(Heard::Cut, mistake);
+                world.source_hears(Message::Cut, mistake);
             });
         }
         if let (Some(&first), false) = (self.left_over.first(), self.target_knows) {
@@ -256,7 +259,7 @@ impl World {
         if !self.target_knows && self.left_over.is_empty() {
             add("the target learns of the cut".into(), &|world| {
                 world.target_knows = true;
-                world.target_hears(Heard::Cut);
+                world.target_hears(Message::Cut);
                 world.request_ends();
             });
         }
@@ -265,18 +268,21 @@ impl World {
 
     /// The source asks what came of its session.
     fn when_asked(&self, mistake: Mistake, add: &mut Add<'_>) {
-        let waits = self.source == Some(Source::Given) && self.source_knows && mistake != Mistake::NeverAsks;
+        let waits =
+            self.source == Some(SourceState::Given) && self.source_knows && mistake != Mistake::NeverAsks;
         if !waits {
             return;
         }
-        let mut may_be = |who: &str, told: Told, is_gone: bool| {
+        let mut may_be = |who: &str, told: SessionStatus, is_gone: bool| {
             let is_believed = match (told, mistake) {
-                (Told::Nobody, Mistake::BelievesRefusal)
-                | (Told::Stranger, Mistake::BelievesStranger)
-                | (Told::Lost, Mistake::BelievesLost)
-                | (Told::Pending, Mistake::AnswersEarly)
-                | (Told::Runs, Mistake::Forgets) => Some(Heard::Absent),
-                (Told::Lost | Told::Pending, Mistake::OverrulesTarget) if is_gone => Some(Heard::Absent),
+                (SessionStatus::Nobody, Mistake::BelievesRefusal)
+                | (SessionStatus::Stranger, Mistake::BelievesStranger)
+                | (SessionStatus::Lost, Mistake::BelievesLost)
+                | (SessionStatus::Pending, Mistake::AnswersEarly)
+                | (SessionStatus::Runs, Mistake::Forgets) => Some(Message::Absent),
+                (SessionStatus::Lost | SessionStatus::Pending, Mistake::OverrulesTarget) if is_gone => {
+                    Some(Message::Absent)
+                }
                 _ => told.decides(is_gone),
             };
             let Some(heard) = is_believed else { return };
@@ -285,20 +291,20 @@ impl World {
                 world.say_to_source(heard);
             };
             match told {
-                Told::Nobody | Told::Stranger => {
+                SessionStatus::Nobody | SessionStatus::Stranger => {
                     add(format!("{who}: {told:?}"), &|world| world.source_hears(heard, mistake));
                 }
                 _ if !self.connected => add(format!("{who}: {told:?}"), &asks),
                 _ => {}
             }
         };
-        may_be("a connection is refused", Told::Nobody, false);
-        may_be("another machine answers", Told::of(None), false);
+        may_be("a connection is refused", SessionStatus::Nobody, false);
+        may_be("another machine answers", SessionStatus::of(None), false);
         if self.target.is_some() {
-            may_be("the target answers", Told::of(Some(self.known)), false);
-            may_be("the operator errs, and the target answers", Told::of(Some(self.known)), true);
+            may_be("the target answers", SessionStatus::of(Some(self.known)), false);
+            may_be("the operator errs, and the target answers", SessionStatus::of(Some(self.known)), true);
         } else {
-            may_be("the operator says that the target is gone", Told::Nobody, true);
+            may_be("the operator says that the target is gone", SessionStatus::Nobody, true);
         }
     }
 
@@ -310,9 +316,9 @@ impl World {
     fn end_fault(&self) -> Option<&'static str> {
         match (self.source, self.target) {
             (Some(_), _) if self.source_runs || self.target_runs => None,
-            (Some(Source::Away), None) => None, // It ran there, and its machine was killed.
+            (Some(SourceState::Away), None) => None, // It ran there, and its machine was killed.
             // In doubt: the target was told to drop it, and cannot say whether it has.
-            (Some(Source::Given), Some(Target::Dropped)) if self.known == Known::Lost => None,
+            (Some(SourceState::Given), Some(TargetState::Dropped)) if self.known == Known::Lost => None,
             (None, _) => None,
             _ => Some("nobody runs"),
         }

@@ -7,7 +7,7 @@ use core::ptr;
 use memslots::{Gpa, GuestMemory};
 use transfer::channel::{Broken, DATA, End, Sizes};
 use transfer::frame::{BODY_MAX, HEADER, Header, Kind, PAGE, padded};
-use transfer::handover::Heard;
+use transfer::handover::Message;
 use transfer::{Archive, Flaw};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -93,13 +93,13 @@ impl<A: Arch> FrameChannel<A> {
     }
 
     /// Says something to the other side.
-    pub(super) fn say(&mut self, what: Heard) -> Result<(), Broken> {
+    pub(super) fn say(&mut self, what: Message) -> Result<(), Broken> {
         let kind = match what {
-            Heard::Ready => Kind::Ready,
-            Heard::Go => Kind::Go,
-            Heard::Runs => Kind::Runs,
-            Heard::Absent => Kind::Absent,
-            Heard::Cut => Kind::Cut,
+            Message::Ready => Kind::Ready,
+            Message::Go => Kind::Go,
+            Message::Runs => Kind::Runs,
+            Message::Absent => Kind::Absent,
+            Message::Cut => Kind::Cut,
         };
         self.put(kind, 0, &[])
     }

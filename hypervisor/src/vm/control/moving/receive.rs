@@ -2,7 +2,7 @@
 //!
 //! It is created as others are, and its memory becomes zero. Then frames are taken as they come:
 //! what the guest is made of once, in order; pages at any time before the clock. When all is there
-//! and checked, it is [`Target::Ready`], and runs when it hears that it may.
+//! and checked, it is [`TargetState::Ready`], and runs when it hears that it may.
 
 use alloc::boxed::Box;
 use core::ops::Range;
@@ -12,7 +12,7 @@ use memslots::{Gpa, SlotId, Sweep};
 use paging::Progress;
 use transfer::channel::Sizes;
 use transfer::frame::{Clock, Header, Kind, MemorySlot, PAGE, Section, is_same_rate};
-use transfer::handover::{Act, Heard, Target};
+use transfer::handover::{Action, Message, TargetState};
 use transfer::{Described, Flaw};
 
 use super::super::Answer;
@@ -52,7 +52,7 @@ pub(in super::super) struct Receiving<A: Arch> {
     /// The guest. It is gone in [`Stage::Closes`], unless it runs.
     vm: &'static Vm<A>,
     channel: FrameChannel<A>,
-    handover: Target,
+    handover: TargetState,
     stage: Stage<A>,
     frames: u64,
     pages: u64,
@@ -84,7 +84,7 @@ impl<A: Arch> Receiving<A> {
             host,
             vm,
             channel,
-            handover: Target::default(),
+            handover: TargetState::default(),
             stage: Stage::Zero(Sweep::new(CLEAR_BYTES)),
             frames: 0,
             pages: 0,
@@ -104,7 +104,7 @@ impl<A: Arch> Receiving<A> {
         self.channel.show_clock();
         if answer.is_abandoned && !self.is_closed {
             self.is_closed = true;
-            self.told(Heard::Cut);
+            self.told(Message::Cut);
         }
         if self.is_closed && matches!(self.stage, Stage::Closes) {
             return self.end(answer);
@@ -116,7 +116,7 @@ impl<A: Arch> Receiving<A> {
         // Nothing else ends the request: until the tool has left the channel, it is not freed, and
         // neither is a guest that was dropped before it is destroyed.
         Ok(progress.unwrap_or_else(|why| {
-            if matches!(self.handover, Target::Arriving | Target::Ready) {
+            if matches!(self.handover, TargetState::Arriving | TargetState::Ready) {
                 self.fail(why);
             }
             Progress::Waiting
@@ -129,12 +129,12 @@ impl<A: Arch> Receiving<A> {
         // If the channel is broken the tool learns it at the request's end.
         let _ = self.channel.put(Kind::Failed, 0, text.as_bytes());
         self.because = Some(why);
-        self.told(Heard::Cut);
+        self.told(Message::Cut);
     }
 
-    fn told(&mut self, heard: Heard) {
+    fn told(&mut self, heard: Message) {
         match self.handover.hear(heard) {
-            Act::Run(then) => {
+            Action::Run(then) => {
                 let now = A::now();
                 self.stopped = match self.clock.at {
                     Clock::NOW => 0,
@@ -148,13 +148,13 @@ impl<A: Arch> Receiving<A> {
                     let _ = self.channel.say(what);
                 }
             }
-            Act::Destroy => {
+            Action::Destroy => {
                 // A change of the slots ends first.
                 if !matches!(self.stage, Stage::Adding(_)) {
                     self.stage = Stage::Destroy(Box::new(Destroy::of(self.vm, false)));
                 }
             }
-            Act::Wait | Act::Say(_) => {}
+            Action::Wait | Action::Say(_) => {}
         }
     }
 
@@ -179,7 +179,7 @@ impl<A: Arch> Receiving<A> {
                     return progress;
                 }
                 self.stage = match self.handover {
-                    Target::Dropped => Stage::Destroy(Box::new(Destroy::of(vm, false))),
+                    TargetState::Dropped => Stage::Destroy(Box::new(Destroy::of(vm, false))),
                     _ => Stage::Memory,
                 };
                 progress?;
@@ -187,7 +187,7 @@ impl<A: Arch> Receiving<A> {
             Stage::Devices => match vm.step_change(None) {
                 Progress::Done if A::follow_state(vm, A::this_cpu()) => {
                     self.stage = Stage::Complete;
-                    if let Act::Say(what) = self.handover.complete() {
+                    if let Action::Say(what) = self.handover.complete() {
                         self.channel.say(what)?;
                     }
                 }
@@ -209,18 +209,18 @@ impl<A: Arch> Receiving<A> {
     /// Takes the next frame.
     fn take(&mut self) -> Result<Progress, Refusal> {
         let next = match self.channel.next() {
-            Err(_) if self.because.is_some() || self.handover == Target::Running => None,
+            Err(_) if self.because.is_some() || self.handover == TargetState::Running => None,
             next => next?,
         };
         let Some((header, kind)) = next else { return Ok(Progress::Waiting) };
         match kind {
             Kind::Cut => {
                 self.is_closed = true;
-                self.told(Heard::Cut);
+                self.told(Message::Cut);
             }
             // What was under way when it could not go on.
             _ if matches!(self.stage, Stage::Closes) => {}
-            Kind::Go => self.told(Heard::Go),
+            Kind::Go => self.told(Message::Go),
             _ => {
                 self.place(header, kind)?;
                 self.frames += 1;
@@ -306,7 +306,7 @@ impl<A: Arch> Receiving<A> {
 
     fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
         self.channel.give_back(self.host);
-        if self.handover == Target::Running {
+        if self.handover == TargetState::Running {
             answer.record::<A>(&record::Received {
                 pages: self.pages,
                 stopped: self.stopped,

@@ -9,7 +9,7 @@ use memslots::{Slot, SlotError, SlotId};
 use paging::Progress;
 use transfer::Described;
 use transfer::frame::{Clock, Kind, MemorySlot, PAGE, Round, Section};
-use transfer::handover::Source;
+use transfer::handover::SourceState;
 
 use super::super::Answer;
 use super::super::refusal::Refusal;
@@ -163,7 +163,7 @@ impl<A: Arch> Sending<A> {
     /// The request is over: says what was sent.
     pub(super) fn end(&mut self, answer: &mut Answer) -> Result<Progress, Refusal> {
         self.channel.give_back(self.host);
-        let away = u8::from(self.handover == Source::Away);
+        let away = u8::from(self.handover == SourceState::Away);
         if away != 0 {
             self.host.note_last_gone(self.number);
         }

@@ -24,7 +24,7 @@ use paging::Progress;
 use transfer::Flaw;
 use transfer::channel::Sizes;
 use transfer::frame::{Kind, Round, Section};
-use transfer::handover::{Act, Heard, Source};
+use transfer::handover::{Action, Message, SourceState};
 
 use super::super::Answer;
 use super::super::life::Destroy;
@@ -74,7 +74,7 @@ pub(in super::super) struct Sending<A: Arch> {
     pub(super) vm: &'static Vm<A>,
     pub(super) number: u32,
     pub(super) channel: FrameChannel<A>,
-    pub(super) handover: Source,
+    pub(super) handover: SourceState,
     pub(super) stage: Stage<A>,
     /// The slots with memory, to all of which the guest can store.
     pub(super) slots: Vec<Slot>,
@@ -112,9 +112,9 @@ impl<A: Arch> Sending<A> {
         vm.pauses.fetch_or(vm.host.state_of(vm.number) == GuestState::Paused, Ordering::Relaxed);
         answer.record::<A>(&record::Channel { channel: channel.place(), session, given: is_given.into() });
         let (handover, stage) = match (is_given, way) {
-            (true, _) => (Source::Given, Stage::Offered),
-            (false, SendWay::Live) => (Source::Here, Stage::Log),
-            (false, SendWay::Still) => (Source::Here, Stage::Stops),
+            (true, _) => (SourceState::Given, Stage::Offered),
+            (false, SendWay::Live) => (SourceState::Here, Stage::Log),
+            (false, SendWay::Still) => (SourceState::Here, Stage::Stops),
         };
         let mut sending = Self {
             host: vm.host,
@@ -195,12 +195,12 @@ impl<A: Arch> Sending<A> {
 
     /// The connection is cut, or the request is cancelled.
     fn cut(&mut self) {
-        let act = self.handover.hear(Heard::Cut);
-        if self.handover != Source::Here {
+        let act = self.handover.hear(Message::Cut);
+        if self.handover != SourceState::Here {
             // What came of it is not known here.
             return;
         }
-        debug_assert!(matches!(act, Act::Run(None) | Act::Wait));
+        debug_assert!(matches!(act, Action::Run(None) | Action::Wait));
         self.is_cancelled = true;
         if self.throttle.leave() {
             self.stop.begin(A::now());
@@ -250,14 +250,14 @@ impl<A: Arch> Sending<A> {
         if let Some(progress) = self.hear()? {
             return Ok(progress);
         }
-        if self.handover == Source::Away {
+        if self.handover == SourceState::Away {
             return self.leave();
         }
         if self.is_cancelled && self.stop.is_now() {
             self.go_on();
         }
         let has_ended = self.vm.attention() & stopping::END != 0;
-        if has_ended && self.because.is_none() && self.handover == Source::Here && !self.is_cancelled {
+        if has_ended && self.because.is_none() && self.handover == SourceState::Here && !self.is_cancelled {
             return Err(Refusal::HasEnded);
         }
         if !self.is_last && !self.is_cancelled {
@@ -295,9 +295,9 @@ impl<A: Arch> Sending<A> {
             (Kind::Next, Stage::Awaits) => self.begin_round(),
             (Kind::Finish, Stage::Awaits) => self.stand_still(),
             (Kind::Slow, _) => self.throttle.set(header.argument),
-            (Kind::Ready, Stage::Offered) => self.told(Heard::Ready)?,
-            (Kind::Runs, Stage::Offered) => self.told(Heard::Runs)?,
-            (Kind::Absent, Stage::Offered) => self.told(Heard::Absent)?,
+            (Kind::Ready, Stage::Offered) => self.told(Message::Ready)?,
+            (Kind::Runs, Stage::Offered) => self.told(Message::Runs)?,
+            (Kind::Absent, Stage::Offered) => self.told(Message::Absent)?,
             // It crossed the guest's end, or a cut.
             _ if self.is_cancelled => {}
             _ => return Err(Refusal::Moves(Flaw::Value("a frame of the tool's"))),
@@ -305,26 +305,26 @@ impl<A: Arch> Sending<A> {
         Ok(Some(Progress::More))
     }
 
-    fn told(&mut self, heard: Heard) -> Result<(), Refusal> {
+    fn told(&mut self, heard: Message) -> Result<(), Refusal> {
         let former = self.handover;
         match self.handover.hear(heard) {
-            Act::Say(what) => {
+            Action::Say(what) => {
                 // G: from here on it stands still until it is known what came of it.
                 self.vm.host.set_state(self.vm, GuestState::Given, 0);
                 self.stop.end(A::now());
                 self.channel.say(what)?;
             }
-            Act::Run(_) => {
+            Action::Run(_) => {
                 self.is_cancelled = true;
-                if former == Source::Given {
+                if former == SourceState::Given {
                     self.vm.begin(self.vm.pauses.load(Ordering::Relaxed));
                 } else {
                     self.go_on();
                 }
                 self.stage = Stage::Undo;
             }
-            Act::Destroy => self.stage = Stage::Destroy(Box::new(Destroy::of(self.vm, true))),
-            Act::Wait => {}
+            Action::Destroy => self.stage = Stage::Destroy(Box::new(Destroy::of(self.vm, true))),
+            Action::Wait => {}
         }
         Ok(())
     }
