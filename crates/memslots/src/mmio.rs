@@ -10,8 +10,7 @@ const NONE: u64 = u64::MAX;
 /// Pages of one address space that are known to be MMIO: a vCPU's last `N`, so that an exit for one
 /// of them needs neither a search of the slots nor a pin.
 ///
-/// All entries are from one generation of the slots, and are dropped when another generation is
-/// seen.
+/// All entries are of one generation of the slots, and are dropped when another one is seen.
 #[derive(Clone, Debug)]
 pub struct MmioCache<const N: usize> {
     pub(crate) generation: Generation,

@@ -21,8 +21,7 @@ impl SpaceId {
     }
 }
 
-/// Names a slot of an address space for as long as it exists; the caller that adds the slot chooses
-/// it.
+/// Names a slot of an address space for as long as it exists; who adds the slot chooses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u16);
 

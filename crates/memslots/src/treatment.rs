@@ -95,8 +95,7 @@ pub struct SlotChange {
 }
 
 impl SlotChange {
-    /// The change from a slot with its log to the current slot of that name; `None` if they are
-    /// equal.
+    /// The change from a slot with its log to the current one of that name; `None` if equal.
     pub(crate) fn of(
         space: SpaceId,
         former: (&Slot, Option<&DirtyLog>),

@@ -153,8 +153,7 @@ impl Edit<'_, '_> {
         self.draft.edit(|slots| slots.move_to(id, gpa, self.physical_bits))
     }
 
-    /// Replaces a slot's flags. [`SlotFlags::LOG_DIRTY`] cannot be changed this way: it follows the
-    /// log.
+    /// Replaces a slot's flags, but [`SlotFlags::LOG_DIRTY`], which follows the log.
     ///
     /// # Errors
     ///
@@ -283,8 +282,7 @@ impl<const SPACES: usize> Quiesced<'_, SPACES> {
         found
     }
 
-    /// Whether a space has changes for whose flush [`settle`](Self::settle) has not been called
-    /// yet.
+    /// Whether a space has changes for whose flush [`settle`](Self::settle) was not called yet.
     pub fn needs_receipt(&self, space: SpaceId) -> bool {
         let is = |spaces: &[bool; SPACES]| spaces.get(space.index()).is_some_and(|&is| is);
         is(&self.needs_receipt) && !is(&self.is_settled)

@@ -191,8 +191,7 @@ pub struct Clock {
     /// The guest's date, in nanoseconds since the beginning of 1970.
     pub wall_ns: u64,
     /// When that was: by the counter of the hypervisor's machine in its channel; between two tools,
-    /// and in a file, in nanoseconds since the beginning of 1970. [`Self::NOW`] for whenever the
-    /// guest goes on.
+    /// and in a file, in nanoseconds since 1970. [`Self::NOW`] for whenever the guest goes on.
     pub at: u64,
     /// Ticks per second.
     pub hz: u64,

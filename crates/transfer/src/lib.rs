@@ -1,5 +1,4 @@
-//! Guests that are saved and moved: their state as a stream, the pages beside it, and who runs
-//! them.
+//! Guests that are saved and moved: their state as a stream, the pages beside it, who runs them.
 //!
 //! | module | contents |
 //! |---|---|

@@ -13,41 +13,10 @@ const ALL: usize = 0;
 /// Number of raw counters.
 const RAW: usize = 1 + KINDS;
 
-/// Number of bytes of all raw counters together.
-pub const RAW_BYTES: usize = RAW * size_of::<u64>();
-
-/// Raw counters, to which the emulator's translated code adds until the process ends.
-pub trait Raw {
-    /// The value of the counter with this number.
-    fn load(&self, counter: usize) -> u64;
-}
-
-/// Raw counters in this program's memory.
-#[derive(Clone, Copy)]
-pub struct Words(&'static [AtomicU64; RAW]);
-
-impl Words {
-    /// The counter with this number.
-    pub fn counter(self, number: usize) -> &'static AtomicU64 {
-        &self.0[number]
-    }
-}
-
-impl Default for Words {
-    fn default() -> Self {
-        Self(Box::leak(Box::new([const { AtomicU64::new(0) }; RAW])))
-    }
-}
-
-impl Raw for Words {
-    fn load(&self, counter: usize) -> u64 {
-        self.0[counter].load(Ordering::Relaxed)
-    }
-}
-
 /// The counters.
-pub struct Counts<R> {
-    raw: R,
+pub struct Counts {
+    /// Raw counters, to which code of the machine adds until the process ends.
+    raw: &'static [AtomicU64; RAW],
     /// The value of `raw` when the current phase began.
     begun: Box<[u64; RAW]>,
     /// Of each phase; the current one still lacks the increase of `raw` since `begun`.
@@ -59,12 +28,11 @@ pub struct Counts<R> {
     kinds: Vec<Kind>,
 }
 
-impl<R: Raw> Counts<R> {
-    /// Counters without any counts.
-    pub fn new(raw: R) -> Self {
+impl Default for Counts {
+    fn default() -> Self {
         let zeroes = || Box::new([0; RAW]);
         Self {
-            raw,
+            raw: Box::leak(Box::new([const { AtomicU64::new(0) }; RAW])),
             begun: zeroes(),
             phases: (0..PHASES).map(|_| zeroes()).collect(),
             entries: [0; PHASES],
@@ -72,10 +40,12 @@ impl<R: Raw> Counts<R> {
             kinds: Vec::new(),
         }
     }
+}
 
-    /// The raw counters.
-    pub fn raw(&self) -> &R {
-        &self.raw
+impl Counts {
+    /// The raw counter with this number.
+    pub fn counter(&self, number: usize) -> &'static AtomicU64 {
+        &self.raw[number]
     }
 
     /// The number of the counter of all instructions.
@@ -101,7 +71,7 @@ impl<R: Raw> Counts<R> {
     /// Adds the counts since the current phase began to it.
     fn settle(&mut self) {
         for at in self.kinds.iter().map(|kind| 1 + kind.index()).chain([ALL]) {
-            let now = self.raw.load(at);
+            let now = self.raw[at].load(Ordering::Relaxed);
             let gained = now.wrapping_sub(self.begun[at]);
             self.phases[self.current][at] = self.phases[self.current][at].wrapping_add(gained);
             self.begun[at] = now;
@@ -149,13 +119,13 @@ impl<R: Raw> Counts<R> {
 mod tests {
     use super::*;
 
-    fn add(counts: &Counts<Words>, counter: usize, count: u64) {
-        counts.raw().counter(counter).fetch_add(count, Ordering::Relaxed);
+    fn add(counts: &Counts, counter: usize, count: u64) {
+        counts.counter(counter).fetch_add(count, Ordering::Relaxed);
     }
 
     #[test]
     fn what_is_counted_belongs_to_the_phase_of_its_time() {
-        let mut counts = Counts::new(Words::default());
+        let mut counts = Counts::default();
         let (all, isb) = (counts.instructions(), counts.kind(Kind::Isb));
         let ish = counts.kind(Kind::Dsb(11));
         add(&counts, all, 10);
@@ -178,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_phase_that_does_not_exist_is_the_first() {
-        let mut counts = Counts::new(Words::default());
+        let mut counts = Counts::default();
         let all = counts.instructions();
         counts.begin(PHASES);
         add(&counts, all, 4);

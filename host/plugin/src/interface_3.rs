@@ -1,37 +1,17 @@
-//! Version 3 of the interface, for QEMU 9.1 and later: the code of an instruction is copied, and
-//! counters are in QEMU's scoreboards, which have a row for each CPU.
+//! Version 3 of the interface, for QEMU 9.1 and later: the code of an instruction is copied, and a
+//! callback adds to a counter. It has inline operations, too; those damage the guest's code where
+//! one thread has several CPUs (`docs/qemu.md`).
 
-use super::{ADD_U64, Instruction};
-use crate::count::{RAW_BYTES, Raw};
-use std::ffi::{c_int, c_void};
+use super::{Instruction, NO_REGISTERS, qemu_plugin_register_vcpu_insn_exec_cb};
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The version.
 pub(super) const VERSION: c_int = 3;
 
-/// QEMU's `struct qemu_plugin_scoreboard`.
-#[repr(C)]
-struct Scoreboard {
-    _opaque: [u8; 0],
-}
-
-/// QEMU's `qemu_plugin_u64`: a word of each row.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Word {
-    scoreboard: *mut Scoreboard,
-    offset: usize,
-}
-
 unsafe extern "C" {
     fn qemu_plugin_insn_data(instruction: *const Instruction, to: *mut c_void, size: usize) -> usize;
-    fn qemu_plugin_scoreboard_new(row_size: usize) -> *mut Scoreboard;
-    fn qemu_plugin_u64_sum(word: Word) -> u64;
-    fn qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(
-        instruction: *mut Instruction,
-        operation: c_int,
-        word: Word,
-        value: u64,
-    );
 }
 
 /// The bytes of an instruction; zeroes if QEMU cannot provide them.
@@ -46,39 +26,18 @@ pub(super) unsafe fn bytes<const N: usize>(instruction: *const Instruction) -> [
     if copied == bytes.len() { bytes } else { [0; N] }
 }
 
-/// The raw counters.
-pub(super) struct Counters(*mut Scoreboard);
-
-// SAFETY: the scoreboard is QEMU's, stays until the process ends, and may be used by any thread.
-unsafe impl Send for Counters {}
-
-impl Default for Counters {
-    fn default() -> Self {
-        // SAFETY: QEMU's function; any size will do.
-        Self(unsafe { qemu_plugin_scoreboard_new(RAW_BYTES) })
-    }
-}
-
-impl Counters {
-    const fn word(&self, counter: usize) -> Word {
-        Word { scoreboard: self.0, offset: counter * size_of::<u64>() }
-    }
-}
-
 /// Makes a counter count an instruction whenever it is executed.
 ///
 /// # Safety
 ///
 /// The instruction is QEMU's, and valid for the duration of this call.
-pub(super) unsafe fn count(counters: &Counters, instruction: *mut Instruction, counter: usize) {
-    let word = counters.word(counter);
-    // SAFETY: the caller's promise; the word is one of the scoreboard's rows.
-    unsafe { qemu_plugin_register_vcpu_insn_exec_inline_per_vcpu(instruction, ADD_U64, word, 1) };
+pub(super) unsafe fn count(counter: &'static AtomicU64, instruction: *mut Instruction) {
+    let data = ptr::from_ref(counter).cast_mut().cast();
+    // SAFETY: the caller's promise; the counter stays in place until the process ends.
+    unsafe { qemu_plugin_register_vcpu_insn_exec_cb(instruction, on_instruction, NO_REGISTERS, data) };
 }
 
-impl Raw for Counters {
-    fn load(&self, counter: usize) -> u64 {
-        // SAFETY: the word is one of the scoreboard's rows.
-        unsafe { qemu_plugin_u64_sum(self.word(counter)) }
-    }
+unsafe extern "C" fn on_instruction(_cpu: c_uint, counter: *mut c_void) {
+    // SAFETY: `count` has registered it with a counter, which lives as long as the process.
+    unsafe { &*counter.cast::<AtomicU64>() }.fetch_add(1, Ordering::Relaxed);
 }

@@ -4,9 +4,7 @@
 //! counts INVLPGA separately.
 //!
 //! `-plugin file=libquell_plugin.so,out=FILE`: when QEMU ends by itself, FILE holds one JSON
-//! object, which [`count::Counts::json`] describes. Every CPU counts for the same phase, and the
-//! counters are not atomic: the counts are exact where QEMU executes all CPUs in one thread, as it
-//! does with `-icount`.
+//! object, which [`count::Counts::json`] describes. Every CPU counts for the same phase.
 //!
 //! It implements version 1 of QEMU's plugin interface, for QEMU 6.0 to 8.2; built with the feature
 //! `interface-3` it implements version 3, which QEMU 9.1 and later support. Other versions refuse

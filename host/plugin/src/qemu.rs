@@ -11,7 +11,6 @@ mod interface;
 
 use crate::count::Counts;
 use crate::kind::{Kind, phase, phase_of_amd64};
-use interface::Counters;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs;
 use std::path::PathBuf;
@@ -27,14 +26,12 @@ struct Block {
 
 /// QEMU's `struct qemu_plugin_insn`: an instruction of a block.
 #[repr(C)]
-pub(crate) struct Instruction {
+struct Instruction {
     _opaque: [u8; 0],
 }
 
 /// The callback does not look at registers.
 const NO_REGISTERS: c_int = 0;
-/// The operation of inline code: add to a 64-bit word.
-pub(crate) const ADD_U64: c_int = 0;
 
 type Id = u64;
 
@@ -60,16 +57,13 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 
-/// The counters. Translated code adds to the raw ones without this lock, by a plain load and store
-/// of a word: callbacks run in the same thread, so with one thread for all CPUs they never
-/// conflict.
-static COUNTS: LazyLock<Mutex<Counts<Counters>>> =
-    LazyLock::new(|| Mutex::new(Counts::new(Counters::default())));
+/// The counters. The machine adds to the raw ones without this lock.
+static COUNTS: LazyLock<Mutex<Counts>> = LazyLock::new(Mutex::default);
 /// Whether the instructions are AMD64's; otherwise they are Arm64's.
 static IS_AMD64: AtomicBool = AtomicBool::new(false);
 static OUTPUT: OnceLock<PathBuf> = OnceLock::new();
 
-fn with_counts<T>(work: impl FnOnce(&mut Counts<Counters>) -> T) -> T {
+fn with_counts<T>(work: impl FnOnce(&mut Counts) -> T) -> T {
     work(&mut COUNTS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -159,7 +153,7 @@ unsafe extern "C" fn on_translation(_id: Id, block: *mut Block) {
             let counter = kind.map(|kind| counts.kind(kind));
             for counter in counter.into_iter().chain([counts.instructions()]) {
                 // SAFETY: as above.
-                unsafe { interface::count(counts.raw(), instruction, counter) };
+                unsafe { interface::count(counts.counter(counter), instruction) };
             }
         }
     });

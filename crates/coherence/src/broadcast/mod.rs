@@ -1,5 +1,4 @@
-//! Flushing where the hardware reaches every processor: without kick, request, or wait for guest
-//! mode.
+//! Flushing where the hardware reaches every processor: without kick, request, or wait for guests.
 
 use crate::flush::{FlushOutcome, Hardware, Ledger, Stalled, Targets};
 use crate::mailbox::Generation;

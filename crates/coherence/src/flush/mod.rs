@@ -123,8 +123,7 @@ pub struct FlushOutcome {
     /// Targets that have halted in another address space and so received no request. Not included
     /// above or below.
     pub elsewhere: u32,
-    /// For a list: those of the targets that had not taken an earlier request yet. One flush serves
-    /// both.
+    /// For a list: targets that had not taken an earlier request yet. One flush serves both.
     pub joined: u32,
     /// Those of the targets that flush everything because the list is longer than any mailbox.
     pub too_many_ranges: u32,

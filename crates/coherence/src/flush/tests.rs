@@ -186,8 +186,7 @@ impl Hardware for Threads<'_> {
     }
 }
 
-/// O13, O14: every thread runs its vCPU until it is kicked or a bound is reached, and then flushes
-/// all.
+/// O13, O14: every thread runs its vCPU until it is kicked or a bound is reached, then flushes all.
 #[test]
 fn o13_all_to_all_flush_of_real_threads() {
     const VCPUS: usize = 4;

@@ -111,8 +111,7 @@ mutants! {
         }
     }
 
-    /// The address space is stored after the halt: an initiator takes the previous halt's space for
-    /// it.
+    /// The address space is stored after the halt: an initiator finds the previous halt's space.
     SpaceAfterHalt fails a22_space_stored_after_the_halt: coming_back::<SpaceAfterHalt>, "used after", {
         fn try_halt(owner: &mut Owner<'_>, space: Space) -> bool {
             let halt = |word: u64| (word & word::EVENT == 0).then_some(word | word::HALTED);

@@ -38,8 +38,7 @@ pub(super) struct ModelState {
     interrupt: Vec<AtomicU64>,
     /// Number of initiators that report when they have finished.
     initiators: u64,
-    /// How many of them have finished. After the last one, guests need not wait for a kick any
-    /// more.
+    /// How many of them have finished. After the last one, guests need not wait for a kick.
     finished: AtomicU64,
 }
 

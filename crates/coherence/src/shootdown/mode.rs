@@ -21,8 +21,7 @@ pub struct Inline;
 
 /// As [`Inline`], but the target acknowledges before it flushes (G7).
 ///
-/// Not for batches that free page tables: until the target has flushed, its walks may go through
-/// them.
+/// Not for batches that free page tables: until a target has flushed, its walks may be in them.
 ///
 /// ```compile_fail,E0277
 /// use quell_coherence::shootdown::{Async, Batch, ByInterrupt, LocalCpu, NoUserAccess, Tables, AddressSpace, Tlb};

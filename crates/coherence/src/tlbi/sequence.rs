@@ -116,8 +116,7 @@ pub fn break_before_make<T: Stage2Tlb>(context: &Context<'_, T>, setup: &Setup, 
 pub enum Instructions {
     /// Nothing: no CPU executes the memory's contents before software cleans for it.
     Keep,
-    /// Invalidate all of them: the memory's next user will execute it without maintenance of its
-    /// own.
+    /// Invalidate all of them: the memory's next user executes it without maintenance of its own.
     Invalidate,
 }
 

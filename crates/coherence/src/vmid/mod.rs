@@ -339,8 +339,7 @@ impl<const CPUS: usize> VmidAllocator<CPUS> {
             // S: pairs with B, in `assign`.
             let active = place.active.fetch_or(REVOKED, Ordering::AcqRel);
             if active & REVOKED == 0 {
-                // A word of an earlier generation is that of a CPU between B and D, which does not
-                // run.
+                // A word of an earlier generation: its CPU is between B and D, and does not run.
                 let runs = generation(active) == ending;
                 let reserved = if runs { active & !FLAGS } else { 0 };
                 place.reserved.store(reserved, Ordering::Relaxed);

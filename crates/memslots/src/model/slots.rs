@@ -130,8 +130,7 @@ fn keeping<P: Protocol>() {
     assert!(!slots.generation().is_in_progress());
 }
 
-/// Two updates of both spaces: one is refused, or follows the other and sees everything that it
-/// did.
+/// Two updates of both spaces: one is refused, or follows the other and sees all that it did.
 fn updating<P: Protocol>() {
     let slots = Arc::new(with_slot(HERE));
     let update = |slots: &Slots| {

@@ -133,8 +133,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
 /// The most tables that one mark takes: of 4 levels, the root exists already.
 const TABLES_OF_A_MARK: u32 = 3;
 
-/// The permissions of the leaf. Stores that are logged by faults are allowed for one page at a
-/// time.
+/// The permissions of the leaf. Stores that faults log are allowed for one page at a time.
 fn rights(slot: &Slot, is_store: bool) -> Permissions {
     if slot.is_logged_by_faults() && !is_store {
         return slot.rights() - Permissions::WRITE;

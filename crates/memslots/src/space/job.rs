@@ -12,8 +12,7 @@ use super::walk::Walk;
 use super::{GuestSpace, Turn, ZapWay};
 use crate::{Generation, Published, Quiesced, Retired, Slot, SlotChange, SpaceId};
 
-/// A change of a guest's memory, or a fetch of a dirty log, done in steps with flushes between
-/// them.
+/// A change of a guest's memory, or a fetch of a dirty log, in steps with flushes between them.
 ///
 /// A step never ends in [`Progress::OutOfTables`]. It [waits](Progress::Waiting) while a reader
 /// still uses the former slots, or while an editor other than a job has the page table.

@@ -186,8 +186,7 @@ impl IoApic {
         let bits = self.entries[pin].into_bits();
         let mut entry = Entry::from_bits(bits & !mask | u64::from(value) << shift & mask);
         if entry.trigger() == Trigger::Edge {
-            // Software without the EOI register clears a stuck remote IRR by switching to edge and
-            // back.
+            // Software without EOI register clears a stuck remote IRR by edge, then level.
             entry.set_remote_irr(false);
         }
         self.entries[pin] = entry;

@@ -64,8 +64,7 @@ pub struct Uart16550 {
     fifo_enabled: bool,
     /// Number of bytes in the FIFO for data available rather than a timeout.
     trigger: usize,
-    /// The holding register became empty, or its interrupt was enabled, and IIR has not reported it
-    /// yet.
+    /// The holding register became empty, or its interrupt was enabled, which IIR has not reported.
     thre_pending: bool,
     overrun: bool,
     divisor: [u8; 2],

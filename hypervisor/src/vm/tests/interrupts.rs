@@ -4,11 +4,13 @@ use core::sync::atomic::Ordering;
 
 use super::Op::*;
 use crate::vm::arch::Cpus;
+#[cfg(feature = "trace")]
 use crate::vm::host::kick;
 use crate::vm::interrupts::{on_kick, on_timer};
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::mock::processor::{MockArch, board};
 use hostlink::counters::Counter;
+#[cfg(feature = "trace")]
 use hostlink::trace::Event;
 
 fn one_guest() -> &'static Board<MockArch> {
@@ -42,6 +44,7 @@ fn a_cpu_that_has_not_started_has_no_timer_no_vcpu_and_no_kick() {
     assert_eq!((cpu.timer_due(), cpu.tick_due()), (106, None));
 }
 
+#[cfg(feature = "trace")]
 #[test]
 fn a_kick_is_in_the_trace_of_the_cpu_that_sends_it() {
     let board = one_guest();

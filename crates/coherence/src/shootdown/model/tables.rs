@@ -25,8 +25,7 @@ pub(super) fn unlink<P: Protocol, M: Mode<Tables> + Made>(
     P::free_table(&mut cpu, batch, M::MADE, reach, &mut tlb)
 }
 
-/// Unlinks the first space's table while `program` runs on CPU 1; the CPU walks ahead whenever it
-/// can.
+/// Unlinks the first space's table while `program` runs on CPU 1, which walks ahead when it can.
 fn freed_beside<P: Protocol, M: Mode<Tables> + Made>(
     program: impl for<'m> FnOnce(&'m ModelState, &mut On<'m>) + Send + 'static,
 ) {

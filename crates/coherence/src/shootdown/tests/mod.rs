@@ -22,8 +22,7 @@ enum Op {
     Range(PageRange, bool),
 }
 
-/// A TLB that records the requested operations, and gives up after so many turns when it has to
-/// wait.
+/// A TLB that records the requested operations, and gives up after so many turns of waiting.
 #[derive(Default)]
 struct Log(Vec<Op>, u64);
 

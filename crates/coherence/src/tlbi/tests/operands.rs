@@ -196,8 +196,7 @@ proptest! {
         let limit = (BASE_END << granule.shift()).min(1 << 52);
         let len = (len & ((1 << bits) - 1) | 1 << bits).min(limit);
         let start = start % (limit - len + 1);
-        // 2^52 bytes are more than a million operands: those far from the end are like those near
-        // it.
+        // 2^52 bytes are over a million operands: those far from the end are like those near it.
         if len > 1 << 44 {
             let first = Ranges::new(granule, start, len, None).unwrap().next().unwrap();
             prop_assert_eq!(decoded(first).1, start & !(granule.bytes() - 1));

@@ -36,8 +36,7 @@ const STATUS_B: u8 = 0xb;
 const STATUS_C: u8 = 0xc;
 const STATUS_D: u8 = 0xd;
 
-/// Each of them is followed by that of the alarm, which matches any time if both upper bits are
-/// set.
+/// Each is followed by that of the alarm, which matches any time if both upper bits are set.
 const ALARMED: [u8; 3] = [SECONDS, MINUTES, HOURS];
 const ANY: u8 = 0xc0;
 

@@ -186,8 +186,7 @@ impl Distributor {
         spis.into_iter().for_each(|spi| self.forwarded.insert(spi));
     }
 
-    /// Sets the level of a device's line. A no-op if the level is unchanged, or if there is no such
-    /// SPI.
+    /// Sets the level of a device's line. A no-op if it is unchanged, or if there is no such SPI.
     pub fn set_line(&mut self, spi: u8, level: bool) -> Effect {
         if !self.spis.has(spi) || self.line.has(spi) == level {
             return Effect::default();

@@ -1,5 +1,4 @@
-//! A virtual CPU interface with list registers, as the architecture describes it (IHI 0069H chapter
-//! 6).
+//! A virtual CPU interface with list registers, as the architecture has it (IHI 0069H chapter 6).
 
 use crate::devices::virt::gic::{ListRegister, ListRegisters, Maintenance, View, running_priority};
 

@@ -1,5 +1,4 @@
-//! The power state under loom: each line of its table of events, and the mistakes that would break
-//! it.
+//! The power state under loom: each line of its table of events, and mistakes that would break it.
 
 use coherence::{Notify, Owner, Space, Target};
 use loom::sync::Arc;
