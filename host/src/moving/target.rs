@@ -77,6 +77,18 @@ impl Arriving {
         Ok(true)
     }
 
+    /// Takes what the hypervisor says of a guest from a file, until it has said this.
+    fn listen_until(&mut self, is_said: impl Fn(&Self) -> bool) -> Result<()> {
+        while !is_said(self) {
+            if !self.listen()? {
+                ensure!(!self.talk.has_ended(), "the hypervisor restored only a part of the guest");
+                thread::sleep(PAUSE);
+            }
+            self.check("the hypervisor cannot restore the guest: ")?;
+        }
+        Ok(())
+    }
+
     /// The clock by the counter of this machine, which the hypervisor shows as soon as it listens.
     fn on_this_machine(&mut self, frame: &Frame) -> Result<Frame> {
         let begun = Instant::now();
@@ -152,19 +164,9 @@ fn restore_into(arriving: &mut Arriving, from: &mut Snapshot) -> Result<()> {
         }
     }
     // The file was whole.
-    let mut has_gone = false;
-    while !arriving.runs {
-        if arriving.is_ready && !has_gone {
-            arriving.put(&Frame::bare(Kind::Go))?;
-            has_gone = true;
-        }
-        if !arriving.listen()? {
-            ensure!(!arriving.talk.has_ended(), "the hypervisor restored only a part of the guest");
-            thread::sleep(PAUSE);
-        }
-        arriving.check("the hypervisor cannot restore the guest: ")?;
-    }
-    Ok(())
+    arriving.listen_until(|arriving| arriving.is_ready)?;
+    arriving.put(&Frame::bare(Kind::Go))?;
+    arriving.listen_until(|arriving| arriving.runs)
 }
 
 /// It was off: its counter goes on where it was, and its date is today's.
@@ -315,6 +317,39 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
 mod tests {
     use super::super::tests::port::Other;
     use super::*;
+
+    #[test]
+    fn m4_a_guest_stopped_between_its_request_and_now_whatever_its_sources_clock_says() {
+        const SECOND: u64 = 1_000_000_000;
+        let within = 5 * SECOND..9 * SECOND;
+        for (at, expected, told) in [
+            (5 * SECOND, 5, None),
+            (9 * SECOND, 9, None),
+            (4 * SECOND, 5, None),
+            (10 * SECOND, 9, None),
+            (4 * SECOND - 1, 5, Some(["behind", "1.0s", "4.0s"])),
+            (12 * SECOND, 9, Some(["ahead of", "3.0s", "0.0ns"])),
+        ] {
+            let (found, said) = stopped_at(at, within.clone());
+            let told = told.map(|[way, off, ago]| {
+                format!(
+                    "the other machine's clock is {way} this one's by {off} or more: the guest's time goes \
+                     on as if it had stopped {ago} ago"
+                )
+            });
+            assert_eq!((found, said), (expected * SECOND, told), "{at}");
+        }
+        // The time of the request is later than now: this machine's clock was set.
+        assert_eq!(stopped_at(7, Range { start: 9, end: 8 }), (9, None));
+    }
+
+    #[test]
+    fn m4_the_date_of_a_guest_from_a_file_is_todays() {
+        let mut clock = Clock { ticks: 77, wall_ns: 1000, at: now_ns() - 5_000_000_000, hz: 1 };
+        goes_on_now(&mut clock).expect("goes on");
+        assert!((5_000_001_000..60_000_000_000).contains(&clock.wall_ns), "{}", clock.wall_ns);
+        assert_eq!((clock.ticks, clock.at), (77, Clock::NOW));
+    }
 
     #[test]
     fn m8_what_is_known_of_a_guest_is_what_its_hypervisor_said_and_how_the_request_ended() {

@@ -12,7 +12,7 @@ use crate::machine_file::MachineFile;
 use crate::prelude::*;
 use hostlink::ctl::SendWay;
 use hostlink::guests::GuestState::{Empty, Given, Running};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 fn saved(side: &Side, path: &Path, keeps_running: bool) -> Result<Moved> {
     let wanted = if keeps_running { WANTED } else { Wanted::STILL };
@@ -51,6 +51,8 @@ fn a_guest_is_restored_as_it_was_saved() {
         assert_eq!(moved.away, !keeps_running);
         here.until_it_is(if keeps_running { Running } else { Empty });
         assert_eq!(files(directory.path()), ["guest.snapshot"]);
+        let mode = fs::metadata(&path).expect("is there").permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600, "it has all of the guest's memory");
     }
     restored(&path, &there).expect("restores");
     there.until_it_is(Running);
