@@ -100,8 +100,7 @@ impl<P: Platform> MachineDevices<P> {
         }
     }
 
-    /// The guest has written to the command register, and the real one follows: a silent function
-    /// stays so.
+    /// The guest has written the command register, and the real one follows; silence stays.
     pub(super) fn keep_silent(&self, at: Address) {
         if self.is_silent(at) {
             self.switch_dma_off(at);

@@ -118,8 +118,7 @@ impl<P: Platform> Functions<P> {
         self.owned.is_empty()
     }
 
-    /// Makes the real functions do what the guest wants: DMA, interrupts, and the place of their
-    /// registers.
+    /// Makes the real functions do what the guest wants: DMA, interrupts, places of registers.
     ///
     /// # Errors
     ///

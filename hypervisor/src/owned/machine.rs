@@ -120,8 +120,7 @@ fn join_aliases<I>(nodes: &mut [Node], iommus: &[impl Iommu<I>]) {
 }
 
 impl<P: Platform> MachineDevices<P> {
-    /// All [functions](nodes) of the bus. The IOMMUs, which are in operation, have these ids
-    /// themselves.
+    /// All [functions](nodes) of the bus. The IOMMUs, which are in operation, have these ids.
     pub fn new(
         bus: &'static dyn Bus,
         mut nodes: Vec<Node>,
@@ -138,8 +137,7 @@ impl<P: Platform> MachineDevices<P> {
         Self { bus, nodes, iommus, own, firmwares: Vec::new(), owners: Mutex::default(), routes }
     }
 
-    /// The same, without devices that firmware goes on using, from the first to the last of each
-    /// pair.
+    /// The same, without devices that firmware still uses, from the first to the last of each pair.
     pub fn without(self, firmwares: Vec<(DeviceId, DeviceId)>) -> Self {
         Self { firmwares, ..self }
     }
@@ -166,8 +164,7 @@ impl<P: Platform> MachineDevices<P> {
         !is_lost
     }
 
-    /// Gives a guest the functions that `names` name, addresses or kinds separated by spaces, and a
-    /// domain.
+    /// Gives a guest the functions that `names` (addresses or kinds, by spaces) name, and a domain.
     pub(super) fn give(&self, names: &'static str, guest: Name) -> Result<(Vec<Given>, DomainId), Refused> {
         let mut owners = self.owners.lock();
         let mut found = Vec::<Address>::new();

@@ -122,8 +122,7 @@ pub trait Interrupts<P: Platform>: Send + Sync {
     /// Of a function that is reset.
     fn new(physical: &Physical, shown: &Function) -> Self;
 
-    /// The guest gets what it wants now, and nothing else. Returns whether the function may raise
-    /// its pin.
+    /// The guest gets what it wants now alone. Returns whether the function may raise its pin.
     fn follow(
         &mut self,
         machine: &MachineDevices<P>,
@@ -168,8 +167,7 @@ pub trait DeviceOwner: Arch {
         domains.begin(invalidation)
     }
 
-    /// Makes a step of mapping all memory for the functions, where they do not translate by the
-    /// nested tables.
+    /// Makes a step of mapping all memory for functions that have tables of their own.
     fn map(_: &Vm<Self>) -> Progress {
         Progress::Done
     }

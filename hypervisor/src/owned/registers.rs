@@ -7,8 +7,7 @@ use pci::{Address, Physical};
 
 use super::machine::Bus;
 
-/// Pages of a function's registers that the hypervisor accesses: the table of MSI-X, and BARs of
-/// less than a page.
+/// Pages of a function's registers that the hypervisor accesses: MSI-X's table, and small BARs.
 pub fn hypervisors_pages(bus: &dyn Bus, address: Address) -> Vec<Range<u64>> {
     let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
     let mut pages = Vec::new();

@@ -20,7 +20,6 @@ pub(crate) fn words(pages: Pages) -> &'static [AtomicU64] {
 /// As many entries of a ring as fill pages, which are never freed.
 pub(crate) fn ring(pages: Pages) -> &'static [Entry] {
     let len = pages.words().len() * size_of::<u64>() / size_of::<Entry>();
-    // SAFETY: the pages are leaked, and aligned; an entry consists of two words, and a zeroed one
-    // is valid.
+    // SAFETY: the pages are leaked and aligned; an entry is two words, and a zeroed one is valid.
     unsafe { core::slice::from_raw_parts(pages.forever() as *const Entry, len) }
 }

@@ -113,8 +113,7 @@ impl Guest<'_, '_> {
         assert_eq!(out(self, CONFIG_ADDRESS, u64::from(1 << 31 | device << 11 | register)), Next::Resume);
     }
 
-    /// Writes to configuration space as often as the access must be retried; returns how often that
-    /// was.
+    /// Writes to configuration space as often as the access is retried; returns how often.
     fn write_config(&mut self, device: u32, register: u32, value: u32) -> u32 {
         self.select(device, register);
         let mut retries = 0;

@@ -61,8 +61,7 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
     );
 }
 
-/// The I/O APIC's interrupts, which are the hypervisor's own, have the id of 00:1f.0 on the made
-/// machine.
+/// The I/O APIC's interrupts, the hypervisor's own, have the id of 00:1f.0 on the made machine.
 #[test]
 fn the_machines_own_interrupts_pass_whoever_asks_for_a_function_with_their_id() {
     let machine = Machine::new();
