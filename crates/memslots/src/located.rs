@@ -57,7 +57,7 @@ impl GuestMemory<'_> {
     ///
     /// # Errors
     ///
-    /// [`AccessError::Unmapped`], [`AccessError::Unaligned`]; this too if the record is full.
+    /// [`AccessError::Unmapped`]; [`AccessError::Unaligned`], also for a record that is full.
     pub fn read_recorded<const N: usize>(
         &self,
         gpa: Gpa,

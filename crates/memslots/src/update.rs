@@ -153,7 +153,7 @@ impl Edit<'_, '_> {
         self.draft.edit(|slots| slots.move_to(id, gpa, self.physical_bits))
     }
 
-    /// Replaces a slot's flags, but [`SlotFlags::LOG_DIRTY`], which follows the log.
+    /// Replaces a slot's flags. [`SlotFlags::LOG_DIRTY`] must be as before: it follows the log.
     ///
     /// # Errors
     ///

@@ -57,7 +57,8 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 pub(crate) static qemu_plugin_version: c_int = interface::VERSION;
 
-/// The counters. The machine adds to the raw ones without this lock.
+/// The counters. The raw ones are added to without this lock: by callbacks, or by translated code
+/// (see [`interface`]).
 static COUNTS: LazyLock<Mutex<Counts>> = LazyLock::new(Mutex::default);
 /// Whether the instructions are AMD64's; otherwise they are Arm64's.
 static IS_AMD64: AtomicBool = AtomicBool::new(false);

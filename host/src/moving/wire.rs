@@ -82,6 +82,7 @@ pub(super) enum Answer {
     Accepted,
     Refused(String),
     /// What came of the session.
+    #[serde(rename = "told")]
     SessionStatus(SessionStatus),
 }
 

@@ -100,7 +100,7 @@ impl<P: Platform> MachineDevices<P> {
         }
     }
 
-    /// The guest has written the command register, and the real one follows; silence stays.
+    /// The guest wrote the command register, and the real one follows; a silent function stays so.
     pub(super) fn keep_silent(&self, at: Address) {
         if self.is_silent(at) {
             self.switch_dma_off(at);

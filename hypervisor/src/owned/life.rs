@@ -75,7 +75,7 @@ impl<P: Platform> Functions<P> {
     }
 
     /// Makes a step of returning the functions, which are [detached](Self::detach); `Done` when
-    /// they are free for others. Who does not answer after its reset stays blocked, and nobody's.
+    /// they are free for others. One mute after its reset stays blocked, and is nobody's.
     pub fn give_back(&mut self) -> Progress {
         let progress = self.reset();
         if progress == Progress::Done {

@@ -120,7 +120,7 @@ fn join_aliases<I>(nodes: &mut [Node], iommus: &[impl Iommu<I>]) {
 }
 
 impl<P: Platform> MachineDevices<P> {
-    /// All [functions](nodes) of the bus. The IOMMUs, which are in operation, have these ids.
+    /// All [functions](nodes) of the bus. `own` are the ids of the IOMMUs, which are in operation.
     pub fn new(
         bus: &'static dyn Bus,
         mut nodes: Vec<Node>,
@@ -164,7 +164,7 @@ impl<P: Platform> MachineDevices<P> {
         !is_lost
     }
 
-    /// Gives a guest the functions that `names` (addresses or kinds, by spaces) name, and a domain.
+    /// Gives a guest the functions of `names`, addresses or kinds between spaces, and a domain.
     pub(super) fn give(&self, names: &'static str, guest: Name) -> Result<(Vec<Given>, DomainId), Refused> {
         let mut owners = self.owners.lock();
         let mut found = Vec::<Address>::new();

@@ -122,7 +122,7 @@ pub trait Interrupts<P: Platform>: Send + Sync {
     /// Of a function that is reset.
     fn new(physical: &Physical, shown: &Function) -> Self;
 
-    /// The guest gets what it wants now alone. Returns whether the function may raise its pin.
+    /// The guest gets exactly what it wants now. Returns whether the function may raise its pin.
     fn follow(
         &mut self,
         machine: &MachineDevices<P>,

@@ -7,7 +7,7 @@ use pci::{Address, Physical};
 
 use super::machine::Bus;
 
-/// Pages of a function's registers that the hypervisor accesses: MSI-X's table, and small BARs.
+/// Pages of a function's registers that the hypervisor accesses: MSI-X's table, BARs below a page.
 pub fn hypervisors_pages(bus: &dyn Bus, address: Address) -> Vec<Range<u64>> {
     let Ok(physical) = Physical::read(&bus, address) else { return Vec::new() };
     let mut pages = Vec::new();

@@ -17,7 +17,7 @@ pub trait Tlb {
     /// 63 for `keep`.
     fn load(&mut self, root: u64, tag: Tag, keep: bool);
 
-    /// Makes the CPU walk from a root without any translations, under a tag that no space uses.
+    /// Makes the CPU walk from a root without translations of any space, under a tag of none.
     fn load_none(&mut self);
 
     /// Drops all translations of the loaded tag, and all cached upper levels.

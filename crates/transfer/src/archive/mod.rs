@@ -6,7 +6,7 @@
 //! field of the structure is left out.
 //!
 //! Numbers are little-endian, and nothing is padded. A flag is a byte, 0 or 1. What the description
-//! [keeps](Archive::same) of the receiver's, as the configuration has it, is compared.
+//! [keeps](Archive::same) of the receiver's, because the configuration says it, is compared.
 
 mod kinds;
 #[cfg(test)]

@@ -31,7 +31,7 @@
 #[cfg(all(test, not(loom)))]
 mod model;
 
-/// Where the guest is, for the machine that it leaves.
+/// The state of a hand-over at the machine that the guest leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SourceState {
     /// It runs here, or may.
@@ -45,7 +45,7 @@ pub enum SourceState {
     Away,
 }
 
-/// For the machine at which it arrives.
+/// The state of a hand-over at the machine at which the guest arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TargetState {
     /// It is not complete yet.
@@ -59,7 +59,7 @@ pub enum TargetState {
     Dropped,
 }
 
-/// What a machine hears from the other, or from its own tool.
+/// What a machine hears: from the other, or, of a cut, from its own tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// The target has all of the guest.
@@ -238,13 +238,13 @@ impl SessionStatus {
 mod tests {
     use super::*;
 
-    const HEARD: [Message; 5] = [Message::Ready, Message::Go, Message::Runs, Message::Absent, Message::Cut];
+    const ALL: [Message; 5] = [Message::Ready, Message::Go, Message::Runs, Message::Absent, Message::Cut];
 
     #[test]
     fn m2_the_diagram_has_all_steps_of_the_source() {
         use SourceState::{Away, Given, Here, Offered};
         for from in [Here, Offered, Given, Away] {
-            for heard in HEARD {
+            for heard in ALL {
                 let (to, act) = match (from, heard) {
                     (Offered, Message::Ready) => (Given, Action::Say(Message::Go)),
                     (Offered, Message::Cut | Message::Absent) | (Given, Message::Absent) => {
@@ -267,7 +267,7 @@ mod tests {
     fn m2_the_diagram_has_all_steps_of_the_target() {
         use TargetState::{Arriving, Dropped, Ready, Running};
         for from in [Arriving, Ready, Running, Dropped] {
-            for heard in HEARD {
+            for heard in ALL {
                 let (to, act) = match (from, heard) {
                     (Ready, Message::Go) => (Running, Action::Run(Some(Message::Runs))),
                     (Arriving | Ready, Message::Cut) => (Dropped, Action::Destroy),

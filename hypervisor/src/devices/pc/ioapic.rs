@@ -186,7 +186,7 @@ impl IoApic {
         let bits = self.entries[pin].into_bits();
         let mut entry = Entry::from_bits(bits & !mask | u64::from(value) << shift & mask);
         if entry.trigger() == Trigger::Edge {
-            // Software without EOI register clears a stuck remote IRR by edge, then level.
+            // Software with no EOI register clears stuck remote IRRs by switching to edge and back.
             entry.set_remote_irr(false);
         }
         self.entries[pin] = entry;
