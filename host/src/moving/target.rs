@@ -6,7 +6,7 @@ use super::place::Listener;
 use super::port::{Ended, Frame, Meanwhile, PAUSE, Talk};
 use super::seal::random;
 use super::snapshot::{Snapshot, is_of_a_guest};
-use super::time::{Relation, now_ns, with_clock};
+use super::time::{Relation, goes_on_now, now_ns, stopped_at, with_clock};
 use super::wire::{Answer, GREETING_MAX, Link, Opening, Secret, Side};
 use crate::machine::control::{Control, Found, Refused, read};
 use crate::prelude::*;
@@ -15,7 +15,7 @@ use hostlink::ctl::record::Received;
 use std::os::fd::OwnedFd;
 use std::sync::MutexGuard;
 use transfer::channel::Sizes;
-use transfer::frame::{Clock, Kind};
+use transfer::frame::Kind;
 use transfer::handover::{Ended as How, Known, SessionStatus};
 
 /// Begins to receive a guest. It gets a generation id that nobody can guess.
@@ -54,10 +54,18 @@ impl Arriving {
     /// Puts a frame as soon as there is room; takes what the hypervisor says meanwhile.
     fn put(&mut self, frame: &Frame) -> Result<()> {
         while !self.talk.port.put(frame)? {
-            if !self.listen()? {
-                ensure!(!self.talk.has_ended(), "the hypervisor takes no more");
-                thread::sleep(PAUSE);
-            }
+            self.listen_or_wait("the hypervisor takes no more")?;
+        }
+        Ok(())
+    }
+
+    /// Takes what the hypervisor says, or waits a moment; fails if it says nothing any more.
+    fn listen_or_wait(&mut self, ended: &'static str) -> Result<()> {
+        // Before it is listened to: what it said last is heard.
+        let has_ended = self.talk.has_ended();
+        if !self.listen()? {
+            ensure!(!has_ended, ended);
+            thread::sleep(PAUSE);
         }
         Ok(())
     }
@@ -80,12 +88,7 @@ impl Arriving {
     /// Takes what the hypervisor says of a guest from a file, until it has said this.
     fn listen_until(&mut self, is_said: impl Fn(&Self) -> bool) -> Result<()> {
         while !is_said(self) {
-            // Before it is listened to: what it said last is heard.
-            let has_ended = self.talk.has_ended();
-            if !self.listen()? {
-                ensure!(!has_ended, "the hypervisor restored only a part of the guest");
-                thread::sleep(PAUSE);
-            }
+            self.listen_or_wait("the hypervisor restored only a part of the guest")?;
             self.check("the hypervisor cannot restore the guest: ")?;
         }
         Ok(())
@@ -131,23 +134,6 @@ impl Arriving {
     }
 }
 
-/// When a guest stopped at its source, by this machine's clock: within this time. And what is to
-/// be said if the other machine's clock makes it another one.
-fn stopped_at(at: u64, within: Range<u64>) -> (u64, Option<String>) {
-    let bounded = at.clamp(within.start, within.end.max(within.start));
-    let is_off = bounded.abs_diff(at) > Duration::from_secs(1).as_nanos() as u64;
-    let told = || {
-        let off = Duration::from_nanos(bounded.abs_diff(at));
-        let way = if at < bounded { "behind" } else { "ahead of" };
-        format!(
-            "the other machine's clock is {way} this one's by {off:.1?} or more: the guest's time goes on \
-             as if it had stopped {:.1?} ago",
-            Duration::from_nanos(within.end.saturating_sub(bounded))
-        )
-    };
-    (bounded, is_off.then(told))
-}
-
 /// Restores a guest from a file whose files have been read.
 pub(super) fn restore(talk: Talk, mut from: Snapshot) -> Result<Received> {
     let mut arriving = Arriving::new(talk, 1);
@@ -169,13 +155,6 @@ fn restore_into(arriving: &mut Arriving, from: &mut Snapshot) -> Result<()> {
     arriving.listen_until(|arriving| arriving.is_ready)?;
     arriving.put(&Frame::bare(Kind::Go))?;
     arriving.listen_until(|arriving| arriving.runs)
-}
-
-/// It was off: its counter goes on where it was, and its date is today's.
-fn goes_on_now(clock: &mut Clock) -> Result<()> {
-    clock.wall_ns = clock.wall_ns.saturating_add(now_ns().saturating_sub(clock.at));
-    clock.at = Clock::NOW;
-    Ok(())
 }
 
 /// Takes a guest, again and again, for as long as the machine lives.
@@ -297,6 +276,8 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
             };
             arriving.put(&frame)?;
         }
+        // As in `listen_or_wait`.
+        let has_ended = arriving.talk.has_ended();
         while arriving.listen()? {}
         let mut block = Vec::new();
         arriving.said.iter().for_each(|frame| frame.write_to(&mut block));
@@ -308,7 +289,7 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
         if arriving.runs {
             return Ok(());
         }
-        ensure!(!arriving.talk.has_ended(), "the hypervisor ended too early");
+        ensure!(!has_ended, "the hypervisor ended too early");
         if is_idle {
             thread::sleep(PAUSE);
         }
@@ -321,39 +302,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn m4_a_guest_stopped_between_its_request_and_now_whatever_its_sources_clock_says() {
-        const SECOND: u64 = 1_000_000_000;
-        let within = 5 * SECOND..9 * SECOND;
-        for (at, expected, told) in [
-            (5 * SECOND, 5, None),
-            (9 * SECOND, 9, None),
-            (9 * SECOND + SECOND / 2, 9, None),
-            (0, 5, Some(["behind", "5.0s", "4.0s"])),
-            (4 * SECOND, 5, None),
-            (10 * SECOND, 9, None),
-            (4 * SECOND - 1, 5, Some(["behind", "1.0s", "4.0s"])),
-            (12 * SECOND, 9, Some(["ahead of", "3.0s", "0.0ns"])),
-        ] {
-            let (found, said) = stopped_at(at, within.clone());
-            let told = told.map(|[way, off, ago]| {
-                format!(
-                    "the other machine's clock is {way} this one's by {off} or more: the guest's time goes \
-                     on as if it had stopped {ago} ago"
-                )
-            });
-            assert_eq!((found, said), (expected * SECOND, told), "{at}");
+    fn m8_a_hypervisor_that_has_ended_is_heard_to_its_last_word_and_waited_for_no_more() {
+        let (talk, mut other, ends) = Other::talk(Sizes::TARGET, Ok("ok".to_owned()));
+        other.say(&Frame::bare(Kind::Ready));
+        drop(ends);
+        while !talk.has_ended() {
+            thread::yield_now();
         }
-        assert_eq!(stopped_at(u64::MAX, within).0, 9 * SECOND);
-        // The time of the request is later than now: this machine's clock was set.
-        assert_eq!(stopped_at(7, Range { start: 9, end: 8 }), (9, None));
-    }
-
-    #[test]
-    fn m4_the_date_of_a_guest_from_a_file_is_todays() {
-        let mut clock = Clock { ticks: 77, wall_ns: 1000, at: now_ns() - 5_000_000_000, hz: 1 };
-        goes_on_now(&mut clock).expect("goes on");
-        assert!((5_000_001_000..60_000_000_000).contains(&clock.wall_ns), "{}", clock.wall_ns);
-        assert_eq!((clock.ticks, clock.at), (77, Clock::NOW));
+        let mut arriving = Arriving::new(talk, 1);
+        arriving.listen_until(|arriving| arriving.is_ready).expect("it said so");
+        let error = arriving.listen_until(|arriving| arriving.runs).expect_err("it never will");
+        assert_eq!(error.to_string(), "the hypervisor restored only a part of the guest");
     }
 
     #[test]

@@ -61,9 +61,72 @@ pub(super) fn with_clock(frame: &Frame, change: impl FnOnce(&mut Clock) -> Resul
     Ok(Frame::new(Kind::Clock, frame.header.argument, clock.as_bytes()))
 }
 
+/// When a guest stopped at its source, by this machine's clock: within this time. And what is to
+/// be said if the other machine's clock makes it another one.
+pub(super) fn stopped_at(at: u64, within: Range<u64>) -> (u64, Option<String>) {
+    let bounded = at.clamp(within.start, within.end.max(within.start));
+    let is_off = bounded.abs_diff(at) > Duration::from_secs(1).as_nanos() as u64;
+    let told = || {
+        let off = Duration::from_nanos(bounded.abs_diff(at));
+        let way = if at < bounded { "behind" } else { "ahead of" };
+        format!(
+            "the other machine's clock is {way} this one's by {off:.1?} or more: the guest's time goes on \
+             as if it had stopped {:.1?} ago",
+            Duration::from_nanos(within.end.saturating_sub(bounded))
+        )
+    };
+    (bounded, is_off.then(told))
+}
+
+/// It was off: its counter goes on where it was, and its date is today's.
+pub(super) fn goes_on_now(clock: &mut Clock) -> Result<()> {
+    clock.wall_ns = clock.wall_ns.saturating_add(now_ns().saturating_sub(clock.at));
+    clock.at = Clock::NOW;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn m4_a_guest_stopped_between_its_request_and_now_whatever_its_sources_clock_says() {
+        const SECOND: u64 = 1_000_000_000;
+        let within = 5 * SECOND..9 * SECOND;
+        for (at, expected, told) in [
+            (5 * SECOND, 5, None),
+            (9 * SECOND, 9, None),
+            (9 * SECOND + SECOND / 2, 9, None),
+            (0, 5, Some(["behind", "5.0s", "4.0s"])),
+            (4 * SECOND, 5, None),
+            (10 * SECOND, 9, None),
+            (4 * SECOND - 1, 5, Some(["behind", "1.0s", "4.0s"])),
+            (12 * SECOND, 9, Some(["ahead of", "3.0s", "0.0ns"])),
+        ] {
+            let (found, said) = stopped_at(at, within.clone());
+            let told = told.map(|[way, off, ago]| {
+                format!(
+                    "the other machine's clock is {way} this one's by {off} or more: the guest's time goes \
+                     on as if it had stopped {ago} ago"
+                )
+            });
+            assert_eq!((found, said), (expected * SECOND, told), "{at}");
+        }
+        assert_eq!(stopped_at(u64::MAX, within).0, 9 * SECOND);
+        // The time of the request is later than now: this machine's clock was set.
+        assert_eq!(stopped_at(7, Range { start: 9, end: 8 }), (9, None));
+    }
+
+    #[test]
+    fn m4_the_date_of_a_guest_from_a_file_is_todays() {
+        let before = now_ns();
+        let at = before - 5_000_000_000;
+        let mut clock = Clock { ticks: 77, wall_ns: 1000, at, hz: 1 };
+        goes_on_now(&mut clock).expect("goes on");
+        let passed = before - at..=now_ns() - at;
+        assert!(passed.contains(&(clock.wall_ns - 1000)), "{} in {passed:?}", clock.wall_ns);
+        assert_eq!((clock.ticks, clock.at), (77, Clock::NOW));
+    }
 
     #[test]
     fn m4_the_counter_that_is_behind_least_is_believed() {
