@@ -2,7 +2,7 @@
 
 use super::manifest::{Described, Description};
 use super::place::{Address, Listener};
-use super::port::Meanwhile;
+use super::port::{Meanwhile, Talk};
 use super::snapshot::Snapshot;
 use super::target::{Host, receive, restore};
 use super::wire::{PATIENCE, Secret};
@@ -119,25 +119,24 @@ impl Arrivals {
             ensure!(self.guests.is_empty(), "guests arrive on Quell alone");
             return Ok(());
         };
-        if self.listeners().is_empty() {
-            let (ram, beacon) = machine.shared()?;
-            let (has_gone, since) = (Arc::clone(&self.has_gone), Cell::new(None));
-            machine.end_when(move || {
-                let have_gone = Entries::have_gone(&ram, beacon).unwrap_or(false);
-                since.set(since.get().filter(|_| have_gone).or(have_gone.then(Instant::now)));
-                let is_over = since.get().is_some_and(|since| since.elapsed() > HEARD);
-                has_gone.store(is_over, Ordering::Relaxed);
-                is_over
-            });
-        }
+        let (ram, beacon) = machine.shared()?;
+        let have_gone = move || Entries::have_gone(&ram, beacon).unwrap_or(false);
+        machine.end_when(self.start(have_gone, move |guest, way, is_over| take(&found, guest, way, is_over)));
+        Ok(())
+    }
+
+    /// Begins to `take` the guests, each in a thread of its own. Returns what ends the machine.
+    fn start(
+        &mut self,
+        have_gone: impl Fn() -> bool + 'static,
+        take: impl Fn(Name, Way, &(dyn Fn() -> bool + Sync)) -> Result<()> + Clone + Send + 'static,
+    ) -> impl Fn() -> bool + 'static {
         let has_failed = Arc::new(AtomicBool::new(false));
         for (guest, way) in self.guests.iter().cloned() {
-            let found = found.clone();
-            let (is_over, failed) = (Arc::clone(&self.is_over), Arc::clone(&has_failed));
+            let (is_over, failed, take) = (Arc::clone(&self.is_over), Arc::clone(&has_failed), take.clone());
             self.threads.push(thread::spawn(move || {
                 let is_over = || is_over.load(Ordering::Relaxed);
-                let result = take(&found, guest, way, is_over);
-                let result = result.with_context(|| format!("guest {guest}"));
+                let result = take(guest, way, &is_over).with_context(|| format!("guest {guest}"));
                 if is_over() {
                     return Ok(());
                 }
@@ -145,8 +144,15 @@ impl Arrivals {
                 result
             }));
         }
-        machine.end_when(move || has_failed.load(Ordering::Relaxed));
-        Ok(())
+        let awaits = !self.listeners().is_empty();
+        let (has_gone, since) = (Arc::clone(&self.has_gone), Cell::new(None));
+        move || {
+            let have_gone = !awaits && have_gone();
+            since.set(since.get().filter(|_| have_gone).or(have_gone.then(Instant::now)));
+            let is_over = since.get().is_some_and(|since: Instant| since.elapsed() > HEARD);
+            has_gone.store(is_over, Ordering::Relaxed);
+            is_over || has_failed.load(Ordering::Relaxed)
+        }
     }
 
     /// The machine has ended. An error is why it had to.
@@ -168,7 +174,7 @@ impl Drop for Arrivals {
     }
 }
 
-fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Sync) -> Result<()> {
+fn take(machine: &Found, guest: Name, way: Way, is_over: &(dyn Fn() -> bool + Sync)) -> Result<()> {
     // Without a notice it has ended.
     let Some(notice) = machine.notice()? else { return Ok(()) };
     let ram = Arc::new(notice.open_ram(true)?);
@@ -184,13 +190,7 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Syn
     let begin = |meanwhile: &mut Meanwhile<'_>| receive(machine, &ram, guest, meanwhile);
     match way {
         Way::Restored(path, description, then) => {
-            let mut from = Snapshot::open(&path)?;
-            ensure!(from.description == *description, "{} is another file by now", path.display());
-            from.files()?;
-            if let Err(error) = from.note_restored() {
-                eprintln!("quell: guest {guest}: {error:#}");
-            }
-            let is_paused = restore(begin(&mut || Ok(()))?, from)?.paused != 0;
+            let is_paused = restore_from(&path, &description, begin)?;
             then(machine, is_paused)
         }
         Way::Incoming(listener, secret) => {
@@ -199,5 +199,94 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: impl Fn() -> bool + Syn
             let host = Host { listener, secret, description, hz, patience, sessions };
             host.serve(begin, is_over, |what| eprintln!("quell: guest {guest}: {}", foreign(what)))
         }
+    }
+}
+
+/// Restores a guest from a file that is the one that was looked at, and notes that in it. Returns
+/// whether the guest is paused, as it was.
+pub(super) fn restore_from(
+    path: &Path,
+    looked_at: &Description,
+    begin: impl FnOnce(&mut Meanwhile<'_>) -> Result<Talk>,
+) -> Result<bool> {
+    let mut from = Snapshot::open(path)?;
+    ensure!(from.description == *looked_at, "{} is another file by now", path.display());
+    from.files()?;
+    if let Err(error) = from.note_restored() {
+        eprintln!("quell: {error:#}");
+    }
+    Ok(restore(begin(&mut || Ok(()))?, from)?.paused != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::machines::{address, secret, until};
+    use super::*;
+
+    /// Guests that are restored, and one that is awaited at this address.
+    fn arrivals(restored: usize, awaited: Option<&Path>) -> Arrivals {
+        let description = Described::made_up(b"a kernel", "").description;
+        let way = || Way::Restored(PathBuf::new(), Box::new(description.clone()), Arc::new(|_, _| Ok(())));
+        let listens = |path| Listener::bind(&address(path)).expect("binds");
+        let awaited = awaited.map(|path| Way::Incoming(listens(path), secret()));
+        Arrivals::new((0..restored).map(|_| way()).chain(awaited).map(|way| (Name::GUEST, way)).collect())
+    }
+
+    #[test]
+    fn a_machine_ends_when_its_last_guest_has_gone_for_long_enough_and_none_is_awaited() {
+        let directory = tempfile::tempdir().expect("makes");
+        let path = directory.path().join("socket");
+        for awaited in [None, Some(&*path)] {
+            let have_gone = Arc::new(AtomicBool::new(true));
+            let (mut all, gone) = (arrivals(1, awaited), Arc::clone(&have_gone));
+            let ends = all.start(
+                move || gone.load(Ordering::Relaxed),
+                |_, _, is_over| {
+                    while !is_over() {
+                        thread::yield_now();
+                    }
+                    bail!("the machine has ended")
+                },
+            );
+            assert!(!ends(), "whoever sent the guest has not heard so yet");
+            have_gone.store(false, Ordering::Relaxed);
+            assert!(!ends());
+            have_gone.store(true, Ordering::Relaxed);
+            let since = Instant::now();
+            if awaited.is_none() {
+                until("it ends", || ends().then_some(()));
+                assert!(since.elapsed() > HEARD && all.has_gone.load(Ordering::Relaxed));
+            } else {
+                thread::sleep(HEARD);
+                assert!(!ends() && !all.has_gone.load(Ordering::Relaxed), "another may come");
+            }
+            all.finish().expect("what fails when the machine has ended is no failure");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_cannot_be_restored_ends_the_machine_and_is_named() {
+        let mut all = arrivals(2, None);
+        let ends = all.start(|| false, |_, _, _| bail!("it is damaged"));
+        until("it ends", || ends().then_some(()));
+        until("both have failed", || all.threads.iter().all(JoinHandle::is_finished).then_some(()));
+        assert_eq!(format!("{:#}", all.finish().expect_err("it failed")), "guest guest: it is damaged");
+    }
+
+    #[test]
+    fn who_takes_guests_is_told_that_the_machine_ends_whatever_ends_it() {
+        let mut all = arrivals(1, None);
+        let (said, heard) = std::sync::mpsc::channel();
+        drop(all.start(
+            || false,
+            move |_, _, is_over| {
+                while !is_over() {
+                    thread::yield_now();
+                }
+                Ok(said.send(())?)
+            },
+        ));
+        drop(all);
+        heard.recv().expect("it was told");
     }
 }

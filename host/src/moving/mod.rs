@@ -24,6 +24,7 @@ mod policy;
 mod port;
 mod restored;
 mod seal;
+mod sending;
 mod snapshot;
 mod source;
 mod target;

@@ -56,7 +56,7 @@ fn connected(path: &Path) -> io::Result<OwnedFd> {
     unix(UnixStream::from(socket))
 }
 
-fn unix(stream: UnixStream) -> io::Result<OwnedFd> {
+pub(super) fn unix(stream: UnixStream) -> io::Result<OwnedFd> {
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(LOOK_PERIOD))?;
     Ok(stream.into())

@@ -6,6 +6,7 @@ use super::place::Address;
 use super::policy::Round;
 use super::port::{Frame, PAUSE, Talk};
 use super::seal::random;
+use super::sending::Sending;
 use super::snapshot::{Writer, is_whole};
 use super::wire::{Answer, GREETING_MAX, Link, Opening, Secret};
 use crate::machine::control::{Control, Found, read};
@@ -208,7 +209,7 @@ pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<
         Answer::Refused(why) => bail!("{} does not take the guest: {}", to.address, foreign(&why)),
         other => bail!("{} answers {other:?} to a guest", to.address),
     }
-    let mut source = Sending { link: Ok(link), is_ready: false, runs: false, waits: None, manner };
+    let mut source = Sending::new(link, manner);
     while !source.runs && source.link.is_ok() {
         let cancelled = manner.signals.caught().is_some() && !source.is_ready;
         ensure!(!cancelled, "cancelled: the guest runs on here");
@@ -225,88 +226,6 @@ pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<
         Err(why) if source.is_ready => resolve(of, talk, to, &out, &format!("{why:#}"), manner),
         // The hypervisor has not heard that the target is ready: it has given nothing away.
         Err(why) => Err(why.context("the guest was not moved, and runs on here")),
-    }
-}
-
-/// When a signal is to end the command, a target that has all of the guest may be silent for so
-/// long.
-const LAST_WORD: Duration = Duration::from_secs(2);
-
-struct Sending<'a> {
-    /// The connection, or why it is none any more.
-    link: Result<Link>,
-    /// The hypervisor was told that the target is ready: from now on the guest may run there.
-    is_ready: bool,
-    runs: bool,
-    /// Since when the target is to say something, while the guest stands still.
-    waits: Option<Instant>,
-    manner: &'a Manner,
-}
-
-impl Sending<'_> {
-    /// Returns whether nothing was there in either direction.
-    fn step(&mut self, talk: &mut Talk, out: &mut Outflow) -> Result<bool> {
-        let Ok(link) = &mut self.link else { return Ok(true) };
-        let mut lost = None;
-        let event = out.step(talk, |block| {
-            lost = link.send(block).err();
-            Ok(())
-        })?;
-        let heard = match (lost, event == Event::Go) {
-            (Some(why), _) => Err(why),
-            (None, true) => {
-                let mut block = Vec::new();
-                Frame::bare(Kind::Go).write_to(&mut block);
-                link.send(&block).and_then(|()| link.receive(Duration::ZERO))
-            }
-            (None, false) => link.receive(Duration::ZERO),
-        };
-        let heard = heard.and_then(|block| block.map(|block| Frame::of_block(&block)).transpose());
-        if matches!(event, Event::Complete | Event::Go) {
-            self.waits = Some(Instant::now());
-        }
-        let silence = self.waits.map_or(Duration::ZERO, |since| since.elapsed());
-        let patience = match self.manner.signals.caught() {
-            Some(_) => self.manner.patience.min(LAST_WORD),
-            None => self.manner.patience,
-        };
-        let Ok(link) = &mut self.link else { return Ok(true) };
-        match heard {
-            Ok(None) if silence > patience => {
-                self.lose(anyhow!("the target has had all of the guest for {silence:.0?}, and is silent"));
-            }
-            Ok(None) => {
-                if let Err(why) = link.give_sign() {
-                    self.lose(why);
-                }
-                return Ok(event == Event::Idle);
-            }
-            Ok(Some(frames)) => frames.iter().try_for_each(|frame| self.hear(talk, frame))?,
-            Err(why) => self.lose(why),
-        }
-        Ok(false)
-    }
-
-    fn lose(&mut self, why: Error) {
-        if self.link.is_ok() {
-            self.link = Err(why);
-        }
-    }
-
-    fn hear(&mut self, talk: &mut Talk, frame: &Frame) -> Result<()> {
-        match frame.kind {
-            Kind::Ready => {
-                self.is_ready = true;
-                talk.port.put_soon(frame)?;
-            }
-            Kind::Runs if self.is_ready => {
-                talk.port.put_soon(frame)?;
-                self.runs = true;
-            }
-            Kind::Failed => self.lose(anyhow!("the target cannot take the guest: {}", frame.text())),
-            kind => self.lose(anyhow!("the target says {kind:?}, which it may not now")),
-        }
-        Ok(())
     }
 }
 

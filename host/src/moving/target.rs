@@ -85,9 +85,9 @@ impl Arriving {
         Ok(true)
     }
 
-    /// Takes what the hypervisor says of a guest from a file, until it has said this.
-    fn listen_until(&mut self, is_said: impl Fn(&Self) -> bool) -> Result<()> {
-        while !is_said(self) {
+    /// Takes what the hypervisor says of a guest from a file, until that runs.
+    fn until_it_runs(&mut self) -> Result<()> {
+        while !self.runs {
             self.listen_or_wait("the hypervisor restored only a part of the guest")?;
             self.check("the hypervisor cannot restore the guest: ")?;
         }
@@ -152,9 +152,8 @@ fn restore_into(arriving: &mut Arriving, from: &mut Snapshot) -> Result<()> {
         }
     }
     // The file was whole.
-    arriving.listen_until(|arriving| arriving.is_ready)?;
     arriving.put(&Frame::bare(Kind::Go))?;
-    arriving.listen_until(|arriving| arriving.runs)
+    arriving.until_it_runs()
 }
 
 /// Takes a guest, again and again, for as long as the machine lives.
@@ -299,20 +298,71 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
 #[cfg(test)]
 mod tests {
     use super::super::tests::port::Other;
+    use super::super::wire::PATIENCE;
     use super::*;
 
     #[test]
     fn m8_a_hypervisor_that_has_ended_is_heard_to_its_last_word_and_waited_for_no_more() {
-        let (talk, mut other, ends) = Other::talk(Sizes::TARGET, Ok("ok".to_owned()));
-        other.say(&Frame::bare(Kind::Ready));
-        drop(ends);
-        while !talk.has_ended() {
-            thread::yield_now();
+        for (says, expected) in [
+            (&[Kind::Ready, Kind::Runs][..], None),
+            (&[Kind::Ready], Some("the hypervisor restored only a part of the guest")),
+            (&[Kind::Failed], Some("the hypervisor cannot restore the guest: why")),
+        ] {
+            let (talk, mut other, ends) = Other::talk(Sizes::TARGET, Ok("ok".to_owned()));
+            says.iter().for_each(|kind| other.say(&Frame::new(*kind, 0, b"why")));
+            drop(ends);
+            while !talk.has_ended() {
+                thread::yield_now();
+            }
+            let error = Arriving::new(talk, 1).until_it_runs().err().map(|error| error.to_string());
+            assert_eq!(error.as_deref(), expected);
         }
+    }
+
+    /// How a target ends that carries what both sides say; and what each side has heard then.
+    fn carried(hypervisor: &[Kind], source: &[Kind], patience: Duration) -> (Option<String>, [Vec<Kind>; 2]) {
+        let (talk, mut other, _ends) = Other::talk(Sizes::TARGET, Ok("ok".to_owned()));
+        let [mut there, mut link] = Link::pair(patience);
         let mut arriving = Arriving::new(talk, 1);
-        arriving.listen_until(|arriving| arriving.is_ready).expect("it said so");
-        let error = arriving.listen_until(|arriving| arriving.runs).expect_err("it never will");
-        assert_eq!(error.to_string(), "the hypervisor restored only a part of the guest");
+        hypervisor.iter().for_each(|kind| other.say(&Frame::new(*kind, 0, b"why")));
+        while !hypervisor.is_empty() && arriving.said.len() < hypervisor.len() {
+            arriving.listen().expect("makes sense");
+        }
+        for kind in source {
+            let mut block = Vec::new();
+            Frame::bare(*kind).write_to(&mut block);
+            there.send(&block).expect("is sent");
+        }
+        let ended = carry(&mut arriving, &mut link, patience, &Signals::default());
+        drop(link);
+        let mut heard = Vec::new();
+        while let Ok(Some(block)) = there.receive(patience) {
+            // A sign has none.
+            let frames = Frame::of_block(&block).expect("makes sense");
+            heard.extend(if block.is_empty() {
+                vec![Kind::Hello]
+            } else {
+                frames.iter().map(|it| it.kind).collect()
+            });
+        }
+        (ended.err().map(|error| error.to_string()), [heard, other.heard()])
+    }
+
+    #[test]
+    fn m2_the_source_hears_what_the_hypervisor_says_and_goes_on_when_it_may() {
+        let failed = (Some("why".to_owned()), [vec![Kind::Ready, Kind::Failed], vec![]]);
+        assert_eq!(carried(&[Kind::Ready, Kind::Failed], &[], PATIENCE), failed);
+        let runs = (None, [vec![Kind::Ready, Kind::Runs], vec![Kind::Go]]);
+        assert_eq!(carried(&[Kind::Ready, Kind::Runs], &[Kind::Go], PATIENCE), runs);
+        let not_now = (Some("the source says Go, which it may not now".to_owned()), [vec![], vec![]]);
+        assert_eq!(carried(&[], &[Kind::Go], PATIENCE), not_now);
+    }
+
+    #[test]
+    fn m2_a_target_that_waits_gives_signs_until_the_source_was_silent_for_too_long() {
+        let (why, [signs, _]) = carried(&[], &[], Duration::from_millis(100));
+        assert!(why.is_some_and(|why| why.starts_with("the source has said nothing for ")));
+        assert!(!signs.is_empty() && signs.iter().all(|kind| *kind == Kind::Hello), "{signs:?}");
     }
 
     #[test]

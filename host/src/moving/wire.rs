@@ -151,6 +151,22 @@ impl Link {
         Ok(Self { socket, seals, opens, signals: signals.clone(), patience, sent: Instant::now() })
     }
 
+    /// Both ends of a connection, that of the source first.
+    #[cfg(test)]
+    pub(super) fn pair(patience: Duration) -> [Self; 2] {
+        let (there, here) = std::os::unix::net::UnixStream::pair().expect("connects");
+        let secret = Secret::made_up(b"that of both");
+        let greet = |socket, side| {
+            let socket = super::place::unix(socket).expect("can be set");
+            Self::greet(socket, &secret, side, &Signals::default(), patience).expect("greets")
+        };
+        thread::scope(|scope| {
+            let there = scope.spawn(|| greet(there, Side::Source));
+            let here = greet(here, Side::Target);
+            [there.join().expect("ends"), here]
+        })
+    }
+
     pub(super) fn send(&mut self, block: &[u8]) -> Result<()> {
         let sealed = self.seals.seal(block);
         let mut left = &sealed[..];

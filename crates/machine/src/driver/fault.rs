@@ -104,22 +104,23 @@ impl<'m, F: Architecture> Visit<'_, 'm, F> {
     /// real one.
     pub(crate) fn look_at_code(&mut self) {
         let (machine, number) = (self.cpu.machine, self.number);
-        let page = machine.below(VA_PAGES);
+        // Not where the page begins.
+        let at = va(machine.below(VA_PAGES)) + 1;
         let (found, expected) = stay::in_section(self, |vcpu, vm| {
             let (root, memory) = (table::root(vcpu.space), vm.space.slots().memory());
             let paging = GuestPaging::new(&registers(root), PHYSICAL_BITS, false);
             let walk = |va: u64, read: &mut dyn FnMut(Gpa) -> Result<u64, AccessError>| {
                 paging.translate(va, Access::empty(), read).ok().map(|found| found.gpa)
             };
-            let gpa = walk(va(page), &mut |gpa| memory.read_u64(gpa));
+            let gpa = walk(at, &mut |gpa| memory.read_u64(gpa));
             let code = gpa.and_then(|gpa| memory.read_u64(gpa).ok());
             let pattern = Pattern::new(&code.unwrap_or(0).to_le_bytes());
-            let found = vcpu.walks.has_at(va(page), root, &memory, &pattern, &Unseen(machine), walk);
+            let found = vcpu.walks.has_at(at, root, &memory, &pattern, &Unseen(machine), walk);
             (found, code.is_some())
         });
         if found != expected {
             machine.fail(|| {
-                format!("the way of vCPU {}.{number} to {:#x} is not as remembered", self.vm.index, va(page))
+                format!("the way of vCPU {}.{number} to {at:#x} is not as remembered", self.vm.index)
             });
         }
     }

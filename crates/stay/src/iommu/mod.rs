@@ -82,3 +82,6 @@ pub fn finish<P: Port + Mistakes, E: AsRef<[Entry]>>(
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

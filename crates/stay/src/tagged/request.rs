@@ -216,6 +216,7 @@ mod tests {
     struct MockInitiator<'a> {
         asked: &'a Cell<Option<(Asked, u32, u32)>>,
         kicks: &'a Cell<u32>,
+        over: &'a Cell<Option<u32>>,
         relax: &'a dyn Fn() -> ControlFlow<()>,
         mistake: Option<Mistake>,
     }
@@ -241,6 +242,10 @@ mod tests {
             self.asked.set(Some((asked, outcome.targets, outcome.elsewhere)));
         }
 
+        fn is_over(&self, outcome: &FlushOutcome) {
+            self.over.set(Some(outcome.targets));
+        }
+
         fn now(&self) -> u64 {
             7
         }
@@ -258,10 +263,12 @@ mod tests {
     fn outcome(call: &FlushCall<'_>, mistake: Option<Mistake>) -> Served {
         let targets = [Target::new(), Target::new(), Target::new()];
         assert!(targets[1].owner().expect("nobody has it").try_halt(Space::only(0x5000)));
-        let (asked, kicks) = (Cell::new(None), Cell::new(0));
-        let told = MockInitiator { asked: &asked, kicks: &kicks, relax: &|| ControlFlow::Break(()), mistake };
+        let (asked, kicks, over) = (Cell::new(None), Cell::new(0), Cell::new(None));
+        let relax = &|| ControlFlow::Break(());
+        let told = MockInitiator { asked: &asked, kicks: &kicks, over: &over, relax, mistake };
         let served = serve(&targets[..], 3, call, 16, told, &mut Ledger::<1>::new());
         assert_eq!(kicks.get(), 0, "nobody is in guest mode");
+        assert_eq!(over.get(), asked.get().map(|(_, targets, _)| targets), "nobody is waited for");
         (served, asked.get())
     }
 
@@ -312,16 +319,18 @@ mod tests {
 
     #[test]
     fn o1_an_initiator_hears_since_when_it_has_waited() {
-        let (targets, asked, kicks) = ([Target::new()], Cell::new(None), Cell::new(0));
+        let (targets, asked, kicks, over) = ([Target::new()], Cell::new(None), Cell::new(0), Cell::new(None));
         let mut owner = targets[0].owner().expect("nobody has it");
         let in_guest = Cell::new(owner.try_enter(CpuId(1)).ok());
         let relax = || {
             drop(in_guest.take());
             ControlFlow::Continue(())
         };
-        let told = MockInitiator { asked: &asked, kicks: &kicks, relax: &relax, mistake: None };
+        let (relax, mistake) = (&relax, None);
+        let told = MockInitiator { asked: &asked, kicks: &kicks, over: &over, relax, mistake };
         let call = everything(FlushFlags::new(), 0);
         assert_eq!(serve(&targets[..], 1, &call, 16, told, &mut Ledger::<1>::new()), Ok(0));
         assert_eq!((kicks.get(), asked.get()), (1, Some((Asked::Everything, 1, 7))));
+        assert_eq!(over.get(), None, "it was waited for");
     }
 }

@@ -1,10 +1,11 @@
 //! The operations of an entry and of a taken flush, in their order.
 
 use core::num::NonZeroU32;
+use core::slice;
 use std::vec::Vec;
 
 use coherence::asid::{AsidAllocator, AsidSlot, TlbControl};
-use coherence::{CpuId, Target};
+use coherence::{CpuId, GvaRange, Ledger, Scope, Target, TargetSet, issue};
 
 use super::*;
 use crate::{Mistake, Mistakes};
@@ -88,4 +89,24 @@ fn planted_mistakes_leave_out_what_they_say_and_nothing_else() {
     for (control, left) in [(TlbControl::DoNothing, 0), (TlbControl::FlushAsid, 1)] {
         assert_eq!(done(Some(Mistake::TagKept), |processor| processor.set_tag(3, control, true)).len(), left);
     }
+}
+
+#[test]
+fn a_taken_list_says_how_many_pages_were_dropped() {
+    let (target, ranges) = (Target::new(), [(0x1000, 2), (0x9000, 1)]);
+    let ranges = ranges.map(|(first, pages)| GvaRange { first, pages });
+    let mut asids = AsidAllocator::new(CpuId(0), NonZeroU32::new(9).expect("some"), true);
+    let (mut owner, mut slot) = (target.owner().expect("nobody has it"), AsidSlot::new());
+    let mut processor = Noting(&target, None, Vec::new());
+    assert!(enter(&mut processor, &mut owner, &mut asids, &mut slot));
+    processor.2.clear();
+    let _nobody_waits = issue(
+        slice::from_ref(&target),
+        &TargetSet::<1>::first(1),
+        Scope::Ranges(&ranges),
+        &mut Ledger::<1>::new(),
+    );
+    let taken = take_flush(&mut processor, &mut owner, &asids, &mut slot, 16);
+    assert_eq!(taken, Some(Taken::Pages { ranges: 2, pages: 3 }));
+    assert_eq!(processor.2, [0x1000, 0x2000, 0x9000].map(|page| ("page", page)));
 }

@@ -1,10 +1,13 @@
 //! Snapshots: what is in them, and what is wrong with them.
 
+use super::super::arrivals::restore_from;
+use super::super::manifest::Described;
 use super::super::outflow::Manner;
 use super::super::policy::Wanted;
+use super::super::port::Meanwhile;
 use super::super::snapshot::{Snapshot, Writer};
 use super::super::source::{InDoubt, Moved, fill, give, save, save_by};
-use super::super::target::{receive, restore};
+use super::super::target::receive;
 use super::machines::{LONG, Side, described};
 use super::world::WANTED;
 use crate::cli::Overrides;
@@ -23,8 +26,10 @@ fn restored(path: &Path, to: &Side) -> Result<()> {
     let mut file = Snapshot::open(path)?;
     let (kernel, initrd) = file.files()?;
     assert_eq!((kernel, initrd), (vec![7; 300_000], Some(b"initrd".to_vec())));
-    let talk = receive(&to.origin.machine, &to.origin.ram, Name::GUEST, &mut || Ok(()))?;
-    restore(talk, file).map(drop)
+    let begin =
+        |meanwhile: &mut Meanwhile<'_>| receive(&to.origin.machine, &to.origin.ram, Name::GUEST, meanwhile);
+    assert!(!restore_from(path, &file.description, begin)?, "it was not paused");
+    Ok(())
 }
 
 /// A machine whose guest runs, and one without a guest.
@@ -104,6 +109,19 @@ fn what_is_no_file_is_not_replaced() {
     symlink(path("file"), path("to-file")).expect("links");
     saved(&here, &path("to-file"), true).expect("saves");
     assert!(path("to-file").is_symlink() && fs::read(path("file")).expect("reads").len() > 300_000);
+}
+
+#[test]
+fn m6_a_file_names_its_kernel_and_a_guest_that_no_machine_takes_is_not_saved() {
+    let directory = tempfile::tempdir().expect("makes");
+    let path = directory.path().join("guest.snapshot");
+    let mut wrong = described();
+    wrong.kernel.fill(8);
+    Writer::create(&path, &wrong).expect("begins").finish().expect("completes");
+    let error = Snapshot::open(&path).expect("is one").files().expect_err("is another kernel");
+    assert!(error.to_string().ends_with("its kernel is not the one that it names"), "{error:#}");
+    let wrong = Described::made_up(b"kernel", "reset=panic\n");
+    assert!(Writer::create(&path, &wrong).is_err());
 }
 
 #[test]

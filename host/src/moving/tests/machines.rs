@@ -18,7 +18,7 @@ const MEMORY: u64 = 24 << 20;
 /// All that a test waits for comes long before.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-pub(super) fn secret() -> Secret {
+pub(in super::super) fn secret() -> Secret {
     Secret::made_up(b"nobody else knows this")
 }
 
@@ -26,12 +26,12 @@ pub(super) fn described() -> Described {
     Described::made_up(&[7; 300_000], "vcpus=2\nmemory=4194304\n")
 }
 
-pub(super) fn address(path: &Path) -> Address {
+pub(in super::super) fn address(path: &Path) -> Address {
     Address::parse(&format!("unix:{}", path.display())).expect("is one")
 }
 
 /// Waits until something is so.
-pub(super) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(in super::super) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
         if let Some(found) = look() {

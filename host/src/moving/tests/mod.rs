@@ -2,7 +2,7 @@
 
 mod cuts;
 mod files;
-mod machines;
+pub(super) mod machines;
 pub(super) mod port;
 mod way;
 mod wire;

@@ -35,6 +35,11 @@ impl Other {
         bytes
     }
 
+    /// The kinds of the frames that it is told.
+    pub(in super::super) fn heard(&mut self) -> Vec<Kind> {
+        Frame::of_block(&self.take()).expect("makes sense").iter().map(|frame| frame.kind).collect()
+    }
+
     pub(in super::super) fn say(&mut self, frame: &Frame) {
         self.put(&bytes_of(std::slice::from_ref(frame)));
     }

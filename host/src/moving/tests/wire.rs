@@ -3,7 +3,7 @@
 use super::super::outflow::Manner;
 use super::super::place::{Address, Listener};
 use super::super::source::{Destination, migrate};
-use super::super::wire::Secret;
+use super::super::wire::{Link, Secret};
 use super::machines::{LONG, Side, address as at};
 use super::world::WANTED;
 use crate::prelude::*;
@@ -82,6 +82,8 @@ fn who_finds_the_queue_full_waits_for_a_place_or_a_signal() {
         }
     }
     assert_eq!(is_full, Some(ErrorKind::WouldBlock), "who waits hears signals");
+    let impatient = address.connect(&Signals::default(), Duration::ZERO).map_err(|error| error.kind());
+    assert_eq!(impatient.err(), Some(ErrorKind::WouldBlock));
     let has_place = thread::scope(|scope| {
         let waits = scope.spawn(|| address.connect(&Signals::default(), LONG));
         // However long it has waited.
@@ -90,6 +92,13 @@ fn who_finds_the_queue_full_waits_for_a_place_or_a_signal() {
         waits.join().expect("ends")
     });
     assert!(has_place.is_ok(), "{has_place:?}");
+}
+
+#[test]
+fn m2_a_side_that_takes_nothing_is_given_up_when_patience_ends() {
+    let [mut source, _target] = Link::pair(Duration::from_millis(300));
+    let lost = (0..1000).find_map(|_| source.send(&[7; 65536]).err()).expect("there is no such queue");
+    assert!(lost.to_string().starts_with("the other side has taken nothing for "), "{lost:#}");
 }
 
 #[test]

@@ -1,60 +1,11 @@
-use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicU64, Ordering};
-use std::rc::Rc;
 use std::vec::Vec;
 
+use super::super::tests::{put, queue};
 use super::*;
 use ::iommu::DeviceId;
-use ::iommu::amd::command::completion_wait;
-
-/// An IOMMU that does everything at once, unless it is broken.
-#[derive(Default)]
-struct AtOnce {
-    tail: AtomicU64,
-    is_broken: bool,
-}
-
-impl Mistakes for AtOnce {}
-
-impl Port for AtOnce {
-    fn set_tail(&self, position: u64) {
-        self.tail.store(position, Ordering::Relaxed);
-    }
-
-    fn head(&self) -> u32 {
-        if self.is_broken { 0 } else { self.tail.load(Ordering::Relaxed) as u32 }
-    }
-
-    fn sync(&self, position: u64) -> Command {
-        completion_wait(0, position).unwrap()
-    }
-
-    fn reported(&self) -> Option<u64> {
-        Some(if self.is_broken { 0 } else { self.tail.load(Ordering::Relaxed) })
-    }
-
-    fn relax(&self, _: u64) -> ControlFlow<()> {
-        ControlFlow::Break(())
-    }
-}
 
 const PLAIN: Device = Device { id: DeviceId(8), ats: None };
 const WITH_ATS: Device = Device { id: DeviceId(9), ats: Some(3) };
-
-type TestQueue = Queue<AtOnce, Rc<[Entry]>>;
-
-fn queue(is_broken: bool) -> (TestQueue, Rc<[Entry]>) {
-    let entries: Rc<[Entry]> = (0..64).map(|_| Entry::default()).collect();
-    (Queue::new(AtOnce { is_broken, ..AtOnce::default() }, Rc::clone(&entries)), entries)
-}
-
-/// The commands that `act` puts in: the first words, and the second ones.
-fn put(act: impl FnOnce(&TestQueue)) -> Vec<(u64, u64)> {
-    let (queue, entries) = queue(false);
-    act(&queue);
-    let count = queue.port().tail.load(Ordering::Relaxed) as usize;
-    entries[..count].iter().map(|entry| entry.load().0.into()).collect()
-}
 
 fn dropped(devices: &[Device], invalidation: Invalidation<'_>) -> Vec<(u64, u64)> {
     let domain = Domain { id: DomainId(7), devices };
@@ -94,6 +45,8 @@ fn p16_a_device_with_ats_is_told_after_the_iommu_has_dropped() {
 
 #[test]
 fn p16_the_commands_for_one_change_are_bounded() {
+    let blocks = dropped(&[], Invalidation::Ranges(&[range(0x1000, 0x1f_f000, false)]));
+    assert_eq!(blocks.len(), 9 + 1, "1, 2, 4 to 256 pages");
     // A range whose exact blocks are many.
     let ragged = |number: u64| range((number << 30) + 0x1000, 0x3fff_e000, false);
     for count in 1..=40u64 {
