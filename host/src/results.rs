@@ -217,13 +217,13 @@ pub(crate) fn versions(guest: Option<&Versions>) -> Facts {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.lines().next().filter(|_| output.status.success()).map(str::to_owned)
     };
-    let qemu = |arch| emulator::chosen().command(arch);
+    let qemu = |arch: Arch| first_line(emulator::chosen().ok()?.command(arch).arg("--version"));
     let git = ["describe", "--always", "--dirty"];
     let facts = [
         ("quell", Some(env!("CARGO_PKG_VERSION").to_owned())),
         ("commit", first_line(Command::new("git").args(git).current_dir(workspace::root()))),
-        ("qemu", first_line(qemu(Arch::X86_64).arg("--version"))),
-        ("qemu_aarch64", first_line(qemu(Arch::Aarch64).arg("--version"))),
+        ("qemu", qemu(Arch::X86_64)),
+        ("qemu_aarch64", qemu(Arch::Aarch64)),
         ("cargo", first_line(workspace::cargo().arg("--version"))),
         ("guest_kernel", guest.map(|guest| guest.kernel.clone())),
         ("guest_busybox", guest.map(|guest| guest.busybox.clone())),

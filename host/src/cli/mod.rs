@@ -47,10 +47,10 @@ pub(crate) struct Cli {
     /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// The emulator: `system` for the system's own, `10` for QEMU 10 (from Debian's backports,
-    /// fetched into the cache if the system has another), or a directory with another QEMU's
-    /// programs
-    #[arg(long, global = true, value_name = "WHICH", default_value = "system", value_parser = Wanted::parse)]
+    /// The emulator: `10` for QEMU 10 or later (from Debian's backports, fetched into the cache, if
+    /// the system has an older one), `system` for the system's own, or a directory with another
+    /// QEMU's programs
+    #[arg(long, global = true, value_name = "WHICH", default_value = "10", value_parser = Wanted::parse)]
     pub(crate) qemu: Wanted,
 }
 

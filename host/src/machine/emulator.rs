@@ -2,7 +2,7 @@
 
 use super::bochs;
 use super::spec::{Channels, Console, Spec};
-use crate::guest::cache;
+use crate::guest::cache::{self, NotToBeHad};
 use crate::moving::Listener;
 use crate::prelude::*;
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -12,21 +12,23 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ExitStatus};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// The emulator that this process uses. The command line selects it once.
-static CHOSEN: OnceLock<Emulator> = OnceLock::new();
 /// The selection on the command line.
 static WANTED: OnceLock<Wanted> = OnceLock::new();
+/// The emulator that this process uses: found, and fetched if need be, when it is first used.
+static CHOSEN: Mutex<Option<&'static Emulator>> = Mutex::new(None);
 /// Its version for each architecture, once it was queried.
 static VERSIONS: [OnceLock<Version>; 2] = [const { OnceLock::new() }; 2];
 
-const FETCHED: u32 = 10;
+/// The version from which QEMU lacks the worst of the defects in `docs/qemu.md`.
+const NEW: u32 = 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     System,
-    /// QEMU 10: the installed one if it is version 10, else that of the distribution's backports.
+    /// QEMU 10 or later: the installed one, else that of the distribution's backports. Where these
+    /// have none, it is the installed one all the same.
     Ten,
     In(PathBuf),
 }
@@ -104,9 +106,30 @@ impl Version {
     }
 }
 
-/// Makes this process use the selected emulator. QEMU 10 is fetched if it is missing.
+/// Selects the emulator for this process.
+///
+/// # Errors
+///
+/// If one was selected before.
 pub(crate) fn choose(wanted: &Wanted) -> Result<()> {
-    let emulator = match wanted {
+    WANTED.set(wanted.clone()).ok().context("an emulator was chosen before")
+}
+
+pub(crate) fn wanted() -> &'static Wanted {
+    WANTED.get().unwrap_or(&Wanted::Ten)
+}
+
+/// The selected emulator.
+///
+/// # Errors
+///
+/// If it is not there and cannot be fetched.
+pub(crate) fn chosen() -> Result<&'static Emulator> {
+    let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(emulator) = *chosen {
+        return Ok(emulator);
+    }
+    let emulator = match wanted() {
         Wanted::System => Emulator::default(),
         Wanted::In(directory) => {
             // Absolute: it is used in other directories, too.
@@ -115,34 +138,31 @@ pub(crate) fn choose(wanted: &Wanted) -> Result<()> {
         }
         Wanted::Ten => ten()?,
     };
-    WANTED.set(wanted.clone()).ok().context("an emulator was chosen before")?;
-    CHOSEN.set(emulator).ok().context("an emulator was used before one was chosen")
-}
-
-pub(crate) fn wanted() -> &'static Wanted {
-    WANTED.get().unwrap_or(&Wanted::System)
-}
-
-pub(crate) fn chosen() -> &'static Emulator {
-    CHOSEN.get_or_init(Emulator::default)
+    Ok(chosen.insert(Box::leak(Box::new(emulator))))
 }
 
 pub(crate) fn version(arch: Arch) -> Result<Version> {
     let place = &VERSIONS[arch as usize];
     match place.get() {
         Some(version) => Ok(*version),
-        None => chosen().version(arch).map(|version| *place.get_or_init(|| version)),
+        None => chosen()?.version(arch).map(|version| *place.get_or_init(|| version)),
     }
 }
 
 fn ten() -> Result<Emulator> {
-    let is_ten =
-        |emulator: &Emulator, arch| emulator.version(arch).is_ok_and(|version| version.major == FETCHED);
     let system = Emulator::default();
-    if Arch::ALL.iter().all(|arch| is_ten(&system, *arch)) {
+    let is_new = |arch| system.version(arch).is_ok_and(|version| version.major >= NEW);
+    if Arch::ALL.into_iter().all(is_new) {
         return Ok(system);
     }
-    let emulator = Emulator::unpacked(&cache::newer_emulator()?)?;
+    let directory = match cache::newer_emulator() {
+        Err(error) if error.is::<NotToBeHad>() => {
+            eprintln!("quell: no QEMU {NEW} ({error:#}); the system's is used: see docs/qemu.md");
+            return Ok(system);
+        }
+        found => found.with_context(|| format!("cannot fetch QEMU {NEW}; --qemu system does without"))?,
+    };
+    let emulator = Emulator::unpacked(&directory)?;
     for arch in Arch::ALL {
         let missing = emulator.missing_libraries(arch)?;
         ensure!(
@@ -151,14 +171,8 @@ fn ten() -> Result<Emulator> {
             arch.qemu(),
             missing.join(", ")
         );
-        let version = emulator.version(arch)?;
-        ensure!(
-            version.major == FETCHED,
-            "the backports have {} {}.{}, and {FETCHED} is wanted",
-            arch.qemu(),
-            version.major,
-            version.minor
-        );
+        let Version { major, minor } = emulator.version(arch)?;
+        ensure!(major >= NEW, "the backports have {} {major}.{minor}, not {NEW}", arch.qemu());
     }
     Ok(emulator)
 }
@@ -247,7 +261,7 @@ pub(super) fn prepare(
     }
     let arguments = spec.arguments(version(arch)?, ram, channels)?;
     let inherited = vec![ram.fd().as_raw_fd(), log.as_raw_fd(), own_log.as_raw_fd()];
-    let command = command(spec, chosen().command(arch), &arguments, inherited);
+    let command = command(spec, chosen()?.command(arch), &arguments, inherited);
     Ok(Prepared { command, console: None, sockets: Vec::new() })
 }
 

@@ -76,7 +76,7 @@ impl Board {
         fs::write(&firmware, kind.firmware()).context("the firmware")?;
         let messages = directory.join("qemu.txt");
         let errors = fs::File::create(&messages).context("QEMU's messages")?;
-        let mut command = emulator::chosen().command(kind.arch());
+        let mut command = emulator::chosen()?.command(kind.arch());
         command.args(kind.arguments()).args(["-accel", "tcg", "-icount", "shift=0,sleep=off", "-m", "64M"]);
         command.args(["-nodefaults", "-display", "none"]);
         command.args(["-qtest", "stdio", "-qtest-log", "none", "-bios"]).arg(&firmware);
