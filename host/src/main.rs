@@ -15,7 +15,7 @@ mod guest;
 mod image;
 mod machine;
 mod machine_file;
-mod moving;
+mod migration;
 mod poll;
 mod prelude;
 mod release;
@@ -37,7 +37,7 @@ use clap::Parser;
 use cli::{Cli, Command};
 use machine::emulator;
 use machine::signals::Signals;
-use moving::InDoubt;
+use migration::InDoubt;
 use std::panic;
 use std::process::{self, ExitCode};
 

@@ -13,7 +13,7 @@ use super::all::way::FlushWay;
 use super::load::{DONE, Load, Setup};
 use crate::cli::{AllArgs, MigrateOptions};
 use crate::ctl::Fields;
-use crate::moving::{Moved, Origin, in_vain};
+use crate::migration::{Moved, Origin, in_vain};
 use crate::prelude::*;
 use baremetal::pages::PAGE;
 use hostlink::config::{NestedPage, Stage2Unmap};

@@ -1,6 +1,6 @@
 //! `quell ctl` on the command line.
 
-use crate::moving::Address;
+use crate::migration::Address;
 use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostlink::ctl::{LogWay, parse_number};
@@ -52,7 +52,7 @@ pub(crate) enum CtlCommand {
     Log(LogCommand),
     /// Create, start, pause, resume, wake, reset, save, migrate or destroy a guest
     ///
-    /// Example: ./quell ctl guest pause web. docs/moving.md tells about guests that are saved and
+    /// Example: ./quell ctl guest pause web. docs/migration.md tells about guests that are saved and
     /// migrated.
     #[command(subcommand)]
     Guest(GuestCommand),

@@ -8,7 +8,7 @@ use hostlink::ctl::record::{Added, Deleted, Dirty, Guest, Memory, Record, Runs, 
 use hostlink::ctl::{Access, Request, parse_number};
 use serde::Serializer;
 
-mod moving;
+mod migration;
 
 pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
     if let CtlCommand::Vms = args.command {
@@ -55,8 +55,8 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
             control.ask(&Request::LogStop { slot: *slot })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are no longer logged"));
         }
-        CtlCommand::Guest(GuestCommand::Save(of)) => moving::save(args, &machine, of)?,
-        CtlCommand::Guest(GuestCommand::Migrate(of)) => moving::migrate(args, &machine, of)?,
+        CtlCommand::Guest(GuestCommand::Save(of)) => migration::save(args, &machine, of)?,
+        CtlCommand::Guest(GuestCommand::Migrate(of)) => migration::migrate(args, &machine, of)?,
         CtlCommand::Guest(command) => on_guest(args, control, command)?,
         CtlCommand::Memory => {
             let memory: Memory = control.ask_one(&Request::Memory)?;

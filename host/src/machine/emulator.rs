@@ -3,7 +3,7 @@
 use super::bochs;
 use super::spec::{Channels, Console, Spec};
 use crate::guest::cache::{self, NotToBeHad};
-use crate::moving::Listener;
+use crate::migration::Listener;
 use crate::prelude::*;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Signal, set_parent_process_death_signal};

@@ -2,7 +2,7 @@
 
 use super::devices::{drive, value as escaped};
 use super::emulator::Version;
-use crate::moving::Listener;
+use crate::migration::Listener;
 use crate::prelude::*;
 
 #[derive(Clone, Debug)]

@@ -3,7 +3,7 @@
 use super::fields::{At, Fields};
 use super::guest::GuestPlan;
 use super::machine::Machine;
-use crate::moving::{Address, Snapshot};
+use crate::migration::{Address, Snapshot};
 use crate::prelude::*;
 use hostlink::config::Start;
 

@@ -6,7 +6,7 @@ use super::machine::{self, Machine};
 use crate::cli::Program;
 use crate::debian::boot::ROOT;
 use crate::machine::devices::Devices;
-use crate::moving::{Arrival, Description};
+use crate::migration::{Arrival, Description};
 use crate::prelude::*;
 use crate::run::reporting_console;
 use hostlink::config::{Config, Console, ResetPolicy, Start};

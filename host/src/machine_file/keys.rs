@@ -10,7 +10,7 @@ use super::plan::shown;
 use super::{MachineFile, fields::At};
 use crate::cli::Program;
 use crate::machine::devices::Network;
-use crate::moving::Address;
+use crate::migration::Address;
 use crate::prelude::*;
 use clap::ValueEnum;
 use clap::builder::{PossibleValue, ValueParser};

@@ -8,7 +8,7 @@ use crate::machine::emulator::describe;
 use crate::machine::process::Outcome;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
-use crate::moving::Arrivals;
+use crate::migration::Arrivals;
 use crate::prelude::*;
 use crate::results::Writer;
 use crate::trace::{self, collect::Collector};

@@ -5,7 +5,7 @@ use crate::cli::RunArgs;
 use crate::consoles::{Last, Logs, Look, Seen, Typing, Viewer};
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
-use crate::moving::Arrivals;
+use crate::migration::Arrivals;
 use crate::prelude::*;
 use std::io::IsTerminal;
 use std::rc::Rc;

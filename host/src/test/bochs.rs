@@ -4,7 +4,7 @@
 //! Bochs complains of what no sound hypervisor does.
 
 use super::cases::REBOOTS;
-use super::several::{cycles, moving};
+use super::several::{cycles, migration};
 use crate::image::Entry;
 use crate::machine::bochs::{Bochs, Tlb};
 use crate::test::prelude::*;
@@ -36,7 +36,7 @@ pub(super) const ACTS: &[Named] = &[
     ("bochs_several_share_few_tags", cycles::share_cpus),
     ("bochs_several_come_and_go", cycles::come_and_go),
     ("bochs_migration_in_vain_changes_nothing", |room| room.lab.migrate(room.case)),
-    ("bochs_a_guest_moves_often", moving::moves_often),
+    ("bochs_a_guest_moves_often", migration::moves_often),
     ("bochs_reboot_reboots", REBOOTS),
     ("bochs_disc_runs_linux", |room| room.lab.disc(room.platform, Entry::Linux, false, "hello from a disc")),
 ];

@@ -17,7 +17,7 @@ const WITHOUT_TESTS: [&str; 6] = ["A14", "E1", "P22", "P23", "U44", "U68"];
 
 const PREFIXES: [&str; 19] = [
     "coherence", "iommu", "pci", "pic", "pvflush", "tlfs", "paging", "memslots", "stay", "machine",
-    "hypervisor", "host", "hostlink", "plugin", "baremetal", "hostile", "probe", "tlbcheck", "transfer",
+    "hypervisor", "host", "hostlink", "plugin", "baremetal", "hostile", "probe", "tlbcheck", "migration",
 ];
 
 /// Where the tests of a prefix are.

@@ -18,7 +18,7 @@ const DOCUMENT: &str = "docs/panics.md";
 
 /// The sources of the hypervisor's image. `pic` is not listed: it is called before any guest runs.
 const CRATES: [&str; 8] =
-    ["baremetal", "coherence", "hostlink", "memslots", "paging", "stay", "tlfs", "transfer"];
+    ["baremetal", "coherence", "hostlink", "memslots", "paging", "stay", "tlfs", "migration"];
 
 /// Macros that panic, by their names in the document; not those that the image lacks.
 const MACROS: [(&str, &[&str]); 2] = [

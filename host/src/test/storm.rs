@@ -2,7 +2,7 @@
 //! outside; afterwards everything has to be as before.
 
 use crate::machine::control::{Control, Refused};
-use crate::moving::{Origin, in_vain};
+use crate::migration::{Origin, in_vain};
 use crate::test::prelude::*;
 use baremetal::random::Random;
 use hostlink::ctl::Access;

@@ -4,7 +4,7 @@ use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
 use crate::machine::spec::Payload;
 use crate::machine_file::{Boot, GuestPlan, MachineFile, Software};
-use crate::moving::Snapshot;
+use crate::migration::Snapshot;
 use crate::prelude::*;
 use crate::vm::disk_loader;
 use hostlink::bundle::Member;

@@ -8,8 +8,8 @@ use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use iommu::Stuck;
 use memslots::space::LogWay;
+use migration::{Archive, Flaw};
 use paging::{Invalidation, Level, Progress};
-use transfer::{Archive, Flaw};
 
 use crate::arm64::controls::STAGE2_BITS;
 use crate::arm64::exits;

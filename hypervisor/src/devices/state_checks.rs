@@ -11,7 +11,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use core::fmt::Debug;
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 /// The state as bytes.
 pub(crate) fn written<T: Described>(device: &mut T) -> Vec<u8> {

@@ -2,8 +2,8 @@
 
 use alloc::boxed::Box;
 use coherence::asid::AsidSlot;
+use migration::{Archive, Flaw};
 use stay::tagged::start_over;
-use transfer::{Archive, Flaw};
 
 use super::audit::auditor::Auditor;
 use super::intercepts::{self, CR_WRITE_8, misc1};

@@ -19,8 +19,8 @@ use core::ops::Range;
 use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use memslots::space::LogWay;
+use migration::{Archive, Flaw};
 use paging::{Format, Invalidation, Level, TableMemory};
-use transfer::{Archive, Flaw};
 
 pub use super::board::{Board, Clock, Cpus};
 pub use super::state::State;

@@ -2,8 +2,8 @@
 
 use alloc::boxed::Box;
 use coherence::asid::AsidSlot;
+use migration::{Archive, Described, Flaw};
 use stay::tagged::start_over;
-use transfer::{Archive, Described, Flaw};
 
 use super::apic::ApicLocation;
 use super::controls::{self, Word};

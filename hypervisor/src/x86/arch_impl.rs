@@ -6,9 +6,9 @@ use core::ops::Range;
 use hostlink::architecture::Architecture;
 use hostlink::config::Config;
 use memslots::space::LogWay;
+use migration::{Archive, Flaw};
 use paging::{Invalidation, Level};
 use pci::Function;
-use transfer::{Archive, Flaw};
 
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::{platform, power};

@@ -149,7 +149,7 @@ records! {
         dirty: Runs = "{}",
     }
 
-    /// Memory through which a guest is sent or received, as `transfer::channel` describes. Whoever
+    /// Memory through which a guest is sent or received, as `migration::channel` describes. Whoever
     /// has this record ends with a frame `Cut`, and touches the memory no more after that.
     Channel {
         /// Physical address.

@@ -5,7 +5,7 @@ use super::{BOOT_TIMEOUT, Lab};
 use crate::bench::load::Setup;
 use crate::bench::migrate::Writer;
 use crate::bench::phases::Phases;
-use crate::moving::Arrivals;
+use crate::migration::Arrivals;
 use crate::test::cases::{Hostile, ProbeEnd, Stock};
 use crate::test::prelude::*;
 use crate::test::siege::{self, Siege};

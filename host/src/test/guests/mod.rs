@@ -14,7 +14,7 @@ use super::room::Act;
 use super::second::SecondTries;
 use super::{Tally, storm};
 use crate::guest::cache::NotToBeHad;
-use crate::moving::Arrivals;
+use crate::migration::Arrivals;
 use crate::run::reporting_console;
 use crate::test::prelude::*;
 use saved::Saved;

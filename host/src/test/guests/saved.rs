@@ -4,7 +4,7 @@
 use super::Lab;
 use crate::guest::cache;
 use crate::machine::control::{Control, Found, Refused};
-use crate::moving::{self, Arrivals, Manner, Origin, Wanted};
+use crate::migration::{self, Arrivals, Manner, Origin, Wanted};
 use crate::test::cases::Body;
 use crate::test::guests::expect::with_console;
 use crate::test::prelude::*;
@@ -130,7 +130,7 @@ impl Lab<'_> {
         let manner = Manner::new(wanted, self.signals.clone());
         let save = |machine: &Machine| {
             let machine = machine.found().context("it has no hypervisor")?;
-            moving::save(&Origin::find(&machine, Name::GUEST)?, path, false, &manner)
+            migration::save(&Origin::find(&machine, Name::GUEST)?, path, false, &manner)
         };
         let mut saved = Err(anyhow!("it did not come to its command"));
         let outcome = self.boot(&self.guest_of(kind, WAITS)?, 2, |report, machine| {

@@ -21,9 +21,9 @@ const LIST: &str = "docs/mutants.md";
 /// Directories whose code is changed: of the hypervisor and of the tool, and crates.
 const HOUSE: &str = "hypervisor/src/vm hypervisor/src/x86 hypervisor/src/svm hypervisor/src/vmx \
     hypervisor/src/arm64 hypervisor/src/iommu hypervisor/src/owned hypervisor/src/sched \
-    hypervisor/src/devices hypervisor/src/loader host/src/moving host/src/machine host/src/bench \
+    hypervisor/src/devices hypervisor/src/loader host/src/migration host/src/machine host/src/bench \
     host/src/test";
-const CRATES: &str = "crates/stay crates/coherence crates/tlfs crates/transfer crates/memslots crates/paging \
+const CRATES: &str = "crates/stay crates/coherence crates/tlfs crates/migration crates/memslots crates/paging \
     crates/iommu crates/pci crates/pic";
 /// A room of this package is reached by the tests of the other one's, too.
 const HYPERVISOR: &str = "hypervisor/src";

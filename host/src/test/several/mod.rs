@@ -10,8 +10,8 @@ mod devices;
 mod heard;
 mod life;
 mod memory;
+pub(super) mod migration;
 mod misuse;
-pub(super) mod moving;
 mod random;
 mod shares;
 mod stage;
@@ -38,13 +38,13 @@ pub(super) const ACTS: &[Named] = &[
     ("several_devices_are_misused", misuse::misuse),
     ("several_are_reset_amid_dma", amid_dma::reset_amid_dma),
     ("several_are_reset_amid_failing_dma", amid_dma::reset_amid_failing_dma),
-    ("m10_a_guest_is_saved_and_restored", moving::is_saved),
-    ("m11_two_restored_from_one_file_draw_different_numbers", moving::draws_others),
-    ("m11_two_restored_from_one_file_draw_different_numbers_on_arm", moving::draws_others),
-    ("m1_a_guest_moves_there_and_back", moving::moves),
-    ("m1_a_guest_moves_often", moving::moves_often),
-    ("m1_a_large_guest_moves", moving::a_large_one_moves),
-    ("m10_a_guest_is_saved_often", moving::is_saved_often),
+    ("m10_a_guest_is_saved_and_restored", migration::is_saved),
+    ("m11_two_restored_from_one_file_draw_different_numbers", migration::draws_others),
+    ("m11_two_restored_from_one_file_draw_different_numbers_on_arm", migration::draws_others),
+    ("m1_a_guest_moves_there_and_back", migration::moves),
+    ("m1_a_guest_moves_often", migration::moves_often),
+    ("m1_a_large_guest_moves", migration::a_large_one_moves),
+    ("m10_a_guest_is_saved_often", migration::is_saved_often),
     ("several_come_and_go_on_arm", cycles::come_and_go),
 ];
 

@@ -9,7 +9,7 @@ use crate::machine::own_time::OwnTime;
 use crate::machine::ram::Ram;
 use crate::machine::spec::Console;
 use crate::machine_file::MachineFile;
-use crate::moving::{Arrivals, Origin};
+use crate::migration::{Arrivals, Origin};
 use crate::run::tail;
 pub(super) use crate::test::room::Room;
 use crate::trace::collect::Collector;

@@ -5,8 +5,8 @@
 //! 0487, D24.2, the ID registers' fields.
 
 use core::sync::atomic::{AtomicBool, Ordering};
+use migration::{Archive, Flaw};
 use spin::Mutex;
-use transfer::{Archive, Flaw};
 
 use crate::arm64::processor::Processor;
 

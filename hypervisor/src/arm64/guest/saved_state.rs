@@ -2,7 +2,7 @@
 //! the processor.
 
 use coherence::tlbi::Stage2Tlb;
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 use super::{QUEUE_MAX, Shared, Uart, identity};
 use crate::arm64::processor::Arm64;

@@ -6,7 +6,7 @@
 //!
 //! Source: Arm DDI 0487, D2 "AArch64 Self-hosted Debug", and D24.3 for the registers.
 
-use transfer::{Archive, Described, Flaw, described, fields};
+use migration::{Archive, Described, Flaw, described, fields};
 
 use super::registers::Name;
 

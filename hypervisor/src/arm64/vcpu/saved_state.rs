@@ -1,6 +1,6 @@
 //! A vCPU that is written or read by its description.
 
-use transfer::{Archive, Described, Flaw, described, fields};
+use migration::{Archive, Described, Flaw, described, fields};
 
 use super::inject::{AARCH32, EL0, EL1H, EL1T, MODE};
 use super::state::{Activity, VcpuState};

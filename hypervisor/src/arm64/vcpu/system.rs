@@ -2,7 +2,7 @@
 //!
 //! Source: Arm DDI 0487, D1.2; Arm IHI 0069H, section 12.4.
 
-use transfer::{Archive, Described, Flaw, described};
+use migration::{Archive, Described, Flaw, described};
 
 use super::exchanged::Register;
 #[cfg(doc)]

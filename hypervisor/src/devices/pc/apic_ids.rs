@@ -5,7 +5,7 @@
 //! confuses the two (pitfall H13).
 
 use hostlink::config::ApicIds;
-use transfer::described;
+use migration::described;
 
 use crate::index::VpIndex;
 

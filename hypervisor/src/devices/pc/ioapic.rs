@@ -5,7 +5,7 @@ use super::apic_ids::ApicId;
 use super::message::{Destination, Message, MessageKind, Trigger};
 use arrayvec::ArrayVec;
 use bitfield_struct::bitfield;
-use transfer::described;
+use migration::described;
 
 /// Number of pins.
 pub const PINS: usize = 24;

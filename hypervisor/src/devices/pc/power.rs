@@ -9,7 +9,7 @@
 //! There is no keyboard controller, and the ACPI tables say so. But kernels that do not read them
 //! reset by its command, and first wait until it can take one: it can always.
 
-use transfer::described;
+use migration::described;
 
 /// First port of PM1a's events: two bytes of status, two of enables (ACPI 6.5 section 4.8.3.1).
 pub const EVENTS: u16 = 0x600;

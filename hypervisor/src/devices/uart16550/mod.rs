@@ -7,7 +7,7 @@
 mod tests;
 
 use arrayvec::ArrayVec;
-use transfer::described;
+use migration::described;
 
 /// Size of the receive FIFO in bytes.
 pub const FIFO_LEN: usize = 16;

@@ -4,8 +4,8 @@
 
 use super::map::{PCI_ECAM_SIZE, PCI_MEMORY};
 use alloc::vec::Vec;
+use migration::{Archive, Described, Flaw};
 use pci::Function;
-use transfer::{Archive, Described, Flaw};
 
 /// Device number of the first function.
 pub const FIRST: u8 = 1;

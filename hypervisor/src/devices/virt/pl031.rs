@@ -1,7 +1,7 @@
 //! Arm's real-time clock: PrimeCell PL031 (Arm DDI 0224C). It tells the time, can be set, and has
 //! an alarm: it interrupts when the time is that of its match register (section 3.3.2).
 
-use transfer::described;
+use migration::described;
 
 use crate::devices::wall_clock::NS;
 

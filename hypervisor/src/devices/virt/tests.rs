@@ -3,7 +3,7 @@
 use super::gic::{Distributor, Private};
 use super::psci::{Power, Start};
 use crate::devices::state_checks::{read, written};
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 #[test]
 fn m5_what_is_on_a_processor_is_not_written() {

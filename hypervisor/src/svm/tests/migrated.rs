@@ -9,7 +9,7 @@ use crate::devices::pc::platform::PortSize;
 use crate::devices::pc::{acpi, power};
 use crate::vm::load::Load;
 use crate::vm::mock::End;
-use crate::vm::tests::moving::{Cut, carry};
+use crate::vm::tests::migration::{Cut, carry};
 use crate::x86::vcpu::block::{ControlBlock, Field};
 use crate::x86::vcpu::state::Activity;
 

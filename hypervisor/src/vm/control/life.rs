@@ -9,7 +9,7 @@ use memslots::{SlotError, SlotId};
 use paging::{Invalidation, Progress};
 
 use super::Answer;
-use super::moving::{Receiving, Sending};
+use super::migration::{Receiving, Sending};
 use super::refusal::{Refusal, check_log};
 use crate::stopping;
 use crate::vm::arch::Arch;

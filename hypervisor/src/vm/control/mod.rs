@@ -10,7 +10,7 @@
 
 mod cost;
 mod life;
-mod moving;
+mod migration;
 mod refusal;
 mod requests;
 mod runs;

@@ -4,8 +4,8 @@ use core::fmt;
 use hostlink::guests::GuestState;
 use hostlink::name::Name;
 use memslots::{Slot, SlotError};
-use transfer::Flaw;
-use transfer::channel::Broken;
+use migration::Flaw;
+use migration::channel::Broken;
 
 use crate::vm::arch::Arch;
 use crate::vm::dma::Devices;

@@ -1,10 +1,10 @@
 //! A stream in which one frame is wrong is refused by its name, and leaves nothing.
 
 use hostlink::guests::GuestState;
-use transfer::channel::Sizes;
-use transfer::frame::{Header, Kind};
+use migration::channel::Sizes;
+use migration::frame::{Header, Kind};
 
-use super::moving::{Side, board, states};
+use super::migration::{Side, board, states};
 use crate::vm::mock::processor::OFF;
 
 type Change = fn(&mut Header, &mut Vec<u8>);

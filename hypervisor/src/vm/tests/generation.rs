@@ -1,6 +1,6 @@
 //! A guest's generation id, from its beginning to its end.
 
-use super::moving::{Cut, carry};
+use super::migration::{Cut, carry};
 use crate::vm::generation::of_start;
 use crate::vm::mock::processor::Op::*;
 use crate::vm::mock::processor::{OFF, Op, create_several};

@@ -4,11 +4,11 @@ use baremetal::random::Random;
 use core::sync::atomic::Ordering;
 use hostlink::ctl::record::{self, Record};
 use hostlink::guests::{GONE, GuestState};
-use transfer::channel::Sizes;
-use transfer::frame::Kind;
+use migration::channel::Sizes;
+use migration::frame::Kind;
 
 use super::Op::*;
-use super::moving::{Cut, Side, board, board_with, carry, states};
+use super::migration::{Cut, Side, board, board_with, carry, states};
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::mock::processor::{MockArch, OFF, Op};
 

@@ -9,12 +9,12 @@ use alloc::vec::{self, Vec};
 use std::sync::{Arc, Mutex};
 
 use baremetal::random::Random;
-use transfer::channel::Sizes;
-use transfer::frame::{BODY_MAX, HEADER, Header, Kind};
+use migration::channel::Sizes;
+use migration::frame::{BODY_MAX, HEADER, Header, Kind};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Op::*;
-use super::moving::Side;
+use super::migration::Side;
 use crate::vm::mock::processor::{OFF, Op, create_several};
 use crate::vm::mock::{self, End};
 

@@ -10,7 +10,7 @@ mod histories;
 mod hostile_stream;
 mod interrupts;
 mod memory;
-pub(crate) mod moving;
+pub(crate) mod migration;
 mod random;
 mod requests;
 mod reset;

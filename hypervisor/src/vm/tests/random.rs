@@ -107,7 +107,7 @@ fn run(seed: u64) -> (u64, usize) {
     guests.extend(habits.iter().map(|(name, habit)| (guest(&mut random, name, cpus), &habit[..])));
     let board = create_several(cpus as usize, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
     board.zero_takes(random.below(1000));
-    super::moving::cut_all(board, seed);
+    super::migration::cut_all(board, seed);
 
     let mut time = 2 * MS;
     let mut requests = vec![(MS, "memory".to_owned())];

@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering;
 
 use super::Op::*;
-use super::moving;
+use super::migration;
 use crate::vm::mock::MockBoard as Board;
 use crate::vm::mock::processor::{MockArch, OFF, Op, create_several, notes_of};
 use hostlink::guests::GuestState;
@@ -97,7 +97,7 @@ fn u47_a_light_guest_that_resets_all_the_time_is_sent() {
         let board = several(1, &[(here, &[RESETS]), (there, &[RESETS]), (BUSY, &[WORKS])]);
         // A reset takes 67 ms, if its guest has the CPU.
         board.zero_takes(PAGE_TICKS);
-        moving::carry(board, moving::Cut::Never, 2);
+        migration::carry(board, migration::Cut::Never, 2);
         let send = format!("guest-send here 0x7 {way}");
         for (answer, took) in
             board.answer_each(seed, &asked(&[(20 * MS, &send), (20 * MS, "guest-receive there 0x9")]))

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use hostlink::guests::GuestState;
-use transfer::channel::Sizes;
-use transfer::frame::{Header, Kind};
+use migration::channel::Sizes;
+use migration::frame::{Header, Kind};
 
 use super::Op::*;
-use super::moving::Side;
+use super::migration::Side;
 use crate::stopping::PAUSE;
 use crate::vm::mock::processor::{OFF, Op, create_several};
 

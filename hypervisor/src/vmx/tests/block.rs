@@ -10,7 +10,7 @@ use crate::vmx::vmcs::{BLOCKING_BY_NMI, THRESHOLD, Vmcs};
 use crate::x86::CR0_PE;
 use crate::x86::vcpu::block::tests::requests;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered};
-use transfer::{Archive, Flaw};
+use migration::{Archive, Flaw};
 
 /// Of the primary controls: interrupt-window and NMI-window exiting, MOV-DR and PAUSE exiting.
 const AT_TIMES: u32 = 1 << 2 | 1 << 22 | 1 << 23 | 1 << 30;

@@ -1,7 +1,7 @@
 //! A guest sees the same processor wherever it goes: what CPUID answers is compared, feature by
 //! feature where it has names. Features that it has not seen are hidden from it.
 
-use transfer::{Archive, Flaw};
+use migration::{Archive, Flaw};
 
 use super::kept::{Features, Hidden, WORDS};
 use super::{View, answer};

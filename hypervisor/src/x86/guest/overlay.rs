@@ -9,8 +9,8 @@
 use alloc::vec;
 use alloc::vec::Vec;
 use memslots::{Gpa, GuestMemory};
+use migration::{Archive, Described, Flaw, described};
 use tlfs::msr;
-use transfer::{Archive, Described, Flaw, described};
 use zerocopy::IntoBytes;
 
 use crate::x86::hyperv::PageMove;

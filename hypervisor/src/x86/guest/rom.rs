@@ -2,7 +2,7 @@
 
 use hostlink::rom;
 use memslots::{Gpa, PhysAddr, Slot, SlotError, SlotFlags};
-use transfer::described;
+use migration::described;
 
 use crate::devices::pc::pci::rom_device::RomLen;
 use crate::owned::{Busy, Followed};

@@ -1,7 +1,7 @@
 //! What a guest's vCPUs share, as it is saved and moved.
 
 use core::sync::atomic::Ordering;
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 use super::Shared;
 use crate::devices::pc::apic_ids::ApicId;

@@ -22,7 +22,7 @@ use tlfs::cpuid::{
 };
 
 use super::hypercall::PROFILE;
-use transfer::described;
+use migration::described;
 
 /// The properties of the partition's platform. Constant for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

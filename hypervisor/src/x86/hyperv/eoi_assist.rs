@@ -15,7 +15,7 @@
 //! | bit clear: the guest has ended the interrupt | one interrupt in service, nothing pending: set the bit |
 //! | bit set: clear it, the guest will write the register | otherwise leave it clear |
 
-use transfer::described;
+use migration::described;
 
 /// The bit in the EOI assist field, the first 32-bit word of the assist page.
 pub const NO_EOI_REQUIRED: u32 = 1;

@@ -1,8 +1,8 @@
 //! The partition's reference time.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use migration::{Archive, Described, Flaw};
 use tlfs::msr::TscPage;
-use transfer::{Archive, Described, Flaw};
 
 use crate::devices::pc::lapic::told_rate;
 

@@ -2,7 +2,7 @@
 
 use baremetal::random::Random;
 use hostlink::architecture::Architecture;
-use transfer::{Archive, Flaw};
+use migration::{Archive, Flaw};
 
 use super::processor::{CODE, DATA, Guest, Kind, Tested, processor, with_guest};
 

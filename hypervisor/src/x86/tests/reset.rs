@@ -4,7 +4,7 @@
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use core::fmt;
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 use super::moved::{describe, enters, off};
 use super::processor::{Kind, Tested, board, processor};

@@ -1,8 +1,8 @@
 //! What a vCPU's control block offers, whatever its format: the VMCB of SVM, the VMCS of VMX.
 
 use alloc::boxed::Box;
+use migration::{Archive, Flaw};
 use stay::tagged::TranslationControls;
-use transfer::{Archive, Flaw};
 
 use super::checks::Conditions;
 use super::state::VcpuState;
@@ -219,7 +219,7 @@ pub trait ControlBlock: Sized + Send + 'static {
     ///
     /// # Errors
     ///
-    /// See [`Described::describe`](transfer::Described::describe).
+    /// See [`Described::describe`](migration::Described::describe).
     fn describe(&mut self, archive: &mut Archive<'_>) -> Result<(), Flaw>;
 
     /// Ends what [`prepare_iret`](Self::prepare_iret) began, if anything. To be called after each

@@ -5,7 +5,7 @@
 //! causes an exit that loads them, and the instruction is executed again. A vCPU whose breakpoints
 //! are enabled has them loaded on arrival. APM volume 2, sections 13.1.1 and 15.8.1.
 
-use transfer::{Archive, Described, Flaw, fields};
+use migration::{Archive, Described, Flaw, fields};
 
 use super::block::ControlBlock;
 use super::block::Field::Dr7;

@@ -6,7 +6,7 @@
 
 use alloc::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use core::ptr::NonNull;
-use transfer::{Archive, Flaw};
+use migration::{Archive, Flaw};
 
 use crate::x86::cpuid::kept::Hidden;
 use crate::x86::cpuid::{image_size, shown_components};

@@ -6,7 +6,7 @@
 //! requested, where timers are armed. The next entry, and the next arrival on a CPU, make them
 //! anew.
 
-use transfer::{Archive, Described, Flaw, described};
+use migration::{Archive, Described, Flaw, described};
 
 use super::block::{ControlBlock, Field, Segment, SegmentName};
 use super::event;

@@ -14,7 +14,7 @@ use crate::vm::arch::{Arch, Clock, State};
 use crate::vm::{VpIndex, mock};
 use baremetal::random::Random;
 use memslots::Gpa;
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 /// A vCPU with what is posted to it.
 pub(super) struct Moved {

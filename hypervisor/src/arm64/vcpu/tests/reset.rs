@@ -14,7 +14,7 @@ use crate::devices::virt::map;
 use crate::vm::arch::{Arch, State};
 use baremetal::random::Random;
 use memslots::Gpa;
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 const OPTIONAL: Features = Features::POINTER_KEYS
     .union(Features::ERRORS)

@@ -12,8 +12,8 @@
 mod tests;
 
 use crate::devices::wall_clock::NS;
+use migration::described;
 use time::{Date, Month, OffsetDateTime, Time};
-use transfer::described;
 
 /// The port that selects a byte; its bit 7 masks NMIs on a PC, and has no effect here.
 pub const INDEX: u16 = 0x70;

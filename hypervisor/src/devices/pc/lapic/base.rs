@@ -3,7 +3,7 @@
 
 use super::APIC_BASE_ADDRESS;
 use crate::devices::GeneralProtection;
-use transfer::described;
+use migration::described;
 
 /// The processor is the one that starts the others. Read-only: writes are ignored.
 const BSP: u64 = 1 << 8;

@@ -6,7 +6,7 @@ use crate::devices::GeneralProtection;
 use crate::devices::pc::apic_ids::ApicId;
 use crate::devices::pc::message::{BROADCAST, Destination, Message, MessageKind, Trigger};
 use bitfield_struct::bitfield;
-use transfer::described;
+use migration::described;
 
 /// The register (SDM vol. 3 figure 12-28, APM vol. 2 section 16.13).
 #[bitfield(u64)]

@@ -25,10 +25,10 @@ use super::apic_ids::ApicId;
 use super::message::{Address, Logical, Message, Trigger};
 use base::{Base, Interface};
 use icr::Icr;
+use migration::{Archive, Described, Flaw, fields};
 use page::PageRegisters;
 use registers::{LVT_BITS, SVR_WRITABLE};
 use timer::{Mode, Timer};
-use transfer::{Archive, Described, Flaw, fields};
 
 /// Address of the registers after reset.
 pub const APIC_BASE_ADDRESS: u64 = 0xfee0_0000;

@@ -6,7 +6,7 @@ use super::icr::Icr;
 use super::registers::{LVT_BITS, SVR_WRITABLE};
 use super::{ESR_ILLEGAL_REGISTER, Effect, LVT_TIMER_MODE, Lapic, TIMER, msr};
 use crate::devices::pc::message::Logical;
-use transfer::described;
+use migration::described;
 
 /// Registers that x2APIC mode lacks, by the MSR numbers that they would have.
 const ARBITRATION: u32 = 0x809;

@@ -1,7 +1,7 @@
 //! The local APIC's timer, computed from the TSC: it stores its deadline and never counts.
 
-use transfer::frame::is_same_rate;
-use transfer::{Archive, Described, Flaw, described};
+use migration::frame::is_same_rate;
+use migration::{Archive, Described, Flaw, described};
 
 /// The rates that the timer is computed with, in Hz. The guest is told the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

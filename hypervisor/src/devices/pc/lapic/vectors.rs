@@ -1,6 +1,6 @@
 //! Sets of interrupt vectors.
 
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 /// A set of the 256 interrupt vectors: the shape of IRR, ISR and TMR.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

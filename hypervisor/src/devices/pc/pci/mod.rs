@@ -15,8 +15,8 @@ use ::pci::Function;
 use alloc::vec::Vec;
 use core::ops::Range;
 use hostlink::rom::VENDOR_ID;
+use migration::{Archive, Described, Flaw, fields};
 use rom_device::{RomDevice, RomLen};
-use transfer::{Archive, Described, Flaw, fields};
 
 /// Port of the configuration address register. Only double-word accesses reach it: other widths
 /// belong to other devices at the ports, such as the reset register.

@@ -6,7 +6,7 @@
 
 use super::{CLASS, COMMAND, ID, WINDOW};
 use hostlink::rom::{self, DEVICE_ID, VENDOR_ID};
-use transfer::{Archive, Described, Flaw, fields};
+use migration::{Archive, Described, Flaw, fields};
 
 /// Index of the double words with the subsystem's ids and with the ROM's base address.
 const SUBSYSTEM: u8 = 0x2c / 4;

@@ -11,7 +11,7 @@
 #[cfg(test)]
 mod tests;
 
-use transfer::{Archive, Described, Flaw, described};
+use migration::{Archive, Described, Flaw, described};
 
 /// The first of the ports of the three counters.
 pub const COUNTERS: u16 = 0x40;

@@ -9,7 +9,7 @@ mod tests;
 
 use ::pci::Function;
 use alloc::vec::Vec;
-use transfer::described;
+use migration::described;
 
 use super::cmos::{self, Cmos};
 use super::ioapic::{self, IoApic, Messages};

@@ -1,7 +1,7 @@
 //! A set of INTIDs.
 
 use core::fmt;
-use transfer::described;
+use migration::described;
 
 /// A set of INTIDs from 0 to 255.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

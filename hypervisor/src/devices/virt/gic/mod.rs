@@ -47,7 +47,7 @@ pub use redistributor::{RedistributorRegister, locate, read_foreign, write_forei
 pub use sgi::{Sgi, SgiGroup};
 pub use view::{View, running_priority};
 
-use transfer::described;
+use migration::described;
 
 /// Private interrupts: SGIs 0 to 15, PPIs 16 to 31.
 pub const PRIVATE_COUNT: u8 = 32;

@@ -1,7 +1,7 @@
 //! The registers that the distributor and the redistributor's SGI frame have at the same offsets
 //! (IHI 0069H sections 12.8 and 12.10), and the configuration state behind them.
 
-use transfer::described;
+use migration::described;
 
 use super::{Bits, PRIORITY_MASK, SGI_COUNT};
 

@@ -11,9 +11,9 @@ use alloc::vec::Vec;
 use coherence::Space;
 use core::sync::atomic::{AtomicU64, Ordering};
 use memslots::{Gpa, MmioCache};
+use migration::{Archive, Described, Flaw};
 use stay::MMIO_PAGES;
 use std::collections::BTreeMap;
-use transfer::{Archive, Described, Flaw};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::vm) enum Activity {

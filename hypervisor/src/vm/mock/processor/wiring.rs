@@ -26,8 +26,8 @@ use hostlink::config::Config;
 use hostlink::counters::Counter;
 use memslots::space::LogWay;
 use memslots::{Gpa, SlotError};
+use migration::{Archive, Described, Flaw};
 use paging::{Amd64Nested, Invalidation, Level};
-use transfer::{Archive, Described, Flaw};
 
 /// The flusher: it uses kicks.
 struct Kicks<'a>(&'a Vm<MockArch>);

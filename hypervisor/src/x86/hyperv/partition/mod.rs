@@ -1,9 +1,9 @@
 //! Registers that all virtual processors of a partition share.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use migration::{Archive, Described, Flaw, described};
 use spin::Mutex;
 use tlfs::msr::{self, CrashControl, HypercallMsr, PageMsr};
-use transfer::{Archive, Described, Flaw, described};
 
 use super::cpuid::PartitionTraits;
 use super::crash;

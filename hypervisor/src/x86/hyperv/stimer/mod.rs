@@ -4,8 +4,8 @@
 //! a message cannot be enabled: its enable bit reads back as 0, as it does for source 0 on Hyper-V.
 //! The same holds for a timer with an invalid vector.
 
+use migration::{Archive, Described, Flaw, described, fields};
 use tlfs::msr::StimerConfig;
-use transfer::{Archive, Described, Flaw, described, fields};
 
 use super::msrs::GpFault;
 use super::time::ReferenceClock;

@@ -1,8 +1,8 @@
 //! Registers of one virtual processor, and access to all synthetic registers.
 
 use arrayvec::ArrayVec;
+use migration::described;
 use tlfs::msr::{self, PageMsr};
-use transfer::described;
 
 use super::eoi_assist::{ApicView, EoiAssist, Settled};
 use super::msrs::{GpFault, MsrEffect, MsrRead, PageMove, icr_to_x2apic};

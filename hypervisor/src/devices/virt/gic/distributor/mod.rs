@@ -8,7 +8,7 @@
 
 mod own_registers;
 
-use transfer::{Archive, Described, Flaw, described, fields};
+use migration::{Archive, Described, Flaw, described, fields};
 
 use super::registers::Setup;
 use super::{Affinity, Bits, Groups, INTIDS_MAX, PRIVATE_COUNT};

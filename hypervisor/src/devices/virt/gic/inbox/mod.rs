@@ -13,7 +13,7 @@
 //! its next entry takes the word again). An item that D and E take before its P costs one check
 //! that finds nothing. The models beside this module run it under loom.
 
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 use super::{Bits, Groups, Sgi, SgiGroup};
 use crate::sched::notify::Published;

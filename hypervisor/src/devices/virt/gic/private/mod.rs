@@ -4,7 +4,7 @@ mod lists;
 mod own_registers;
 mod progress;
 
-use transfer::{Archive, Described, Flaw, fields};
+use migration::{Archive, Described, Flaw, fields};
 
 use super::distributor::Claimed;
 use super::registers::Setup;

@@ -13,7 +13,7 @@
 //! (Release), whose partner is A: the next start is written after the vCPU has read its last. The
 //! models beside this module run it under loom.
 
-use transfer::{Archive, Described, Flaw};
+use migration::{Archive, Described, Flaw};
 
 use super::Status;
 use crate::sched::notify::Published;
