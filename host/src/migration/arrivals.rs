@@ -130,7 +130,7 @@ impl Arrivals {
         &mut self,
         have_gone: impl Fn() -> bool + 'static,
         take: impl Fn(Name, Way, &(dyn Fn() -> bool + Sync)) -> Result<()> + Clone + Send + 'static,
-    ) -> impl Fn() -> bool + 'static {
+    ) -> Box<dyn Fn() -> bool> {
         let has_failed = Arc::new(AtomicBool::new(false));
         for (guest, way) in self.guests.iter().cloned() {
             let (is_over, failed, take) = (Arc::clone(&self.is_over), Arc::clone(&has_failed), take.clone());
@@ -146,13 +146,13 @@ impl Arrivals {
         }
         let awaits = !self.listeners().is_empty();
         let (has_gone, since) = (Arc::clone(&self.has_gone), Cell::new(None));
-        move || {
+        Box::new(move || {
             let have_gone = !awaits && have_gone();
             since.set(since.get().filter(|_| have_gone).or(have_gone.then(Instant::now)));
             let is_over = since.get().is_some_and(|since: Instant| since.elapsed() > HEARD);
             has_gone.store(is_over, Ordering::Relaxed);
             is_over || has_failed.load(Ordering::Relaxed)
-        }
+        })
     }
 
     /// The machine has ended. An error is why it had to.
@@ -223,6 +223,9 @@ mod tests {
     use super::super::tests::machines::{address, secret, until};
     use super::*;
 
+    /// Whatever began before has been for longer than [`HEARD`] then.
+    const PAST: Duration = Duration::from_millis(10);
+
     /// Guests that are restored, and one that is awaited at this address.
     fn arrivals(restored: usize, awaited: Option<&Path>) -> Arrivals {
         let description = Described::made_up(b"a kernel", "").description;
@@ -236,32 +239,38 @@ mod tests {
     fn a_machine_ends_when_its_last_guest_has_gone_for_long_enough_and_none_is_awaited() {
         let directory = tempfile::tempdir().expect("makes");
         let path = directory.path().join("socket");
-        for awaited in [None, Some(&*path)] {
-            let have_gone = Arc::new(AtomicBool::new(true));
-            let (mut all, gone) = (arrivals(1, awaited), Arc::clone(&have_gone));
-            let ends = all.start(
-                move || gone.load(Ordering::Relaxed),
-                |_, _, is_over| {
-                    while !is_over() {
-                        thread::yield_now();
-                    }
-                    bail!("the machine has ended")
-                },
-            );
-            assert!(!ends(), "whoever sent the guest has not heard so yet");
-            have_gone.store(false, Ordering::Relaxed);
-            assert!(!ends());
-            have_gone.store(true, Ordering::Relaxed);
-            let since = Instant::now();
-            if awaited.is_none() {
-                until("it ends", || ends().then_some(()));
-                assert!(since.elapsed() > HEARD && all.has_gone.load(Ordering::Relaxed));
-            } else {
-                thread::sleep(HEARD);
-                assert!(!ends() && !all.has_gone.load(Ordering::Relaxed), "another may come");
-            }
+        let mut machines: Vec<_> = [(None, true), (None, false), (Some(&*path), true)]
+            .map(|(awaited, have_gone)| {
+                let mut all = arrivals(1, awaited);
+                let ends = all.start(
+                    move || have_gone,
+                    |_, _, is_over| {
+                        while !is_over() {
+                            thread::yield_now();
+                        }
+                        bail!("the machine has ended")
+                    },
+                );
+                (all, ends)
+            })
+            .into();
+        let since = Instant::now();
+        assert!(machines.iter().all(|(_, ends)| !ends()), "whoever sent the guest has not heard so yet");
+        until("it ends", || machines[0].1().then_some(()));
+        assert!(since.elapsed() > HEARD);
+        thread::sleep(PAST);
+        assert!(!machines[1].1() && !machines[2].1(), "it is there, and another may come");
+        for (is_gone, (all, _)) in [true, false, false].into_iter().zip(machines.drain(..)) {
+            assert_eq!(all.has_gone.load(Ordering::Relaxed), is_gone);
             all.finish().expect("what fails when the machine has ended is no failure");
         }
+    }
+
+    #[test]
+    fn an_address_is_shown_as_it_is_written() {
+        let incoming = Some(address(Path::new("/a/b")));
+        let shown = Arrival { incoming, ..Arrival::default() }.incoming();
+        assert_eq!(shown.as_deref(), Some("unix:/a/b"));
     }
 
     #[test]

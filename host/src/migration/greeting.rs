@@ -117,10 +117,14 @@ mod tests {
         // However slow the test is.
         all.state().told = Some(Instant::now() + Duration::from_secs(3600));
         assert_eq!([failed(false), failed(false)], [None, None]);
+        assert_eq!(all.state().failed, 2, "they are counted");
         assert_eq!(failed(true).as_deref(), Some("a guest did not arrive: why"));
-        all.state().told = Instant::now().checked_sub(QUIET);
-        let with_others = "a connection has not shown the secret, and 2 before it: why";
-        assert_eq!(failed(false).as_deref(), Some(with_others));
+        for before in [2, 1] {
+            all.state().failed = before;
+            all.state().told = Instant::now().checked_sub(QUIET);
+            let with_others = format!("a connection has not shown the secret, and {before} before it: why");
+            assert_eq!(failed(false), Some(with_others));
+        }
         all.state().told = Instant::now().checked_sub(QUIET);
         assert_eq!(failed(false).as_deref(), Some(alone));
         assert!(all.state().waiting.is_empty(), "each has left");

@@ -153,13 +153,14 @@ mod tests {
         // The counter's ticks are nanoseconds, and it was read 30 of them ago or somewhat longer.
         other.end.show_clock(1030);
         other.say(&Frame::new(Kind::Clock, 0, clock.as_bytes()));
-        let (before, mut sent) = (now_ns(), Vec::new());
-        Outflow::new(&manner, 0, 1_000_000_000)
-            .step(&mut talk, |block| {
-                sent.extend(Frame::of_block(block)?);
-                Ok(())
-            })
-            .expect("makes sense");
+        let (before, mut sent, mut bytes) = (now_ns(), Vec::new(), 0);
+        let mut out = Outflow::new(&manner, 0, 1_000_000_000);
+        let stepped = out.step(&mut talk, |block| {
+            bytes += block.len() as u64;
+            sent.extend(Frame::of_block(block)?);
+            Ok(())
+        });
+        assert_eq!((stepped.expect("makes sense"), out.bytes), (Event::Moved, bytes));
         let there = Clock::read_from_bytes(sent[0].content()).expect("is one");
         assert!((before..=now_ns()).contains(&(there.at + 30)), "{there:?}");
         assert_eq!((there.ticks, there.wall_ns), (7, 9));
