@@ -43,3 +43,26 @@ pub(crate) fn in_vain(
     ensure!(!moved.away, "the guest has gone, though nobody took it");
     Ok(moved)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::machines::LONG;
+    use super::super::tests::world::World;
+    use super::*;
+    use hostlink::guests::GuestState::Running;
+
+    #[test]
+    fn a_guest_that_is_sent_in_vain_stays_and_each_round_is_seen_once() {
+        let world = World::new(LONG);
+        for (stops, rounds) in [(false, [0, 1, 2]), (true, [0, 1, 2])] {
+            let mut seen = Vec::new();
+            let observe = |round| {
+                seen.push(round);
+                Ok(())
+            };
+            let moved = in_vain(&world.sides[0].origin, 2, stops, observe).expect("is cancelled");
+            assert_eq!((moved.away, &seen[..]), (false, &rounds[..]), "{stops}");
+            world.sides[0].until_it_is(Running);
+        }
+    }
+}

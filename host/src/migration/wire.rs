@@ -215,17 +215,22 @@ impl Link {
     }
 
     pub(super) fn hear<T: for<'d> Deserialize<'d>>(&mut self, within: Duration) -> Result<T> {
-        let block = loop {
+        let block = self.hear_block(within)?;
+        serde_json::from_slice(&block).context("the other side is not a Quell of this version")
+    }
+
+    /// The first block, which somebody with the secret has said.
+    pub(super) fn hear_block(&mut self, within: Duration) -> Result<Vec<u8>> {
+        loop {
             let block = self.receive(within);
             let block =
                 block.context("the first block is not as expected: have both sides the same secret?")?;
             ensure!(self.signals.caught().is_none() || block.is_some(), "ended by a signal");
             let block = block.context("the other side says nothing")?;
             if !block.is_empty() {
-                break block;
+                return Ok(block);
             }
-        };
-        serde_json::from_slice(&block).context("the other side is not a Quell of this version")
+        }
     }
 }
 

@@ -1,11 +1,11 @@
 //! Guests that move while whatever is between the two machines breaks, or lies.
 
 use super::super::outflow::Manner;
+use super::super::place::Listener;
 use super::super::source::{InDoubt, Moved, migrate, target_is_gone};
 use super::super::target::receive;
-use super::super::vain::in_vain;
-use super::super::wire::Secret;
-use super::machines::{LONG, address, until};
+use super::super::wire::{Link, Secret, Side};
+use super::machines::{LONG, address, secret, until};
 use super::way::{At, BACK, Leads, THERE};
 use super::world::World;
 use crate::prelude::*;
@@ -49,21 +49,6 @@ fn a_guest_that_moves_is_there_and_comes_back() {
         let arrived = told.iter().filter(|what| what.starts_with("the guest has arrived"));
         (arrived.count() == 2).then_some(())
     });
-}
-
-#[test]
-fn a_guest_that_is_sent_in_vain_stays_and_each_round_is_seen_once() {
-    let world = World::new(LONG);
-    for (stops, rounds) in [(false, [0, 1, 2]), (true, [0, 1, 2])] {
-        let mut seen = Vec::new();
-        let observe = |round| {
-            seen.push(round);
-            Ok(())
-        };
-        let moved = in_vain(&world.sides[0].origin, 2, stops, observe).expect("is cancelled");
-        assert_eq!((moved.away, &seen[..]), (false, &rounds[..]), "{stops}");
-        world.sides[0].until_it_is(Running);
-    }
 }
 
 /// A guest that was given away, when the way to the target broke.
@@ -244,6 +229,26 @@ fn a_second_command_about_a_guest_hears_signals_while_it_waits() {
     // What the second one had asked for has ended with it.
     let third = world.migrate(0);
     assert_eq!(world.check(0, &third, "a third one"), Some(1));
+}
+
+#[test]
+fn m2_a_machine_whose_answer_nobody_understands_is_not_gone() {
+    let world = in_doubt(At::Runs, NOWHERE);
+    let path = world.ways[1].path.with_extension("other");
+    let listener = Listener::bind(&address(&path)).expect("binds");
+    world.ways[1].set(Leads::To(path));
+    let gone = thread::scope(|scope| {
+        scope.spawn(|| {
+            let stream = listener.accept(|| false).expect("listens").expect("somebody asks");
+            let greeted = Link::greet(stream, &secret(), Side::Target, &Signals::default(), LONG);
+            let mut link = greeted.expect("has the secret");
+            link.hear_block(LONG).expect("asks");
+            link.send(b"of another version").expect("is sent");
+        });
+        is_gone(&world, true)
+    });
+    assert!(said(&gone).contains("is not gone: a machine of another version"), "{}", said(&gone));
+    assert_eq!(world.states("nothing was decided"), [Given, Running]);
 }
 
 /// What happens to a command, drawn from a seed.

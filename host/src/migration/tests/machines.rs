@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(super) const HZ: u64 = 1_000_000_000;
 const MEMORY: u64 = 24 << 20;
 /// All that a test waits for comes long before.
-pub(super) const LONG: Duration = Duration::from_secs(60);
+pub(in super::super) const LONG: Duration = Duration::from_secs(60);
 
 pub(in super::super) fn secret() -> Secret {
     Secret::made_up(b"nobody else knows this")
@@ -43,9 +43,9 @@ pub(in super::super) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>
 }
 
 /// A machine with one guest, or room for it, which takes guests at `path`.
-pub(super) struct Side {
+pub(in super::super) struct Side {
     pub(super) path: PathBuf,
-    pub(super) origin: Origin,
+    pub(in super::super) origin: Origin,
     /// What its tool has said.
     pub(super) said: Arc<Mutex<Vec<String>>>,
     machine: Option<live::Machine>,
@@ -112,7 +112,7 @@ impl Side {
         self.machine.as_ref().expect("it has not ended").state(0)
     }
 
-    pub(super) fn until_it_is(&self, state: GuestState) {
+    pub(in super::super) fn until_it_is(&self, state: GuestState) {
         until(&format!("it is {state} at {}", self.path.display()), || (self.state() == state).then_some(()));
     }
 

@@ -6,4 +6,4 @@ pub(super) mod machines;
 pub(super) mod port;
 mod way;
 mod wire;
-mod world;
+pub(super) mod world;

@@ -13,8 +13,8 @@ use hostlink::guests::GuestState::{self, Empty, Given, Running};
 pub(super) const WANTED: Wanted =
     Wanted { downtime: Duration::from_secs(1), rounds: 3, throttle: false, at_any_cost: true };
 
-pub(super) struct World {
-    pub(super) sides: [Side; 2],
+pub(in super::super) struct World {
+    pub(in super::super) sides: [Side; 2],
     /// The way to each side.
     pub(super) ways: [Way; 2],
     pub(super) foreign: Side,
@@ -25,7 +25,7 @@ pub(super) struct World {
 
 impl World {
     /// The guest is at the first one. Everybody has this patience.
-    pub(super) fn new(patience: Duration) -> Self {
+    pub(in super::super) fn new(patience: Duration) -> Self {
         let directory = tempfile::tempdir().expect("makes");
         let side = |name, has_guest| Side::start(directory.path(), name, has_guest, patience);
         let sides = [side("a", true), side("b", false)];

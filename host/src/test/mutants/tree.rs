@@ -333,6 +333,8 @@ fn remove_others(directory: &Path, is_kept: &impl Fn(&Path) -> bool) -> Result<(
         let path = entry?.path();
         if path.is_dir() {
             remove_others(&path, is_kept)?;
+            // Cargo takes what is left of a package for one.
+            let _it_may_have_files = fs::remove_dir(&path);
         } else if !is_kept(&path) {
             fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
