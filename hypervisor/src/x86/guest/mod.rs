@@ -1,4 +1,4 @@
-//! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
+//! The shared state of a guest's vCPUs on x86-64: the Hyper-V partition, devices, the cost of
 //! flushes.
 
 pub mod deliver;

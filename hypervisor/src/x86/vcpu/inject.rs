@@ -151,8 +151,8 @@ impl<B: ControlBlock> VcpuState<B> {
         }
     }
 
-    /// Whether the VMCB requests an exit when an event can be delivered, or has another task
-    /// priority than the local APIC.
+    /// Whether the control block requests an exit when an event can be delivered, or has another
+    /// task priority than the local APIC.
     #[inline]
     fn is_window_arranged(&self) -> bool {
         !self.block.is_quiet(self.priority())
