@@ -148,8 +148,7 @@ impl<'a> Window<'a> {
             done += size_of_val(&words);
         }
         (done..self.len).all(|at| {
-            // SAFETY: `at` is below the window's length; the window is mapped and only accessed by
-            // atomics.
+            // SAFETY: `at` is in the window, which is mapped and only accessed by atomics.
             unsafe { AtomicU8::from_ptr(self.start.add(at)) }.load(Relaxed) == 0
         })
     }

@@ -68,8 +68,7 @@ impl<V: 'static> vm::PerCpu<On<V>> {
         }
         // Pairs with `create`.
         let block = BLOCKS.load(Ordering::Acquire) + u64::from(index) * BLOCK_SIZE;
-        // SAFETY: `create` initialised the data of each block before it raised the count, and
-        // blocks are never freed. What is in them may be shared: `PerCpu` is `Sync`.
+        // SAFETY: as in `current`: `create` initialised it before it raised the count.
         Some(unsafe { &*data_of(block) })
     }
 

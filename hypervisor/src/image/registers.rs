@@ -16,9 +16,8 @@ pub(crate) unsafe trait MappedBus: ConfigSpace + Sync {}
 
 impl<T: MappedBus> Bus for T {
     fn load(&self, address: u64, size: u8) -> u64 {
-        // SAFETY: `MappedBus` promises that the registers which the hypervisor accesses are mapped
-        // uncached, and `owned` names no others. They are a guest's function's: what reading them
-        // does concerns that function.
+        // SAFETY: `MappedBus` promises that the registers are mapped uncached; what reading them
+        // does concerns the guest's function alone.
         unsafe { load(address, size) }
     }
 

@@ -131,8 +131,7 @@ struct Ring<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-// SAFETY: the counts are atomics. The data may be used by any thread that has this end: the counts
-// say which bytes of it belong to this end and which to the other one.
+// SAFETY: the counts are atomics, and say which bytes of the data this end alone uses.
 unsafe impl Send for Ring<'_> {}
 
 impl<'a> End<'a> {
@@ -194,8 +193,7 @@ impl<'a> End<'a> {
             return Err(Broken);
         }
         for (at, len) in self.writes.pieces(put.wrapping_add(ahead as u64), len) {
-            // SAFETY: the piece is inside the data. Its bytes are free, so until they are published
-            // this end alone uses them, and `&mut self` lets nobody else write.
+            // SAFETY: inside the data; until they are published, this end alone uses free bytes.
             fill(unsafe { core::slice::from_raw_parts_mut(self.writes.data.add(at), len) });
         }
         Ok(())
@@ -241,8 +239,7 @@ impl<'a> End<'a> {
             return Err(Broken);
         }
         for (at, len) in self.reads.pieces(taken.wrapping_add(ahead as u64), len) {
-            // SAFETY: the piece is inside the data. Its bytes are filled, and the writer leaves
-            // them alone until they are taken, which needs `&mut self`.
+            // SAFETY: inside the data; the writer leaves filled bytes alone until they are taken.
             see(unsafe { core::slice::from_raw_parts(self.reads.data.add(at), len) });
         }
         Ok(())
@@ -281,8 +278,7 @@ impl Ring<'_> {
 /// As of [`End::of_hypervisor`].
 unsafe fn rings<'a>(at: *mut u8, sizes: Sizes) -> (&'a Head, Ring<'a>, Ring<'a>) {
     debug_assert!(sizes.to_tool.is_power_of_two() && sizes.to_hypervisor.is_power_of_two());
-    // SAFETY: the caller vouches that it is aligned and mapped, and zero at first; it has atomics
-    // only.
+    // SAFETY: the caller vouches that it is aligned, mapped and zeroed; it consists of atomics.
     let head: &'a Head = unsafe { &*at.cast::<Head>() };
     // SAFETY: both are inside the `sizes.total()` bytes that the caller vouches for.
     let (out, back) = unsafe { (at.add(DATA as usize), at.add((DATA + sizes.to_tool) as usize)) };
