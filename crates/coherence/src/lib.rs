@@ -35,7 +35,7 @@
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
 //! supplies the machine through [`Hardware`]. On AMD64 and Intel 64, [`asid`] allocates the tags.
 #![no_std]
-// Only the declarations of an unsafe function and an unsafe trait are allowed: they make callers
+// Only declarations are allowed (a function, two traits, an impl for no devices): they make callers
 // vouch for conditions that the crate cannot check.
 #![deny(unsafe_code)]
 
