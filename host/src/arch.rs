@@ -8,7 +8,7 @@ use hostlink::architecture::Architecture;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ValueEnum)]
 pub(crate) enum Arch {
-    /// AMD64 with SVM
+    /// AMD64 with SVM; in Bochs also Intel 64 with VMX (`--model`)
     #[value(name = "x86_64", alias = "amd64")]
     X86_64,
     /// Arm64 with EL2

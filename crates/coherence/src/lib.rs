@@ -13,7 +13,7 @@
 //!
 //! | you write | begin with |
 //! |---|---|
-//! | a hypervisor for AMD64 or Intel 64 | [`issue`], [`Owner`]; AMD64's address space tags: [`asid`] |
+//! | a hypervisor for AMD64 or Intel 64 | [`issue`], [`Owner`]; ASIDs and VPIDs: [`asid`] |
 //! | a hypervisor for Arm64, where the hardware broadcasts invalidations | [`tlbi`]: operands and sequences; [`fn@broadcast`]: translations that software is using; [`vmid`]: tags |
 //! | a kernel, whose targets are CPUs that use its address spaces | [`shootdown`] |
 //!
@@ -33,9 +33,9 @@
 //! holds each; `docs/pitfalls.md` lists the mistakes (O1 and so on).
 //!
 //! The crate neither allocates nor contains unsafe code. It supplies the protocol; the caller
-//! supplies the machine through [`Hardware`] and, on AMD64, the address space tags of [`asid`].
+//! supplies the machine through [`Hardware`]. On AMD64 and Intel 64, [`asid`] allocates the tags.
 #![no_std]
-// Only the declarations of an unsafe function and an unsafe trait are allowed: they make callers
+// Only declarations are allowed (a function, two traits, an impl for no devices): they make callers
 // vouch for conditions that the crate cannot check.
 #![deny(unsafe_code)]
 

@@ -39,10 +39,11 @@ use crate::{CpuId, word};
 /// C and P change the same word by read-modify-write, so one of them happens first and the other
 /// sees it: there is no store-then-load on either side and no fence to forget (O3, O5). The last
 /// step is outside the language: Q is one VMRUN instruction, which applies `TLB_CONTROL` before the
-/// first guest access, and on AMD64 the locked instruction of K drains the store buffer.
+/// first guest access (with VMX, INVVPID and INVEPT do that between N and P); the locked
+/// instruction of K drains the store buffer.
 ///
-/// Interrupts must be held off (GIF clear) from before P to VMRUN. A kick that arrives in between
-/// stays pending and ends guest mode at once; if it were taken before VMRUN, it would be lost.
+/// Interrupts must be held off (by GIF, with VMX by IF) from before P to the entry. A kick that
+/// arrives in between stays pending and ends guest mode at once; taken earlier, it would be lost.
 #[repr(align(64))]
 pub struct Target {
     /// See [`word`]. `AcqRel` on every change: each pairs with every other.

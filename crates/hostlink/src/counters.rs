@@ -121,13 +121,13 @@ impl Counter {
 }
 
 counters! {
-    /// Exits for CPUID (AMD64).
+    /// Exits for CPUID (x86-64).
     ExitCpuid = "exit.cpuid",
     /// Exits for waiting for an interrupt: HLT, WFI.
     ExitWait = "exit.wait",
     /// Exits for spinning: PAUSE, WFE.
     ExitPause = "exit.pause",
-    /// Exits for port I/O (AMD64).
+    /// Exits for port I/O (x86-64).
     ExitIo = "exit.io",
     /// Exits for reads of system registers: RDMSR, MRS.
     ExitRegisterRead = "exit.register.read",
@@ -139,13 +139,13 @@ counters! {
     ExitNested = "exit.nested",
     /// Exits for a physical interrupt or NMI.
     ExitInterrupt = "exit.interrupt",
-    /// Exits because the guest became ready to take an interrupt (AMD64).
+    /// Exits because the guest became ready to take an interrupt (x86-64).
     ExitWindow = "exit.window",
-    /// Exits for control register writes, XSETBV and the like (AMD64).
+    /// Exits for control register writes, XSETBV and the like (x86-64).
     ExitControl = "exit.control",
     /// All other exits.
     ExitOther = "exit.other",
-    /// Interrupts delivered into the guest (AMD64).
+    /// Interrupts delivered into the guest (x86-64).
     IrqInjected = "irq.injected",
     /// IPIs that the guest sent through its APIC, one per target.
     IrqIpi = "irq.ipi",

@@ -6,8 +6,9 @@ use crate::architecture::Architectures;
 macro_rules! defects {
     ($($(#[$doc:meta])* $variant:ident $name:literal $architectures:ident,)*) => {
         /// An injected defect: in serving flush hypercalls or in how vCPUs carry out a flush
-        /// (AMD64), in TLB maintenance for stage 2 (Arm), in how CPUs are started, or in how a
-        /// guest gets its memory. Those with a name of `stay::Mistake` are such.
+        /// (x86-64), in TLB maintenance for stage 2 (Arm), in what IOMMUs are told, in how CPUs are
+        /// started, or in how a guest gets its memory. Those with a name of `stay::Mistake` are
+        /// such.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Defect {
             $($(#[$doc])* $variant,)*
@@ -76,10 +77,10 @@ defects! {
     Stage2NoIshst "stage2-no-ishst" ARM,
     /// Nothing is dropped where a vCPU arrives on a CPU (Arm).
     NoArrivalFlush "no-arrival-flush" ARM,
-    /// The second CPU reports that it is ready after it has been given up; on AMD64 the third is
+    /// The second CPU reports that it is ready after it has been given up; on x86-64 the third is
     /// started after the second has been given up.
     LateCpu "late-cpu" ALL,
-    /// A flush of a vCPU's whole tag is taken, but nothing is dropped (AMD64).
+    /// A flush of a vCPU's whole tag is taken, but nothing is dropped (x86-64).
     DebtForgotten "debt-forgotten" X86,
     /// A guest's memory is not zeroed before its files are put into it.
     MemoryHandedOn "memory-handed-on" ALL,

@@ -1,12 +1,13 @@
-//! An abstract machine on which the real `paging`, `memslots`, `coherence` and `tlfs` run against
-//! adversarial hardware.
+//! An abstract machine on which the real `stay`, `paging`, `memslots`, `coherence`, `iommu` and
+//! `tlfs` run against adversarial hardware.
+//!
 //! Real processors, and QEMU even more so, flush more than they must, so code that forgets a flush
 //! may work on them for years. The processors of this machine keep whatever the manual lets them
-//! keep, and use it at the worst moment. A program defines the operations of
-//! guests and the host. A seed determines how they interleave and how the processors behave. An
-//! oracle checks each access, when it happens, against the guarantees. A failing program is
-//! shortened ([`explore`](explore::explore)) and printed with its seed and the last events. For
-//! tests only: nothing of this is linked into the hypervisor.
+//! keep, and use it at the worst moment. A program defines the operations of guests and the host. A
+//! seed determines how they interleave and how the processors behave. An oracle checks each access,
+//! when it happens, against the guarantees. A failing program is shortened
+//! ([`explore`](explore::explore)) and printed with its seed and the last events. This is for tests
+//! only: nothing of it is linked into the hypervisor.
 //!
 //! # How it works
 //!
@@ -17,7 +18,7 @@
 //!   processor can use any translation and any walk cache entry that was valid at some time since
 //!   the last flush that covers it, in any combination, and a run costs some microseconds per
 //!   operation.
-//! * **Guests come and go.** Up to three share the CPUs and a few tags: ASIDs, or VMIDs of 2 bits.
+//! * **Guests come and go.** Up to three share the CPUs and a few tags: ASIDs, VPIDs, or VMIDs.
 //!   A host may destroy its guest at any time and create another one in its place, which gets new
 //!   tags, and often the same memory and the same tables. A vCPU may be removed, and another one
 //!   added in its place.
@@ -45,7 +46,7 @@
 //!   names. The IOMMU is an actor that reads a real `iommu::Queue`, and executes its commands as
 //!   late, and in any order, as AMD-Vi allows, or on Arm64 an SMMU. So are the devices. Those
 //!   behind an SMMU translate by a mirror of the slots, which is filled and follows at any time.
-//! * **The driver** connects the crates as the hypervisor does: entry loop with ASIDs, nested
+//! * **The driver** connects the crates as the hypervisor does: entry loop by `stay`, nested
 //!   faults by `memslots::space::GuestSpace` in translation sections, slot updates and dirty logs
 //!   as its jobs, hypercalls from `tlfs::encode` through `tlfs::decode` to `coherence`. It can be
 //!   told to make [mistakes](bug::Bug), each of which must be detected.

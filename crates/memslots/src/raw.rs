@@ -126,7 +126,7 @@ impl<'a> Window<'a> {
             return false;
         }
         pattern.word.to_le_bytes().iter().take(pattern.len).enumerate().all(|(index, &byte)| {
-            // SAFETY: `offset + index` is below the window's length, which is mapped and only
+            // SAFETY: `offset + index` is below the window's length; the window is mapped and only
             // accessed by atomics.
             unsafe { AtomicU8::from_ptr(self.start.add(offset + index)) }.load(Relaxed) == byte
         })
@@ -137,7 +137,7 @@ impl<'a> Window<'a> {
         let mut done = 0;
         let mut words = [[0; WORD]; TURN];
         while self.len - done >= size_of_val(&words) {
-            // SAFETY: so much is left.
+            // SAFETY: `done` is at most the window's length.
             let rest = Self { start: unsafe { self.start.add(done) }, len: self.len - done, ..*self };
             if !rest.read_words(&mut words) {
                 break;
@@ -148,7 +148,7 @@ impl<'a> Window<'a> {
             done += size_of_val(&words);
         }
         (done..self.len).all(|at| {
-            // SAFETY: below the window's length, which is mapped and only accessed by atomics.
+            // SAFETY: `at` is in the window, which is mapped and only accessed by atomics.
             unsafe { AtomicU8::from_ptr(self.start.add(at)) }.load(Relaxed) == 0
         })
     }
@@ -205,7 +205,7 @@ impl<'a> Window<'a> {
                 // SAFETY: as in `write_words`.
                 *word = unsafe { AtomicU64::from_ptr(at.add(index)) }.load(Relaxed);
             }
-            // SAFETY: at most the end of what was read.
+            // SAFETY: at most the end of what was read, which is in the window.
             at = unsafe { at.add(TURN) };
         }
         size_of_val(turns)
@@ -229,7 +229,7 @@ impl<'a> Window<'a> {
                 // which is no longer; the window is mapped and only accessed by atomics.
                 unsafe { AtomicU64::from_ptr(at.add(index)) }.store(*word, Relaxed);
             }
-            // SAFETY: at most the end of the written part.
+            // SAFETY: at most the end of the written part, which is in the window.
             at = unsafe { at.add(TURN) };
         }
         size_of_val(turns)

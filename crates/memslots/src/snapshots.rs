@@ -75,7 +75,7 @@ impl<T: Clone> Snapshots<T> {
         let current = index_of(self.state.load(Relaxed));
         let mut draft = Draft { snapshots: self, index: 1 - current };
         self.copies[current].with(|value| {
-            // SAFETY: no writer changes the current copy.
+            // SAFETY: the current copy is only read: the one writer changes the other copy.
             draft.edit(|copy| copy.clone_from(unsafe { &*value }));
         });
         draft

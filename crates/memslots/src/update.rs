@@ -38,9 +38,9 @@ impl<'a, const SPACES: usize> Update<'a, SPACES> {
         let draft = self.drafts.get_mut(space.index()).ok_or(SlotError::UnknownSpace)?;
         let snapshots = self.memslots.spaces.get(space.index()).ok_or(SlotError::UnknownSpace)?;
         let draft = draft.get_or_insert_with(|| {
-            // SAFETY: the mark is the lock. It is removed only when an update is dropped
-            // unpublished, which has dropped its drafts, or has drained and is finished; and a
-            // space gets one draft.
+            // SAFETY: the mark "in progress" of the generation is the lock: one update has it at a
+            // time. It is removed only when the update is dropped unpublished, with its drafts, or
+            // has drained and is finished; and each space gets one draft.
             unsafe { snapshots.begin() }
         });
         Ok(Edit { draft, physical_bits: self.memslots.physical_bits() })

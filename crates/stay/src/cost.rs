@@ -11,10 +11,9 @@
 //! ```
 //!
 //! and never more than half of what one step may take. Both costs are [measured](Cost::measure)
-//! when the hypervisor starts, on the machine that it runs on. The limit applies to both
-//! architectures: on AMD64 to the ranges that a guest requests
-//! ([`tagged::plan()`](crate::tagged::plan()), [`tagged::obey`](crate::tagged::obey)), and on Arm64
-//! to
+//! when the hypervisor starts, on the machine that it runs on. The limit applies to all
+//! architectures: on AMD64 and Intel 64 to the ranges that a guest requests
+//! ([`tagged::plan()`](crate::tagged::plan()), [`tagged::obey`](crate::tagged::obey)), on Arm64 to
 //! the translations that a change of stage 2 makes stale ([`limits`](Cost::limits)).
 
 use core::fmt;

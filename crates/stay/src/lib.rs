@@ -8,10 +8,10 @@
 //! Quell on bare metal, and in `quell-machine`, whose processors use every freedom that an
 //! architecture gives them and whose oracle knows the guarantees.
 //!
-//! | step | [`tagged`]: AMD64 | [`broadcast`]: Arm64 |
+//! | step | [`tagged`]: AMD64, Intel 64 | [`broadcast`]: Arm64 |
 //! |---|---|---|
 //! | a vCPU arrives at a processor | by its tag: `coherence::asid`; [`tagged::two_flushes`] on VMX | [`broadcast::CpuStage2::arrive`] |
-//! | a processor lets go of a machine's tables | at each exit | [`broadcast::leave_address_space`] |
+//! | a processor lets go of a machine's tables | at each exit; on VMX [`tagged::two_flushes::Roots::let_go`] | [`broadcast::leave_address_space`] |
 //! | entry, which may be called off | [`tagged::enter`] | [`broadcast::enter_address_space`], [`broadcast::enter`] |
 //! | take a requested flush | [`tagged::take_flush`] | [`broadcast::take_flush`] |
 //! | a section in which software uses translations | [`in_section`] | [`in_section`] |

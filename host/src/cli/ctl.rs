@@ -52,8 +52,7 @@ pub(crate) enum CtlCommand {
     Log(LogCommand),
     /// Create, start, pause, resume, wake, reset, save, migrate or destroy a guest
     ///
-    /// Example: ./quell ctl guest pause web. docs/migration.md tells about guests that are saved and
-    /// migrated.
+    /// Example: ./quell ctl guest pause web. docs/migration.md describes saving and migrating guests.
     #[command(subcommand)]
     Guest(GuestCommand),
     /// Show how much memory is free
@@ -90,7 +89,7 @@ pub(crate) enum GuestCommand {
     /// Move a guest to another machine, which `./quell run --incoming ADDRESS` has started
     ///
     /// The guest runs while it is sent, and stands still for the last of it. Whatever fails, it
-    /// runs on exactly one of both machines. Ctrl-C cancels: it runs on here. Exit status: 1 if it
+    /// never runs on both machines. Ctrl-C cancels: it runs on here. Exit status: 1 if it
     /// was not moved, and runs on here; 3 if it was given away and nobody answers who knows what
     /// came of it: then it stands still, and the same command finds out.
     Migrate(MigrateArgs),

@@ -60,9 +60,9 @@ pub(crate) struct ReleaseArgs {
 /// Make a disk with Debian: systemd, apt, fio, iperf3, and the guests' kernel
 ///
 /// The disk is a raw file that boots: with `./quell run --disk`, or by EFI firmware on any machine
-/// of its architecture. Log in on the serial console as root. The
-/// packages are fetched from Debian, unpacked without root's rights, and configure themselves in a
-/// first boot under QEMU, which takes some minutes. A disk that is there already and current is
+/// of its architecture. Log in on the serial console as root. The packages are fetched from Debian,
+/// unpacked without root's rights, and configure themselves in a first boot under QEMU, which takes
+/// some minutes. A disk that is there already and current is
 /// left as it is. docs/debian.md says more.
 #[derive(Debug, Args)]
 pub(crate) struct ImageDebianArgs {

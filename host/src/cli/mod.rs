@@ -21,10 +21,10 @@ use hostlink::defect::Defect;
 
 /// Quell, a small type-1 hypervisor built around TLB coherence.
 ///
-/// It runs stock Linux guests on an emulated AMD64 or Arm64 machine (QEMU, no hardware
-/// virtualisation needed). On AMD64 it lets them flush remote TLBs by Hyper-V's hypercalls instead
-/// of inter-processor interrupts. On Arm64, where the hardware flushes remote TLBs, it removes
-/// guest memory with one flush instead of one for each page.
+/// It runs stock Linux guests on an emulated AMD64, Intel 64 or Arm64 machine (QEMU or Bochs, no
+/// hardware virtualisation needed). On x86-64 it lets them flush remote TLBs by Hyper-V's
+/// hypercalls instead of inter-processor interrupts. On Arm64, where the hardware flushes remote
+/// TLBs, it removes guest memory with one flush instead of one for each page.
 #[derive(Debug, Parser)]
 #[command(
     name = "quell",
@@ -155,10 +155,10 @@ pub(crate) struct DemoArgs {
     pub(crate) output: Output<120>,
 }
 
-/// Run every test: host tests, lints, and guests under QEMU
+/// Run every test: host tests, lints, and guests under QEMU and Bochs
 ///
-/// Runs the host's unit, property and model tests, the linters, and then guests under QEMU. The
-/// last line is `N passed, N failed`; the status is 1 if any failed.
+/// Runs the host's unit, property and model tests and the linters, and meanwhile guests under QEMU
+/// and Bochs. The last line is `N passed, N failed`; the status is 1 if any failed.
 ///
 /// With --mutants it tests the tests instead: in a copy of the sources a statement is left out, two
 /// are exchanged, a constant or an argument is changed, and the unit tests that get there have to

@@ -192,8 +192,8 @@ pub(crate) struct Destination {
     pub(crate) secret: Secret,
 }
 
-/// Moves a guest. Whatever fails, it runs on exactly one of both machines; an error says where it
-/// is if that is not here.
+/// Moves a guest. Whatever fails, it never runs on both machines; an error says where it is if that
+/// is not here.
 pub(crate) fn migrate(of: &Origin, to: &Destination, manner: &Manner) -> Result<Moved> {
     let session = u64::from_le_bytes(random()?);
     let mut talk = of.begin(session, SendWay::Live, &manner.signals)?;

@@ -43,8 +43,8 @@ impl<V: 'static> vm::PerCpu<On<V>> {
     pub(crate) fn current() -> &'static Self {
         let stack = Local::stack_pointer();
         debug_assert!(Self::on_block_stack(stack));
-        // SAFETY: all code after `enter_block` runs on a stack in a block, whose data `create`
-        // initialised and which is never freed.
+        // SAFETY: all code after `enter_block` runs on a stack in a block, which is aligned to its
+        // size. `create` initialised its data, and it is never freed.
         unsafe { &*data_of(stack & !(BLOCK_SIZE - 1)) }
     }
 
@@ -68,7 +68,7 @@ impl<V: 'static> vm::PerCpu<On<V>> {
         }
         // Pairs with `create`.
         let block = BLOCKS.load(Ordering::Acquire) + u64::from(index) * BLOCK_SIZE;
-        // SAFETY: as in `current`.
+        // SAFETY: as in `current`: `create` initialised it before it raised the count.
         Some(unsafe { &*data_of(block) })
     }
 
@@ -84,7 +84,8 @@ impl<V: 'static> vm::PerCpu<On<V>> {
     /// The same, where it does not matter what virtualizes the processor.
     #[inline(always)]
     pub(crate) fn plain(&self) -> &PerCpu {
-        // SAFETY: all kinds have the same data, in the same order.
+        // SAFETY: `PerCpu` is `repr(C)` and its layout depends on `CpuData` alone, which is the
+        // same type for all kinds.
         unsafe { &*core::ptr::from_ref(self).cast() }
     }
 

@@ -78,7 +78,7 @@ fn finish_report(frame: u64, address: Option<u64>) -> ! {
             break;
         }
         let words = frame as *const u64;
-        // SAFETY: the address is in a mapped stack, 16 bytes below its end.
+        // SAFETY: the address is aligned, and the two words there are in a mapped stack.
         let (next, return_address) = unsafe { (words.read(), words.add(1).read()) };
         if return_address == 0 {
             break;

@@ -16,7 +16,8 @@ pub(crate) unsafe trait MappedBus: ConfigSpace + Sync {}
 
 impl<T: MappedBus> Bus for T {
     fn load(&self, address: u64, size: u8) -> u64 {
-        // SAFETY: the caller names such registers, as the guest chose.
+        // SAFETY: `MappedBus` promises that the registers are mapped uncached; what reading them
+        // does concerns the guest's function alone.
         unsafe { load(address, size) }
     }
 
@@ -36,7 +37,7 @@ impl<T: MappedBus> Bus for T {
 ///
 /// Registers are there, mapped uncached, and reading them has no effect on the hypervisor.
 unsafe fn load(address: u64, size: u8) -> u64 {
-    // SAFETY: the caller vouches for the address, and it is aligned.
+    // SAFETY: the caller vouches for the address, and each access is made only if it is aligned.
     unsafe {
         match size {
             1 => (address as *const u8).read_volatile().into(),

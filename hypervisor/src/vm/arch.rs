@@ -9,7 +9,7 @@
 //! | [`Arch`] | nested tables, devices, and a vCPU's entry to and exit from the guest |
 //! | [`Devices`] | devices of the machine that guests own |
 //!
-//! `arch/x86_64` and `arch/aarch64` implement them on bare metal, [`tests`](super) by a mock
+//! `arch/x86_64` and `arch/aarch64` implement them on bare metal, `vm/mock` by a mock
 //! architecture. The functions take no `self`: there is one machine below, and the code finds it
 //! without an argument.
 

@@ -32,7 +32,7 @@ pub trait Clock {
 ///
 /// Interrupts are taken only in [`take_interrupts`](Self::take_interrupts) and
 /// [`wait_for_interrupt`](Self::wait_for_interrupt), and where a vCPU leaves the guest. Their
-/// handlers call [`super::run`]'s `on_timer`, `on_kick`, `on_control_interrupt` and
+/// handlers call [`super::interrupts`]' `on_timer`, `on_kick`, `on_control_interrupt` and
 /// `on_serial_interrupt`.
 ///
 /// # Safety

@@ -45,13 +45,14 @@ fn share(config: &Config<'_>) -> Share {
 
 pub(super) struct Guest<A: Arch>(NonNull<Vm<A>>);
 
-// SAFETY: it stands for a reference to the machine, which other CPUs may use.
+// SAFETY: it stands for a shared reference to the machine, which all CPUs use.
 unsafe impl<A: Arch> Send for Guest<A> {}
 
 impl<A: Arch> Guest<A> {
     /// The machine. It exists until [`Host::free_guest`].
     pub(super) fn vm(&self) -> &'static Vm<A> {
-        // SAFETY: made from a box in `create_guest_in`, which is freed when nobody uses it.
+        // SAFETY: made from a box in `create_guest_in`, which `free_guest` frees when nobody uses
+        // it.
         unsafe { self.0.as_ref() }
     }
 }
@@ -190,7 +191,8 @@ impl<A: Arch> Host<A> {
         let Vm { tables, rings, vcpus, .. } = vm; // Everything else is dropped.
         freed::drop_all(vcpus);
         let mut free = self.free.lock();
-        // SAFETY: no CPU has loaded the address space, and the allocators went with the machine.
+        // SAFETY: no CPU has loaded the address space (`Gone`), and nobody uses the machine's
+        // memory, which has the other copy of `tables`, any more; to drop it frees no table.
         unsafe { tables.give_back(&mut free) };
         if let Some(rings) = rings {
             rings.give_back(&mut free, unlisted);

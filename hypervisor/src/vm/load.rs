@@ -64,7 +64,7 @@ impl<A: Arch> Load<A> {
             Stage::Zero(mut sweep) => match sweep.next(&memory) {
                 Some(piece) => {
                     if !piece.slot.is_read_only() && !makes(Defect::MemoryHandedOn) {
-                        // SAFETY: the slot's memory is the guest's alone, and no vCPU runs.
+                        // SAFETY: the memory is the guest's alone; no vCPU or device of it runs.
                         unsafe { A::zero(piece.host.start, piece.host.end - piece.host.start) };
                         // This bypasses `memory`, so mark the log explicitly.
                         memory.mark_dirty(piece.gpas);

@@ -245,8 +245,8 @@ fn back_memory(
                 flags: SlotFlags::empty(),
             };
             // SAFETY: the memory was taken from the free RAM, is mapped one to one, and has no
-            // other user until the slot is gone: `Host::free_guest` frees it, after all slots were
-            // removed by jobs with receipts.
+            // other user until the slot is handed back: `Vm::take_back` frees it, when the job that
+            // removes the slot has its receipt.
             unsafe { memslots.add(slot) }.map_err(|_| too_large(size))?;
             id += 1;
         }
@@ -320,7 +320,7 @@ impl<A: Arch> Vm<A> {
     pub(super) fn finish_load(&self, load: Load<A>) {
         let boot = &self.vcpus[0];
         let _owner = boot.target.owner().expect("nobody runs the boot vCPU while memory is loaded");
-        // SAFETY: the owner was just taken.
+        // SAFETY: the owner was just taken and is held meanwhile, so no other reference is alive.
         load.finish(self, unsafe { boot.state() });
     }
 

@@ -43,7 +43,7 @@ impl NestedTables {
         };
         let tables = Self(Box::leak(Box::new(pool)));
         if tables.grow(free, count).is_none() {
-            // SAFETY: nobody has a table of it.
+            // SAFETY: no table has been taken from the pool, and this is its only copy.
             unsafe { tables.give_back(free) };
             return None;
         }

@@ -69,7 +69,7 @@ impl<A: Arch> Vm<A> {
 fn with_stopped<A: Arch>(vcpu: &Vcpu<A>, act: impl FnOnce(&mut A::State)) {
     let mut owner = vcpu.target.owner().expect("the vCPU has stopped");
     let _event = owner.take_events();
-    // SAFETY: the owner was just taken.
+    // SAFETY: the owner was just taken and is held meanwhile, so no other reference is alive.
     act(unsafe { vcpu.state() });
 }
 

@@ -52,7 +52,7 @@ struct Log {
     is_lent: bool,
 }
 
-// SAFETY: the result is memory of the log's own, which any CPU may use.
+// SAFETY: the result is memory from the heap, which any CPU may use, and the log owns it.
 unsafe impl Send for Log {}
 
 /// The memory behind slots added at run time, and behind the logs of all slots.
@@ -139,7 +139,8 @@ impl SlotMemory {
     pub fn take_result(&mut self, id: SlotId) -> Option<&'static mut [u64]> {
         let log = self.logs.iter_mut().find(|log| log.id == id && !log.is_lent)?;
         log.is_lent = true;
-        // SAFETY: it is freed only while it is not on loan, and no other borrower has it now.
+        // SAFETY: it exists as long as it is on loan (`retire_log` leaves it then), and no other
+        // borrower has it now.
         Some(unsafe { log.result.as_mut() })
     }
 
@@ -154,8 +155,8 @@ impl SlotMemory {
     pub fn retire_log(&mut self, id: SlotId) {
         let Some(index) = self.logs.iter().position(|log| log.id == id) else { return };
         let Log { words, result, is_lent, .. } = self.logs.swap_remove(index);
-        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed it back, so it is no
-        // longer marked.
+        // SAFETY: made by `Box::leak` in `make_log`. The slot has handed the log back, or has
+        // refused it: nobody marks it any more.
         drop(unsafe { Box::from_raw(core::ptr::from_ref(words).cast_mut()) });
         if !is_lent {
             // SAFETY: made by `Box::leak` in `make_log`, and not on loan.

@@ -38,7 +38,8 @@ impl<'a, A: Arch> Context<'a, A> {
         turn: &Turn,
         workspace: &'a mut A::Workspace,
     ) -> Self {
-        // SAFETY: it is this vCPU's turn, here.
+        // SAFETY: the scheduler has given the vCPU to this CPU, and the results are used during its
+        // turn only.
         let (vm, vcpu) = unsafe { host.vcpu(turn.vcpu) };
         let owner = own(vcpu);
         // SAFETY: the owner is held as long as the reference is used, see `release` and `take_on`.
@@ -55,20 +56,21 @@ impl<'a, A: Arch> Context<'a, A> {
     ///
     /// Neither owner nor state is used before [`take_on`](Self::take_on).
     unsafe fn release(owner: &mut ManuallyDrop<Owner<'_>>, _: &Saved) -> Released {
-        // SAFETY: the caller does not use it any more.
+        // SAFETY: the caller promises that the owner is not used again before it is replaced.
         Released::by(unsafe { ManuallyDrop::take(owner) })
     }
 
     /// Continues with the vCPU whose turn it is, after the previous one has been released.
     #[inline(always)] // Together with the next two it makes up `switch_vcpu`.
     fn take_on(&mut self, turn: &Turn) {
-        // SAFETY: it is this vCPU's turn, here.
+        // SAFETY: the scheduler has given the vCPU to this CPU, and the results are used during its
+        // turn only.
         let (vm, vcpu) = unsafe { self.host.vcpu(turn.vcpu) };
         self.vm = vm;
         self.vcpu = vcpu;
         self.counters = self.host.counters_of(turn.vcpu);
         self.owner = own(vcpu);
-        // SAFETY: the owner is held as long as the reference is used.
+        // SAFETY: the owner was just taken, and is held as long as the reference is used.
         self.state = unsafe { vcpu.state() };
         self.arrive(turn);
     }

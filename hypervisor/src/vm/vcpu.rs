@@ -42,7 +42,8 @@ impl<A: Arch> Vcpu<A> {
     /// The caller holds the target's `Owner`, and no reference from an earlier call is alive.
     #[expect(clippy::mut_from_ref, reason = "ownership is proved by the target's token")]
     pub unsafe fn state(&self) -> &mut A::State {
-        // SAFETY: the token is exclusive, so there is no other reference.
+        // SAFETY: the token is exclusive, and the caller vouches that no reference from an earlier
+        // call is alive.
         unsafe { &mut *self.state.get() }
     }
 }

@@ -1,6 +1,6 @@
 //! VMX: the kind of processor that runs guests by a VMCS, with EPT and VPIDs.
 //!
-//! Sections are those of Intel's SDM, volume 3 (325384), chapters 25 to 28.
+//! Sections are those of Intel's SDM, volume 3 (325384), chapters 25 to 31.
 
 pub mod active;
 mod apic;

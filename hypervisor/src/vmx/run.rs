@@ -94,7 +94,7 @@ pub unsafe fn run<I: Instructions>(
     vmcs.soft.load(held, I::write_soft);
     #[cfg(any(test, feature = "audit"))]
     super::audit::check(vmcs, I::vmread);
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promise is the one that `enter` asks for.
     if let Err(failed) = unsafe { I::enter(registers, vmcs.active.is_launched()) } {
         refuse::<I>(vmcs, failed);
         return false;

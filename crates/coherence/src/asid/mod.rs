@@ -1,4 +1,4 @@
-//! Address space identifiers of AMD64 SVM: one allocator per physical CPU, one slot per vCPU.
+//! Tags of translations (SVM's ASIDs, VMX's VPIDs): one allocator per CPU, one slot per vCPU.
 //!
 //! A vCPU's translations are tagged with its ASID on the CPU that it runs on. The slot remembers
 //! the CPU and the generation of that CPU's allocator that its ASID belongs to. If either is no

@@ -2,7 +2,7 @@
 //! frames.
 //!
 //! There are two ways: [`flush_space`] sends a request to every target, for machines where flushes
-//! use interrupts (AMD64); [`broadcast`](fn@crate::broadcast) has the hardware reach every
+//! use interrupts (x86-64); [`broadcast`](fn@crate::broadcast) has the hardware reach every
 //! processor (Arm64). Both end in a [`SpaceReceipt`], which nothing else makes, and only when the
 //! last target, and the last IOMMU, has been waited for. It carries the stamp that the tables had
 //! before. A page-table crate compares the stamp with the change whose memory is to be freed

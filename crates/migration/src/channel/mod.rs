@@ -131,7 +131,7 @@ struct Ring<'a> {
     memory: PhantomData<&'a ()>,
 }
 
-// SAFETY: the counts are atomics, and the data belongs to this end as far as they say.
+// SAFETY: the counts are atomics, and say which bytes of the data this end alone uses.
 unsafe impl Send for Ring<'_> {}
 
 impl<'a> End<'a> {
@@ -143,7 +143,7 @@ impl<'a> End<'a> {
     /// with exposed provenance. They were zero at first, and only two ends use them: one of the
     /// hypervisor's, and one of the tool's, with the same sizes.
     pub unsafe fn of_hypervisor(at: *mut u8, sizes: Sizes) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise is the one that `rings` asks for.
         let (head, out, back) = unsafe { rings(at, sizes) };
         Self { head, writes: out, reads: back }
     }
@@ -154,7 +154,7 @@ impl<'a> End<'a> {
     ///
     /// As of [`of_hypervisor`](Self::of_hypervisor).
     pub unsafe fn of_tool(at: *mut u8, sizes: Sizes) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise is the one that `rings` asks for.
         let (head, out, back) = unsafe { rings(at, sizes) };
         Self { head, writes: back, reads: out }
     }
@@ -193,7 +193,7 @@ impl<'a> End<'a> {
             return Err(Broken);
         }
         for (at, len) in self.writes.pieces(put.wrapping_add(ahead as u64), len) {
-            // SAFETY: inside the data; the bytes are free, so this end alone uses them.
+            // SAFETY: inside the data; until they are published, this end alone uses free bytes.
             fill(unsafe { core::slice::from_raw_parts_mut(self.writes.data.add(at), len) });
         }
         Ok(())
@@ -239,7 +239,7 @@ impl<'a> End<'a> {
             return Err(Broken);
         }
         for (at, len) in self.reads.pieces(taken.wrapping_add(ahead as u64), len) {
-            // SAFETY: inside the data; the writer leaves the bytes alone until they are taken.
+            // SAFETY: inside the data; the writer leaves filled bytes alone until they are taken.
             see(unsafe { core::slice::from_raw_parts(self.reads.data.add(at), len) });
         }
         Ok(())
@@ -278,9 +278,9 @@ impl Ring<'_> {
 /// As of [`End::of_hypervisor`].
 unsafe fn rings<'a>(at: *mut u8, sizes: Sizes) -> (&'a Head, Ring<'a>, Ring<'a>) {
     debug_assert!(sizes.to_tool.is_power_of_two() && sizes.to_hypervisor.is_power_of_two());
-    // SAFETY: aligned and mapped, by the caller; it has atomics only.
+    // SAFETY: the caller vouches that it is aligned, mapped and zeroed; it consists of atomics.
     let head: &'a Head = unsafe { &*at.cast::<Head>() };
-    // SAFETY: inside the channel.
+    // SAFETY: both are inside the `sizes.total()` bytes that the caller vouches for.
     let (out, back) = unsafe { (at.add(DATA as usize), at.add((DATA + sizes.to_tool) as usize)) };
     let ring = |counts, data, size| Ring { counts, data, size, memory: PhantomData };
     (head, ring(&head.to_tool, out, sizes.to_tool), ring(&head.to_hypervisor, back, sizes.to_hypervisor))

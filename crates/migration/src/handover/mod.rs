@@ -1,4 +1,4 @@
-//! The hand-over: a guest runs on exactly one of two machines, whatever breaks between them.
+//! The hand-over: a guest never runs on two machines at once, whatever breaks between them.
 //!
 //! Each machine's hypervisor has one of these. The tools and the connection between them only carry
 //! what they say, and may lose it: a connection is cut at any byte, in both directions, and a tool

@@ -29,15 +29,16 @@ pub trait Processor: Mistakes {
     /// Sets the tag for the next VMRUN: ASID, `TLB_CONTROL`, and whether the VMCB state that the
     /// processor caches is of another ASID or processor, and must not be used.
     fn set_tag(&mut self, asid: u32, control: TlbControl, changed: bool);
-    /// From here on interrupts are held off, and end guest mode as soon as it begins (CLGI with
-    /// RFLAGS.IF = 1).
+    /// From here on interrupts are held off, and end guest mode as soon as it begins (SVM: CLGI
+    /// with RFLAGS.IF = 1; VMX: RFLAGS.IF = 0).
     fn hold_interrupts(&mut self);
-    /// VMRUN. False if the processor refuses the guest's state: then nothing has happened.
+    /// VMRUN, VMLAUNCH or VMRESUME. False if the processor refuses the guest's state: then nothing
+    /// has happened.
     fn run(&mut self) -> bool;
     /// Takes the interrupts that were held off.
     fn take_interrupts(&mut self);
-    /// INVLPGA: drops the processor's translations of one guest page, including those of a large
-    /// page around it.
+    /// INVLPGA, INVVPID: drops the processor's translations of one guest page, including those of a
+    /// large page around it.
     fn invalidate_page(&mut self, address: u64, asid: u32);
     /// The next VMRUN has to drop what is kept of the nested tables alone, besides what a flush of
     /// the tag drops. On AMD64 such a flush is pending whenever this is called, and drops both.

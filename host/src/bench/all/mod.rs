@@ -130,7 +130,7 @@ fn begin(args: &AllArgs, runner: &Runner<'_>, steps: &[Step]) -> Result<Record> 
         return Ok(record);
     }
     let why =
-        format!("the runs in {} cannot be gone on with:\n  {}", before.display(), differences.join("\n  "));
+        format!("the runs in {} cannot be continued:\n  {}", before.display(), differences.join("\n  "));
     ensure!(args.resume.is_none(), "{why}\nleave --resume out to measure anew");
     put_aside(before, &why)?;
     Ok(record)

@@ -140,7 +140,7 @@ pub(crate) fn debian_packages(arch: Arch, packages: &[&str]) -> Result<DebianPac
     let mut args = vec!["install", "--yes", "--no-install-recommends", ESSENTIAL];
     args.extend(packages);
     let plan = apt.run("apt-get", &[&["--simulate"], &args[..]].concat(), &place).context(
-        "apt cannot install the disk's packages; if the kernel is not to be had any more, \
+        "apt cannot install the disk's packages; if the kernel is no longer available, \
          `./quell fetch --refresh` fetches a newer one",
     )?;
     let names = archives(&plan);

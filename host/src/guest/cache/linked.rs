@@ -57,7 +57,7 @@ pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
 pub(crate) fn herd() -> Result<LinkedProgram> {
     let (package, data) = ("herdtools7", "usr/share/herdtools7/herd");
     linked_program(Arch::X86_64, Some("sid"), package, "usr/bin/herd7", Some(data))
-        .map_err(|error| error.context(NotToBeHad("herd7 is not to be had".into())))
+        .map_err(|error| error.context(NotToBeHad("herd7 is unavailable".into())))
 }
 
 /// A program of this system's release or of another; with a directory of data of its package.

@@ -49,7 +49,7 @@ impl Default for CpuData {
 
 /// Takes the pending interrupts. STI admits them only after the instruction that follows it.
 pub(crate) fn take_interrupts() {
-    // SAFETY: interrupts may be taken here, as while idling.
+    // SAFETY: handlers need nothing but the stack, and callers hold no lock that one of them takes.
     unsafe { asm!("sti", "nop", "cli", options(nostack)) };
 }
 
@@ -104,7 +104,8 @@ impl Bare for Local {
     }
 
     unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
-        // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+        // SAFETY: the caller vouches that the stack is not in use, and what is on the former one is
+        // not returned to. The frame pointer is cleared so that backtraces end here.
         unsafe {
             asm!(
                 "mov rsp, {stack}",
@@ -122,7 +123,8 @@ impl Bare for Local {
     fn quiesce() {
         interrupts::disable();
         if Efer::read().contains(EferFlags::SECURE_VIRTUAL_MACHINE_ENABLE) {
-            // SAFETY: the panic may have occurred between CLGI and STGI, where NMIs would be held.
+            // SAFETY: SVM is on, and interrupts are off: STGI lets in what is not maskable alone.
+            // If the panic occurred between CLGI and STGI, NMIs would be held without it.
             unsafe { asm!("stgi", options(nomem, nostack)) };
         }
     }

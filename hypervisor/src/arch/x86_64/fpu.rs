@@ -16,7 +16,8 @@ static COMPONENTS: AtomicU64 = AtomicU64::new(0);
 static SIZE: AtomicU32 = AtomicU32::new(LEGACY_SIZE);
 
 pub(crate) fn enable() {
-    // SAFETY: the hypervisor uses no floating-point code; CPUID says that SSE and XSAVE exist.
+    // SAFETY: every x86-64 processor has FXSAVE and SSE, and the hypervisor uses no floating-point
+    // code that these bits could affect.
     unsafe {
         Cr0::update(|cr0| {
             cr0.remove(Cr0Flags::EMULATE_COPROCESSOR | Cr0Flags::TASK_SWITCHED);
@@ -42,14 +43,15 @@ pub(crate) fn components() -> u64 {
 
 pub(crate) fn read_xcr0() -> u64 {
     let (low, high): (u32, u32);
-    // SAFETY: CR4.OSXSAVE is set.
+    // SAFETY: callers ask only where there is XSAVE; then `enable` has set CR4.OSXSAVE.
     unsafe { asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack)) };
     u64::from(high) << 32 | u64::from(low)
 }
 
 /// Writes XCR0; `value` is one that the processor accepts.
 pub(crate) fn write_xcr0(value: u64) {
-    // SAFETY: CR4.OSXSAVE is set, and callers pass only what CPUID allows.
+    // SAFETY: callers write only where there is XSAVE, so CR4.OSXSAVE is set, and they pass only
+    // what CPUID allows.
     unsafe {
         asm!("xsetbv", in("ecx") 0, in("eax") value as u32, in("edx") (value >> 32) as u32,
             options(nomem, nostack));

@@ -1,8 +1,9 @@
 //! Vectors and handlers of the real machine.
 //!
-//! Interrupts are taken in two places only: right after an exit (on SVM between STGI and CLI), and
-//! while a CPU idles. Everything else runs with interrupts off, so a handler never meets a lock
-//! that its own CPU holds, and may take any lock.
+//! Interrupts are taken in few places: right after an exit (on SVM between STGI and CLI) or a
+//! refused entry, while a CPU waits, between the steps of a reset or of a change of memory, and
+//! after many turns without an entry. Everything else runs with interrupts off, so a handler never
+//! meets a lock that its own CPU holds, and may take any lock.
 
 use baremetal::x86_64::interrupts::{Frame, VECTOR_SPURIOUS};
 use core::arch::naked_asm;

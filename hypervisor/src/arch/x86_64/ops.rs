@@ -33,7 +33,7 @@ impl<V: Kind> Processor for On<V> {
     }
 
     fn patch_level() -> u64 {
-        // SAFETY: every AMD64 processor has this register; reading it changes nothing.
+        // SAFETY: every x86-64 processor has this register; reading it changes nothing.
         unsafe { Msr::new(msr::PATCH_LEVEL).read() }
     }
 

@@ -147,7 +147,7 @@ impl ConfigSpace for HostBus {
     }
 }
 
-// SAFETY: `find` lists them, and the hypervisor's tables map what it lists.
+// SAFETY: `find` lists these registers, and the hypervisor's tables map what it lists, uncached.
 unsafe impl MappedBus for HostBus {}
 
 /// Registers of an IOMMU, mapped.
@@ -155,13 +155,14 @@ struct Mapped(u64);
 
 impl Registers for Mapped {
     fn read(&self, offset: u64) -> u64 {
-        // SAFETY: the page is mapped, uncached, and the driver names its registers.
+        // SAFETY: the IOMMU's registers are mapped, uncached, and the driver names registers of
+        // them, which are aligned.
         unsafe { ((self.0 + offset) as *const u64).read_volatile() }
     }
 
     fn write(&self, offset: u64, value: u64) {
-        // SAFETY: the same. Stores are in order, and this one is uncached: the IOMMU finds what was
-        // stored before (APM volume 2, 7.4.2).
+        // SAFETY: as for `read`. Stores are in order, and this one is uncached: the IOMMU finds
+        // what was stored before (APM volume 2, 7.4.2).
         unsafe { ((self.0 + offset) as *mut u64).write_volatile(value) };
     }
 }

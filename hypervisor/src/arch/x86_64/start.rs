@@ -209,7 +209,8 @@ trait Starts: Kind {
 impl Starts for OnSvm<Processor> {
     unsafe fn enable(cpu: &PerCpu) {
         cpu.arch.host_vmcb.set(Pages::new(1).forever());
-        // SAFETY: the caller vouches for the one page, and the other was just allocated.
+        // SAFETY: the caller vouches for the one page; the other was just allocated, and is for
+        // this CPU's host state alone. SVM is on when VMSAVE is executed.
         unsafe {
             svm::features::enable(cpu.arch.own_page.get());
             core::arch::asm!("vmsave rax", in("rax") cpu.arch.host_vmcb.get(), options(nostack, preserves_flags));
@@ -227,7 +228,7 @@ impl Starts for OnVmx<Processor> {
 /// Per-CPU initialisation after the CPU's tables are loaded.
 fn enable_cpu<K: Starts>(cpu: &'static PerCpu) {
     cpu.arch.own_page.set(Pages::new(1).forever());
-    // SAFETY: the page was just allocated.
+    // SAFETY: the page was just allocated, for nothing else, and is never freed.
     unsafe { K::enable(cpu) };
     super::fpu::enable();
     clock::init_cpu();

@@ -1,4 +1,4 @@
-//! The devices of an AMD64 guest.
+//! The devices of an x86-64 guest.
 //!
 //! | module | device | owner |
 //! |---|---|---|

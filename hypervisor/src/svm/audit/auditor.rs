@@ -172,7 +172,8 @@ impl Auditor {
 pub(in crate::svm) fn words(vmcb: &Vmcb) -> &Words {
     const { assert!(size_of::<Vmcb>() == size_of::<Words>()) };
     // SAFETY: the block has the same size and a larger alignment, and consists of integers without
-    // gaps. It is not written to while the guest does not run.
+    // gaps. It is borrowed as long as the words are, and the processor writes to it only in
+    // `Svm::run`.
     unsafe { &*core::ptr::from_ref(vmcb).cast() }
 }
 

@@ -1,4 +1,4 @@
-//! The shared state of a guest's vCPUs on AMD64: the Hyper-V partition, devices, the cost of
+//! The shared state of a guest's vCPUs on x86-64: the Hyper-V partition, devices, the cost of
 //! flushes.
 
 pub mod deliver;
@@ -81,7 +81,7 @@ pub struct Common {
 impl Common {
     /// Measures the cost of flushes.
     pub fn new<A: X86>() -> Self {
-        // No vCPU has run yet, so no ASID is in use.
+        // No vCPU has run yet, so no tag is in use.
         let flush_cost = A::measure_flushes();
         log::info!("flushes: {flush_cost}");
         Self { flush_cost, devices: A::devices() }

@@ -6,8 +6,8 @@
 //! on. If it was not taken, because an interrupt of the machine came first or its delivery was cut
 //! short, it becomes a request again, and the next entry decides anew. The guest executes no
 //! instruction while such a request is outstanding, so neither its task priority nor its end of
-//! interrupt can interfere. SVM offers it by V_IRQ, whose bit after the exit shows whether it was
-//! taken.
+//! interrupt can interfere. VMX injects it; SVM offers it by V_IRQ, whose bit after the exit shows
+//! whether it was taken.
 
 use super::block::Field::{Cr0, Cr2, Dr6, Dr7, Rflags};
 use super::block::{ControlBlock, InterruptRequest, Offered};
@@ -151,8 +151,8 @@ impl<B: ControlBlock> VcpuState<B> {
         }
     }
 
-    /// Whether the VMCB requests an exit when an event can be delivered, or has another task
-    /// priority than the local APIC.
+    /// Whether the control block requests an exit when an event can be delivered, or has another
+    /// task priority than the local APIC.
     #[inline]
     fn is_window_arranged(&self) -> bool {
         !self.block.is_quiet(self.priority())
@@ -174,7 +174,7 @@ impl<B: ControlBlock> VcpuState<B> {
         }
     }
 
-    /// Selects the event that the guest can take next: an NMI, which is injected by EVENTINJ, or an
+    /// Selects the event that the guest can take next: an NMI, which the entry injects, or an
     /// interrupt, whose vector is returned.
     fn inject_next(&mut self) -> Option<u8> {
         let shadow = self.block.has_shadow() || self.block.has_debug_pending();

@@ -39,7 +39,8 @@ pub(crate) fn date(base: u64) -> u64 {
 
 /// Turns the calling CPU's timers off.
 pub(crate) fn init_cpu() {
-    // SAFETY: the timers of this CPU are the hypervisor's.
+    // SAFETY: EL2's physical timer is the hypervisor's. The other two are guests', and no guest has
+    // run on this CPU yet.
     unsafe {
         write!("cnthp_ctl_el2", 0);
         write!("cntv_ctl_el0", 2);

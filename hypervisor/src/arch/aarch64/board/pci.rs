@@ -179,7 +179,8 @@ impl ConfigSpace for HostBus {
     }
 }
 
-// SAFETY: `find` lists them, and the hypervisor's tables map what it lists.
+// SAFETY: `find` lists these registers, and the hypervisor's tables map what it lists as device
+// memory.
 unsafe impl MappedBus for HostBus {}
 
 impl Gate for HostBus {
@@ -209,7 +210,8 @@ struct Mapped(u64);
 
 impl Registers for Mapped {
     fn read(&self, register: Register) -> u32 {
-        // SAFETY: both pages are mapped as a device, and the driver names its registers.
+        // SAFETY: both pages of the SMMU are mapped as device memory, and the driver names
+        // registers in them, which are aligned.
         let value = unsafe { ((self.0 + u64::from(register.offset)) as *const u32).read_volatile() };
         dsb_ld();
         value
@@ -218,7 +220,7 @@ impl Registers for Mapped {
     fn write(&self, register: Register, value: u64) {
         let address = self.0 + u64::from(register.offset);
         dsb_st();
-        // SAFETY: the same.
+        // SAFETY: as for `read`.
         unsafe {
             match register.is_wide {
                 true => (address as *mut u64).write_volatile(value),

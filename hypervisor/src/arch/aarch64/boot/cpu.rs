@@ -100,7 +100,8 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
         }
     }
     while at < end {
-        // SAFETY: as above; a block is at most half a page.
+        // SAFETY: as above. A block's size is a power of two of at most half a page, so the range,
+        // which is of whole pages, ends with a block.
         unsafe { asm!("dc zva, {}", in(reg) at, options(nostack, preserves_flags)) };
         at += block;
     }
@@ -108,7 +109,7 @@ pub(crate) unsafe fn zero(start: u64, size: u64) {
 
 pub(crate) fn stop() -> ! {
     loop {
-        // SAFETY: waits.
+        // SAFETY: the CPU masks interrupts and waits; it does nothing else any more.
         unsafe { asm!("msr daifset, #0xf", "wfi", options(nostack)) };
     }
 }
@@ -139,7 +140,8 @@ impl Bare for Local {
     }
 
     unsafe fn switch_stack(top: u64, main: extern "C" fn() -> !) -> ! {
-        // SAFETY: the stack is ours; the frame pointer is cleared so that backtraces end here.
+        // SAFETY: the caller vouches that the stack is not in use, and what is on the former one is
+        // not returned to. The frame pointer is cleared so that backtraces end here.
         unsafe {
             asm!(
                 "mov sp, {stack}",

@@ -22,7 +22,7 @@ macro_rules! write_points {
 pub(in crate::arch::aarch64) fn load(debug: &Debug, counts: Counts, control: u64) {
     write_points!(debug.breakpoints, counts.breakpoints, "bvr", "bcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
     write_points!(debug.watchpoints, counts.watchpoints, "wvr", "wcr", 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
-    // SAFETY: as above.
+    // SAFETY: the register controls debug exceptions of the guest, and EL2 takes none (above).
     unsafe { write!("mdscr_el1", control) };
     isb();
 }
@@ -30,7 +30,7 @@ pub(in crate::arch::aarch64) fn load(debug: &Debug, counts: Counts, control: u64
 /// Disables all of them: the vCPU leaves the CPU.
 #[cold]
 pub(in crate::arch::aarch64) fn switch_off() {
-    // SAFETY: as above.
+    // SAFETY: as in `load`.
     unsafe { write!("mdscr_el1", 0) };
     isb();
 }

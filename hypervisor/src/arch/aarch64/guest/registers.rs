@@ -41,7 +41,8 @@ for_each_register!(access);
 /// Translates by the guest's stage 1, for a read at EL1 or EL0: PAR_EL1.
 pub(in crate::arch::aarch64) fn translate(address: u64, at_el0: bool) -> u64 {
     let saved = read!("par_el1");
-    // SAFETY: the result is in PAR_EL1, which is restored.
+    // SAFETY: AT changes PAR_EL1 alone, which is restored. It translates by the guest's registers,
+    // which EL2 does not use.
     unsafe {
         if at_el0 {
             core::arch::asm!("at s1e0r, {}", in(reg) address, options(nostack, preserves_flags));

@@ -15,7 +15,7 @@ static TYPE: AtomicU32 = AtomicU32::new(0);
 
 pub(in crate::arch::aarch64) fn init_cpu() {
     TYPE.store(read!("ich_vtr_el2") as u32, Ordering::Relaxed);
-    // SAFETY: no guest has run here yet.
+    // SAFETY: the registers are the virtual interface's, and no guest has run on this CPU yet.
     unsafe {
         write!("ich_hcr_el2", 0);
         write!("ich_vmcr_el2", 0);
@@ -67,7 +67,7 @@ pub(in crate::arch::aarch64) fn read_list(index: usize) -> u64 {
 pub(in crate::arch::aarch64) fn write_list(index: usize, value: u64) {
     macro_rules! put {
         ($name:literal) => {
-            // SAFETY: an interrupt of the guest; `list_count` says that the register exists.
+            // SAFETY: a list register concerns the guest alone; `list_count` says that it exists.
             unsafe { write!($name, value) }
         };
     }
@@ -75,7 +75,8 @@ pub(in crate::arch::aarch64) fn write_list(index: usize, value: u64) {
 }
 
 pub(in crate::arch::aarch64) fn set_maintenance(maintenance: Maintenance) {
-    // SAFETY: the virtual interface; its maintenance interrupt is handled whenever it is enabled.
+    // SAFETY: the register controls the virtual interface, whose maintenance interrupt the
+    // hypervisor handles whenever it is enabled.
     unsafe { write!("ich_hcr_el2", ENABLE | u64::from(maintenance.bits())) };
 }
 

@@ -112,14 +112,16 @@ impl Stage2Tlb for Tlb {
 
     #[inline(always)]
     fn set_vttbr(&self, value: u64) {
-        // SAFETY: the caller's tables, complete; no guest runs on this CPU now.
+        // SAFETY: the caller names tables that are complete, and EL2 does not translate by them; no
+        // guest runs on this CPU now.
         unsafe { write!("vttbr_el2", value) };
     }
 
     fn forbid_stage1_walks(&self) -> u64 {
         const EPD: u64 = 1 << 7 | 1 << 23;
         let former = read!("tcr_el1");
-        // SAFETY: the guest's register, which is restored.
+        // SAFETY: EL2 does not translate by the guest's register, and its value is restored before
+        // the guest runs.
         unsafe { write!("tcr_el1", former | EPD) };
         former
     }

@@ -30,7 +30,8 @@ impl Instructions for Processor {
     #[inline(always)]
     fn vmread(field: u32) -> u64 {
         let value;
-        // SAFETY: VMX is on, and the field is one of ours; reading it changes nothing.
+        // SAFETY: VMX is on, the vCPU's VMCS is current, and the field is one of ours; reading it
+        // changes nothing.
         unsafe {
             asm!("vmread {}, {}", out(reg) value, in(reg) u64::from(field), options(nomem, nostack));
         }
@@ -39,8 +40,8 @@ impl Instructions for Processor {
 
     #[inline(always)]
     fn vmwrite(field: u32, value: u64) {
-        // SAFETY: VMX is on; what the VMCS has takes effect at an entry, which is another's to
-        // vouch for.
+        // SAFETY: VMX is on. A field takes effect only at an entry or its exit, and who enters
+        // vouches for what the VMCS has then.
         unsafe {
             asm!("vmwrite {}, {}", "jbe {failed}", in(reg) u64::from(field), in(reg) value,
                 failed = label { failed("VMWRITE", &Named(field)) }, options(nomem, nostack));

@@ -38,7 +38,8 @@ impl<A: Arch> FrameChannel<A> {
             (free.take(sizes.total(), PAGE as u64, u64::MAX), free.largest())
         };
         let at = at.ok_or(Refusal::NoMemory { size: sizes.total(), largest })?;
-        // SAFETY: it was free, and is mapped.
+        // SAFETY: the memory was just taken from the free RAM, which is mapped and in no other use,
+        // and is aligned to a page.
         unsafe { A::zero(at, DATA) };
         let memory = ptr::with_exposed_provenance_mut(at as usize);
         // SAFETY: mapped one to one, its counts are zero, and it has no other user but the tool

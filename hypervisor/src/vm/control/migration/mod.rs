@@ -58,7 +58,7 @@ fn describe<A: Arch>(vm: &Vm<A>, section: Section, archive: &mut Archive<'_>) ->
     let Section::Vcpu(index) = section else { return A::describe_shared(vm, archive) };
     let vcpu = vm.vcpus.get(index as usize).ok_or(Flaw::Value("the index of a vCPU"))?;
     let _owner = vcpu.target.owner().ok_or(Flaw::Unmovable("one of its vCPUs runs"))?;
-    // SAFETY: the owner was just taken.
+    // SAFETY: the owner was just taken and is held meanwhile, so no other reference is alive.
     let state = unsafe { vcpu.state() };
     A::describe_vcpu(vm, state, &vcpu.inbox, archive)
 }

@@ -252,7 +252,8 @@ impl<A: Arch> Receiving<A> {
                 let is_new = header.argument >= self.written;
                 pieces(vm, header.argument, (header.len() * PAGE) as u64, |host| {
                     if !is_new {
-                        // SAFETY: the guest's memory is its own, and no vCPU runs.
+                        // SAFETY: the page is in a slot of the guest, whose memory nobody else
+                        // uses, and no vCPU runs.
                         unsafe { A::zero(host.start, host.end - host.start) };
                         clean::<A>(host);
                     }
