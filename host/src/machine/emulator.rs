@@ -2,7 +2,7 @@
 
 use super::bochs;
 use super::spec::{Channels, Console, Spec};
-use crate::guest::cache::{self, NotToBeHad};
+use crate::guest::cache::{self, Unavailable};
 use crate::migration::Listener;
 use crate::prelude::*;
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -156,7 +156,7 @@ fn ten() -> Result<Emulator> {
         return Ok(system);
     }
     let directory = match cache::newer_emulator() {
-        Err(error) if error.is::<NotToBeHad>() => {
+        Err(error) if error.is::<Unavailable>() => {
             eprintln!("quell: no QEMU {NEW} ({error:#}); the system's is used: see docs/qemu.md");
             return Ok(system);
         }

@@ -2,7 +2,7 @@
 
 use crate::debian::boot::{ROOT, Writes, machine};
 use crate::debian::{copy_for_tests, disk_for_tests};
-use crate::guest::cache::{self, NotToBeHad};
+use crate::guest::cache::{self, Unavailable};
 use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
 use crate::vm::disk_loader;
@@ -82,7 +82,7 @@ fn outside(room: &Room<'_>) -> Result<(PathBuf, bool)> {
 fn upgrades(room: &Room<'_>) -> Result<()> {
     let loader = disk_loader(room.platform.arch())?;
     let mut session = Session::start(&on_quell(room, &room.directory.join("debian.img"), loader)?)?;
-    session.run_all(&["apt-get -qq update"]).context(NotToBeHad("Debian's archive".into()))?;
+    session.run_all(&["apt-get -qq update"]).context(Unavailable("Debian's archive".into()))?;
     session.run_all(UPGRADE)?;
     session.machine.type_text("reboot\n")?;
     session.log_in().context("after the upgrade")?;

@@ -8,7 +8,7 @@
 use super::panics::not_for_tests;
 
 /// Sources of code that runs concurrently.
-const CRATES: &str = "baremetal coherence hostlink memslots paging pic pvflush stay tlfs";
+const CRATES: &str = "baremetal coherence hostlink iommu memslots migration paging pic pvflush stay tlfs";
 
 const ORDERS: [&str; 4] = ["Acquire", "Release", "AcqRel", "SeqCst"];
 const NAMING: [&str; 3] = ["pairs with ", "pair with ", "partner"];

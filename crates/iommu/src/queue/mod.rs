@@ -355,6 +355,7 @@ impl<P: Port, E: AsRef<[Entry]>> Queue<P, E> {
         let held = self.lock();
         for (position, command) in (0..).zip(commands) {
             self.entries()[(position & self.mask()) as usize].store(command);
+            // Pairs with `passed`, as in `put`.
             self.queued.store(position + 1, Ordering::Release);
         }
         held.ring();

@@ -4,14 +4,14 @@
 //! that is there already is not fetched again.
 
 use super::{
-    Apt, FETCHING, KEYRING, KVM_MODULES, MIRROR, New, NotToBeHad, OtherKernel, directory, find, kept,
+    Apt, FETCHING, KEYRING, KVM_MODULES, MIRROR, New, OtherKernel, Unavailable, directory, find, kept,
     kept_kernel, kernel_packages, unpack_to, with_lists,
 };
 use crate::prelude::*;
 
 fn fetch(apt: &Apt, package: &str, modules: &[&str], new: &New) -> Result<String> {
     let image = apt.kernel_behind(package, new.work.path());
-    let image = image.ok_or_else(|| NotToBeHad(format!("there is no kernel behind {package}")))?;
+    let image = image.ok_or_else(|| Unavailable(format!("there is no kernel behind {package}")))?;
     eprintln!("quell: fetching {image}");
     apt.kernel(&image, modules, new)
 }
@@ -31,7 +31,7 @@ pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherK
 /// Apt for another release of Debian with up-to-date lists; of sources, too, if they are wanted.
 pub(super) fn at_release(suite: &str, arch: Arch, with_source: bool, new: &New) -> Result<Apt> {
     let is_debian = Path::new(KEYRING).is_file();
-    ensure!(is_debian, NotToBeHad(format!("{suite} is Debian's, and there is no {KEYRING}")));
+    ensure!(is_debian, Unavailable(format!("{suite} is Debian's, and there is no {KEYRING}")));
     let apt = Apt::foreign(arch.debian(), &new.cache.join(format!("apt-{suite}-{}", arch.debian())))?;
     let binaries = sources(suite, Some(KEYRING));
     let source = if with_source { binaries.replace("deb ", "deb-src ") } else { String::new() };
@@ -40,7 +40,7 @@ pub(super) fn at_release(suite: &str, arch: Arch, with_source: bool, new: &New) 
         // What apt says of a release that was moved elsewhere.
         let is_gone = format!("{error:#}").contains("does not have a Release file");
         let lists = format!("there are no package lists of {suite}");
-        return Err(if is_gone { error.context(NotToBeHad(lists)) } else { error.context(lists) });
+        return Err(if is_gone { error.context(Unavailable(lists)) } else { error.context(lists) });
     }
     Ok(apt)
 }
@@ -85,7 +85,7 @@ pub(crate) fn newer_emulator() -> Result<PathBuf> {
 fn at_backports(arch: Arch, new: &New) -> Result<(Apt, String)> {
     let release = fs::read_to_string("/etc/os-release").context("cannot tell the distribution")?;
     let (suite, sources) =
-        backports(&release).ok_or_else(|| NotToBeHad("only Debian's backports are known".into()))?;
+        backports(&release).ok_or_else(|| Unavailable("only Debian's backports are known".into()))?;
     let apt = match arch {
         Arch::X86_64 => Apt::private(&new.cache.join("apt-backports"))?,
         Arch::Aarch64 => Apt::foreign("arm64", &new.cache.join("apt-backports-arm64"))?,

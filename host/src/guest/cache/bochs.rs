@@ -2,7 +2,7 @@
 //! source package. Its BIOS is a package too: the one in the source finds one processor only.
 
 use super::backports::at_release;
-use super::{New, NotToBeHad, kept};
+use super::{New, Unavailable, kept};
 use crate::prelude::*;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -34,7 +34,7 @@ pub(crate) fn bochs() -> Result<Bochs> {
 
 fn fetch(ours: &Path, new: &New) -> Result<()> {
     let work = new.work.path();
-    let cannot = |what: &str| NotToBeHad(format!("cannot fetch {what} of Debian's {SUITE}"));
+    let cannot = |what: &str| Unavailable(format!("cannot fetch {what} of Debian's {SUITE}"));
     let apt = at_release(SUITE, Arch::X86_64, true, new).with_context(|| cannot("the package lists"))?;
     eprintln!("quell: fetching Bochs (4 MB of source), and building it: 2 to 3 minutes, once");
     // A mirror may lack the package's description, which is not needed. Its archive is checked.

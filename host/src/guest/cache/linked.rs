@@ -4,7 +4,7 @@
 
 use super::super::cpio::Archive;
 use super::backports::at_release;
-use super::{Apt, NotToBeHad, VERSION, find, kept, unpack_to, version};
+use super::{Apt, Unavailable, VERSION, find, kept, unpack_to, version};
 use crate::prelude::*;
 use object::read::elf::ElfFile64;
 use object::{Endianness, elf};
@@ -57,7 +57,7 @@ pub(crate) fn kexec(arch: Arch) -> Result<LinkedProgram> {
 pub(crate) fn herd() -> Result<LinkedProgram> {
     let (package, data) = ("herdtools7", "usr/share/herdtools7/herd");
     linked_program(Arch::X86_64, Some("sid"), package, "usr/bin/herd7", Some(data))
-        .map_err(|error| error.context(NotToBeHad("herd7 is unavailable".into())))
+        .map_err(|error| error.context(Unavailable("herd7 is unavailable".into())))
 }
 
 /// A program of this system's release or of another; with a directory of data of its package.

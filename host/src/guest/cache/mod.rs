@@ -40,15 +40,15 @@ const VERSIONS: &str = "versions.json";
 
 /// The distribution does not have what was asked for. A test that needs it is left out.
 #[derive(Debug)]
-pub(crate) struct NotToBeHad(pub(crate) String);
+pub(crate) struct Unavailable(pub(crate) String);
 
-impl fmt::Display for NotToBeHad {
+impl fmt::Display for Unavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Error for NotToBeHad {}
+impl Error for Unavailable {}
 
 #[derive(Clone, Debug)]
 pub(crate) struct GuestFiles {

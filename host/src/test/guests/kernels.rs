@@ -2,7 +2,7 @@
 
 use super::expect::{expect_battery, expect_status, with_console};
 use super::{Lab, made};
-use crate::guest::cache::{self, NotToBeHad};
+use crate::guest::cache::{self, Unavailable};
 use crate::guest::cpio::Archive;
 use crate::machine::emulator;
 use crate::test::kernels::{From, Kernel};
@@ -33,7 +33,7 @@ impl Lab<'_> {
     pub(in crate::test) fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
         let arch = case.platform.arch();
         if !emulator::version(arch)?.notices_changed_code() {
-            bail!(NotToBeHad("this QEMU may stay with code that was changed".into()));
+            bail!(Unavailable("this QEMU may stay with code that was changed".into()));
         }
         let command = battery(if self.long { ROUNDS_LONG } else { ROUNDS });
         let mut guest = self.stock_guest(case.platform, Some(&command))?;

@@ -13,7 +13,7 @@ use super::progress::ProgressView;
 use super::room::Act;
 use super::second::SecondTries;
 use super::{Tally, storm};
-use crate::guest::cache::NotToBeHad;
+use crate::guest::cache::Unavailable;
 use crate::migration::Arrivals;
 use crate::run::reporting_console;
 use crate::test::prelude::*;
@@ -101,7 +101,7 @@ pub(super) fn run_all(
             };
         }
         if let Err(error) = &result
-            && error.is::<NotToBeHad>()
+            && error.is::<Unavailable>()
         {
             running.leave_out(&format!("{error:#}"));
             tally.add(Tally { left_out: 1, rows: 1, ..Tally::default() });
