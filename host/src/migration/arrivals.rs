@@ -267,10 +267,12 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_shown_as_it_is_written() {
-        let incoming = Some(address(Path::new("/a/b")));
-        let shown = Arrival { incoming, ..Arrival::default() }.incoming();
-        assert_eq!(shown.as_deref(), Some("unix:/a/b"));
+    fn where_a_guest_comes_from_is_shown_as_it_is_written() {
+        let description = Box::new(Described::made_up(b"a kernel", "").description);
+        let restore = Some((PathBuf::from("a.snapshot"), description));
+        let arrival = Arrival { restore, incoming: Some(address(Path::new("/a/b"))), ..Arrival::default() };
+        assert_eq!(arrival.restore(), Some(Path::new("a.snapshot")));
+        assert_eq!(arrival.incoming().as_deref(), Some("unix:/a/b"));
     }
 
     #[test]

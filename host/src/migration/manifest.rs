@@ -214,6 +214,7 @@ mod tests {
         let found = Described::of_bundle(&path, Name::GUEST, "aarch64").expect("is there");
         assert_eq!((&*found.kernel, found.initrd.as_deref()), (&b"second"[..], Some(&b"first"[..])));
         assert_eq!(found.description.files(), 11, "bytes of both");
+        assert_eq!(Description { initrd: None, ..found.description.clone() }.files(), 6);
         let Description { version, arch, name, config, kernel, initrd } = found.description;
         assert_eq!((version, &*arch, &*name), (VERSION, "aarch64", "guest"));
         assert_eq!((kernel, initrd), (Part::of(b"second"), Some(Part::of(b"first"))));

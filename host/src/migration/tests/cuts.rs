@@ -2,7 +2,7 @@
 
 use super::super::outflow::Manner;
 use super::super::place::Listener;
-use super::super::source::{InDoubt, Moved, migrate, target_is_gone};
+use super::super::source::{Destination, InDoubt, Moved, migrate, target_is_gone};
 use super::super::target::receive;
 use super::super::wire::{Link, Secret, Side};
 use super::machines::{LONG, address, secret, until};
@@ -128,6 +128,10 @@ fn guests_that_are_refused_or_cancelled_run_on_where_they_are() {
     let refused = migrate(&world.sides[0].origin, &to, &world.manner(&Signals::default()));
     assert!(said(&refused).contains("the same secret"), "{}", said(&refused));
     world.check(0, &refused, "another secret");
+    let another = Destination { address: address(&world.foreign.path), secret: secret() };
+    let refused = migrate(&world.sides[0].origin, &another, &world.manner(&Signals::default()));
+    assert!(said(&refused).contains("does not take the guest: the kernel"), "{}", said(&refused));
+    world.check(0, &refused, "another kernel");
     let signals = Signals::default();
     signals.catch(2);
     let ended = world.migrate_as(0, &signals);
