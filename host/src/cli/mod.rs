@@ -13,7 +13,7 @@ pub(crate) use look::*;
 pub(crate) use run::*;
 
 use crate::arch::PlatformArgs;
-use crate::check::{Omission, On};
+use crate::check::Omission;
 use crate::machine::emulator::Wanted;
 use crate::prelude::*;
 use clap::{Args, Parser, Subcommand};
@@ -98,7 +98,7 @@ pub(crate) struct FetchArgs {
 pub(crate) struct CheckArgs {
     /// What to run it on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
-    pub(crate) on: On,
+    pub(crate) on: Subject,
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     /// CPUs of the machine

@@ -224,7 +224,7 @@ fn plan(cases: &[&'static Case], args: &AllArgs) -> Vec<Step> {
     let is_meant = |way: &FlushWay| match &args.on[..] {
         [] if args.peer.is_some() => !way.is_bare(),
         [] => !way.is_peer(),
-        on => on.iter().any(|on| way.subject() == on.subject()),
+        on => on.contains(&way.subject()),
     };
     let mut steps = Vec::new();
     for round in 1..=args.output.runs {
