@@ -1,5 +1,6 @@
 //! The contents of a release, made and checked as its users would.
 
+use super::room::tool;
 use crate::book;
 use crate::test::prelude::*;
 
@@ -15,10 +16,8 @@ fn makes_book(_: &Room<'_>) -> Result<()> {
 
 fn is_reproducible(room: &Room<'_>) -> Result<()> {
     let output = room.directory.join("release");
-    let mut release = Command::new(env::current_exe().context("this program has no path")?);
-    release.args(["release", "--check", "--json", "--output"]).arg(&output).stdin(Stdio::null());
-    release.current_dir(workspace::root());
-    let made = release.output().context("cannot start this program again")?;
+    let mut release = tool(&["release", "--check", "--json", "--output"])?;
+    let made = release.arg(&output).output().context("cannot start this program again")?;
     let errors = String::from_utf8_lossy(&made.stderr).into_owned();
     ensure!(made.status.success(), "{}\n{errors}", String::from_utf8_lossy(&made.stdout));
     let said: Value = serde_json::from_slice(&made.stdout).context("what it prints is no JSON")?;

@@ -17,17 +17,6 @@ const ROUNDS: u32 = 1;
 const ROUNDS_LONG: u32 = 5;
 
 impl Lab<'_> {
-    /// The stock kernel starts another one (kexec).
-    pub(in crate::test) fn restarts(&self, case: &Case) -> Result<()> {
-        self.second_kernel(case, false)
-    }
-
-    /// The stock kernel crashes while its disk is written to, and another one takes over (kdump).
-    pub(in crate::test) fn crashes(&self, case: &Case) -> Result<()> {
-        let times = if self.long { CRASHES_LONG } else { 1 };
-        (0..times).try_for_each(|_| self.second_kernel(case, true))
-    }
-
     /// A kernel does everything that [`CHECKS`](crate::test::kernels::CHECKS) names, with data
     /// checks. It patches its code, so an emulator that stays with old code is replaced.
     pub(in crate::test) fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
@@ -56,7 +45,7 @@ impl Lab<'_> {
     }
 
     /// The stock kernel starts itself again, or crashes with itself loaded as crash kernel.
-    fn second_kernel(&self, case: &Case, is_crash: bool) -> Result<()> {
+    pub(in crate::test) fn second_kernel(&self, case: &Case, is_crash: bool) -> Result<()> {
         let arch = case.platform.arch();
         let [first, second] = if is_crash { crash() } else { restart() };
         let mut guest = self.stock_guest(case.platform, Some(&first))?;
@@ -89,7 +78,6 @@ impl Lab<'_> {
 }
 
 const CRASH_KERNEL: &str = " crashkernel=160M";
-const CRASHES_LONG: u32 = 5;
 /// Bytes of the disk, and what the first of them are, which nobody writes to.
 const DISK: usize = 16 << 20;
 const KEPT: usize = 1 << 20;
@@ -140,6 +128,7 @@ fn crash() -> [String; 2] {
     );
     [first, second]
 }
+
 /// The stock kernel and its RAM disk with this command, for kexec, and the program itself.
 fn kexec_files(stock: &StockGuest, arch: Arch, command: &str) -> Result<Vec<u8>> {
     let kexec = cache::kexec(arch)?;

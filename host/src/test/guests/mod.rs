@@ -1,7 +1,7 @@
 //! Runs the tests that boot guests under QEMU; [`super::cases`] has their table.
 
 mod bodies;
-mod expect;
+pub(super) mod expect;
 mod kernels;
 mod saved;
 #[cfg(test)]

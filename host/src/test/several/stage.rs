@@ -12,7 +12,6 @@ use crate::machine_file::MachineFile;
 use crate::moving::{Arrivals, Origin};
 use crate::run::tail;
 pub(super) use crate::test::room::Room;
-use crate::trace::collect::Collector;
 use crate::vm::Guests;
 use anyhow::Error;
 use hostlink::ctl::Input;
@@ -100,7 +99,7 @@ impl<'a> Room<'a> {
 
 /// A running machine with several guests.
 pub(super) struct Stage<'a> {
-    machine: Machine,
+    pub(super) machine: Machine,
     heard: Rc<RefCell<Heard>>,
     ram: Arc<Ram>,
     time: OwnTime,
@@ -324,11 +323,6 @@ impl Stage<'_> {
     /// Ticks of the hypervisor's clock per second.
     pub(super) fn clock_hz(&self) -> Result<u64> {
         self.machine.clock_hz()?.context("the hypervisor has not begun")
-    }
-
-    /// Begins to collect the trace, of an image that has one.
-    pub(super) fn collect_trace(&self) -> Result<Collector> {
-        Collector::of(&self.machine)
     }
 
     /// Adds to an error what the consoles and the log end with.
