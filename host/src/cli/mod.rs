@@ -213,6 +213,12 @@ pub(crate) struct CheckStyleArgs {
     pub(crate) install_hook: bool,
 }
 
+/// What a command is told by these words behind its name.
+pub(crate) fn arguments<T: Args>(words: &[&str]) -> Result<T> {
+    let command = T::augment_args(clap::Command::new("quell").no_binary_name(true));
+    Ok(T::from_arg_matches(&command.try_get_matches_from(words)?)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -180,15 +180,11 @@ fn ratio(left: f64, right: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::cli;
 
     #[test]
     fn the_sentence_says_which_is_faster() {
-        let words = ["quell", "demo"];
-        let Command::Demo(args) = Cli::try_parse_from(words).expect("parses").command else {
-            panic!("another command")
-        };
+        let args = cli::arguments(&[]).expect("parses");
         let demo = unmap::demo(&args, Platform::Aarch64(ArmCpu::Max));
         assert!(demo.sentence(500.0, 16.0).contains("31 times as fast"));
         assert!(demo.sentence(1.0, 2.0).contains("not faster"));
