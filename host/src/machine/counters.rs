@@ -78,8 +78,13 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Of vCPUs that have counted this.
     #[cfg(test)]
-    pub(crate) fn of_rows(rows: Vec<[u64; Counter::COUNT]>) -> Self {
+    pub(crate) fn of_counts(vcpus: &[&[(Counter, u64)]]) -> Self {
+        let mut rows = vec![[0; Counter::COUNT]; vcpus.len()];
+        for (row, counts) in rows.iter_mut().zip(vcpus) {
+            counts.iter().for_each(|(counter, count)| row[*counter as usize] = *count);
+        }
         let owners = (0..rows.len() as u32).map(|vcpu| RowVcpu { guest: None, vcpu }).collect();
         Self { rows, owners }
     }

@@ -202,7 +202,8 @@ impl<'f> Fields<'f> {
     /// A size in bytes: text such as `256M`.
     pub(super) fn size(&self, key: &str) -> Result<Option<At<u64>>> {
         self.of_type(key, "a size with its unit", |value| {
-            let text = value.as_str().filter(|text| text.ends_with(|last: char| last.is_ascii_alphabetic()))?;
+            let text =
+                value.as_str().filter(|text| text.ends_with(|last: char| last.is_ascii_alphabetic()))?;
             crate::size::parse(text).ok()
         })
     }

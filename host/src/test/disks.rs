@@ -9,7 +9,9 @@ use crate::vm::disk_loader;
 
 pub(super) const ACTS: &[Named] = &[
     ("debian_disk_boots", boots),
-    ("debian_boots_on_quell", boots_on_quell),
+    ("debian_boots_on_quell", |room| {
+        boots_twice(&on_quell(room, &room.directory.join("debian.img"), outside(room)?)?)
+    }),
     ("debian_upgrades_its_kernel", upgrades),
     ("a_disk_is_intact_after_hard_resets", hard_resets),
 ];
@@ -68,10 +70,6 @@ fn on_quell(room: &Room<'_>, disk: &Path, (kernel, is_firmware): (PathBuf, bool)
     };
     guest.check()?;
     guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)
-}
-
-fn boots_on_quell(room: &Room<'_>) -> Result<()> {
-    boots_twice(&on_quell(room, &room.directory.join("debian.img"), outside(room)?)?)
 }
 
 /// A kernel that is not on the disk.

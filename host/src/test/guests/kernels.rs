@@ -1,7 +1,7 @@
 //! What kernels do that the stock guest does not do by itself.
 
+use super::Lab;
 use super::expect::{expect_battery, expect_status, with_console};
-use super::{Lab, made};
 use crate::guest::cache;
 use crate::guest::cpio::Archive;
 use crate::machine::emulator;
@@ -49,7 +49,7 @@ impl Lab<'_> {
         let arch = case.platform.arch();
         let [first, second] = if is_crash { crash() } else { restart() };
         let mut guest = self.stock_guest(case.platform, Some(&first))?;
-        let stock = made(self.parts.stock(arch))?;
+        let stock = self.stock_files(arch)?;
         guest.initrd.get_or_insert_default().extend(kexec_files(stock, arch, &second)?);
         guest.vcpus = 4;
         let image = self.directory.join("busy.img");

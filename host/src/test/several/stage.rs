@@ -14,8 +14,7 @@ use crate::run::tail;
 pub(super) use crate::test::room::Room;
 use crate::vm::Guests;
 use anyhow::Error;
-use hostlink::ctl::Input;
-use hostlink::ctl::record::{self, Record, Taken};
+use hostlink::ctl::record::{self, Record};
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -193,10 +192,8 @@ impl Stage<'_> {
         let guest = named(name)?;
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            let bytes = &rest[..rest.len().min(Input::BYTES_MAX)];
-            let bytes = Input::new(bytes).context("there is nothing to type")?;
-            let taken: Taken = self.ask_one(&Request::Input { guest, port: 0, bytes })?;
-            rest = &rest[(taken.taken as usize).min(rest.len())..];
+            let taken = self.machine.control()?.with_patience(PATIENCE).type_some(guest, 0, rest);
+            rest = &rest[taken.with_context(|| format!("typing '{}' to {name}", text.trim_end()))?..];
             self.heard().read()?;
         }
         Ok(())
