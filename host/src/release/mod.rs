@@ -91,9 +91,8 @@ fn epoch() -> Result<u64> {
             .with_context(|| format!("{NAME} is {value}, and has to be a number of seconds"));
     }
     let mut log = Command::new("git");
-    log.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()).stdin(Stdio::null());
-    let output = log.output().ok().filter(|output| output.status.success());
-    let time = output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse().ok());
+    log.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root());
+    let time = workspace::output(&mut log).ok().and_then(|time| time.trim().parse().ok());
     time.with_context(|| format!("the sources are in no repository that says of when they are: set {NAME}"))
 }
 

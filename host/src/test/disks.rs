@@ -100,10 +100,7 @@ fn hard_resets(room: &Room<'_>) -> Result<()> {
         session.log_in().with_context(|| format!("after reset {number} of {RESETS}"))?;
     }
     session.run(&["! dmesg | grep 'EXT4-fs.*rror'", "ls /root/v1"])?;
-    let found = Command::new("/sbin/e2fsck").arg("-fn").arg(&disk).output().context("cannot start e2fsck")?;
-    let text = String::from_utf8_lossy(&found.stdout);
-    ensure!(found.status.success(), "e2fsck has found something:\n{text}");
-    Ok(())
+    workspace::output(Command::new("/sbin/e2fsck").arg("-fn").arg(&disk)).map(drop)
 }
 
 /// A booted system with root logged in.

@@ -1,6 +1,7 @@
 //! The published crates as users get them: packed, and used outside of the tree.
 
 use crate::test::prelude::*;
+use crate::workspace::output;
 
 /// The directories in `crates/` of the published crates, each after those that it needs.
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
@@ -50,7 +51,7 @@ impl Outside {
             // With new times: those in the archive are the same in each.
             unpack.args(["--extract", "--gzip", "--touch", "--file"]).arg(&archive);
             unpack.arg("--directory").arg(directory.path());
-            finish(unpack)?;
+            output(&mut unpack)?;
             let stem = archive.file_stem().context("an archive without a name")?;
             packages.push(Package { directory: directory.path().join(stem), name });
         }
@@ -137,15 +138,7 @@ fn cargo<'a>(
 fn finish_cargo(command: impl Fn() -> Command) -> Result<()> {
     let mut offline = command();
     offline.env("CARGO_NET_OFFLINE", "true");
-    finish(offline).or_else(|_| finish(command()))
-}
-
-/// Runs a command to its end. If it fails, its output is the error.
-fn finish(mut command: Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    let shown = [output.stdout, output.stderr].concat();
-    ensure!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&shown));
-    Ok(())
+    output(&mut offline).or_else(|_| output(&mut command())).map(drop)
 }
 
 fn work_outside(_: &Room<'_>) -> Result<()> {
@@ -185,7 +178,7 @@ fn build_with_the_rust_they_name(_: &Room<'_>) -> Result<()> {
         let version = version.with_context(|| format!("{} names no version of Rust", package.name))?;
         let mut install = Command::new("rustup");
         install.args(["toolchain", "install", version, "--profile", "minimal", "--no-self-update"]);
-        finish(install)?;
+        output(&mut install)?;
         outside.run_in(package, &["check", "--lib", "--all-features"], Some(version))?;
     }
     Ok(())
@@ -203,23 +196,17 @@ fn baseline(manifest: &str) -> Result<Option<String>> {
 
 fn break_nobody(_: &Room<'_>) -> Result<()> {
     let directory = workspace::target_dir("semver-checks");
-    let tool = directory.join("bin/cargo-semver-checks");
-    if !tool.is_file() {
-        let mut install = workspace::cargo();
-        // Unoptimized: building takes longer than running.
-        install.args(["install", "--locked", "--debug", COMPARER, "--root"]).arg(&directory);
-        finish(install)?;
-    }
+    let tool = workspace::installed(COMPARER, "semver-checks", &[])?;
     for name in PUBLISHED {
         let Some(commit) = baseline(&format!("crates/{name}/Cargo.toml"))? else {
             bail!("there is no history to compare with")
         };
         let mut compare = Command::new(&tool);
         compare.args(["semver-checks", "--package", &format!("quell-{name}"), "--baseline-rev", &commit]);
-        compare.current_dir(workspace::root()).stdin(Stdio::null());
+        compare.current_dir(workspace::root());
         compare.env("CARGO_TARGET_DIR", directory.join("built"));
         compare.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
-        finish(compare)?;
+        output(&mut compare)?;
     }
     Ok(())
 }
