@@ -7,11 +7,10 @@ mod unmap;
 use crate::bench::lab;
 use crate::cli::DemoArgs;
 use crate::prelude::*;
-use crate::report::grouped;
 use crate::results::{Row, Writer};
 use crate::run::conclude;
 use comfy_table::Table;
-use indicatif::ProgressBar;
+use indicatif::{HumanFloatCount, ProgressBar};
 
 /// A comparison of two sides, in the order of the table's columns.
 struct Demo<'a> {
@@ -169,7 +168,7 @@ fn value(row: &Row) -> String {
     match &*row.unit {
         "s" => format!("{:.2} s", row.spread.median),
         "ms" => format!("{:.1} ms", row.spread.median),
-        _ => grouped(&format!("{:.0}", row.spread.median.max(0.0))),
+        _ => format!("{:.0}", HumanFloatCount(row.spread.median.max(0.0))),
     }
 }
 

@@ -55,9 +55,3 @@ impl Running<'_> {
         self.progress.say(&text);
     }
 }
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}

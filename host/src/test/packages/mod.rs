@@ -1,5 +1,6 @@
 //! The published crates as users get them: packed, and used outside of the tree.
 
+use crate::guest::cache::find;
 use crate::test::prelude::*;
 use crate::workspace::output;
 
@@ -46,7 +47,7 @@ impl Outside {
         })?;
         let mut packages = Vec::new();
         for name in names {
-            let archive = archive_of(&packed.join("package"), &name)?;
+            let archive = find(&packed.join("package"), &format!("{name}-"))?;
             let mut unpack = Command::new("tar");
             // With new times: those in the archive are the same in each.
             unpack.args(["--extract", "--gzip", "--touch", "--file"]).arg(&archive);
@@ -100,17 +101,6 @@ impl Outside {
         fs::copy(workspace::root().join("Cargo.lock"), directory.join("Cargo.lock"))?;
         Ok(directory)
     }
-}
-
-fn archive_of(directory: &Path, name: &str) -> Result<PathBuf> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        if file.starts_with(&format!("{name}-")) && file.ends_with(".crate") {
-            return Ok(path);
-        }
-    }
-    bail!("cargo has packed nothing for {name}")
 }
 
 /// Cargo for packages outside of the tree.
