@@ -16,7 +16,8 @@ pub(crate) fn book() -> Result<u8> {
 }
 
 pub(crate) fn make() -> Result<PathBuf> {
-    let tool = install()?;
+    let options = ["--no-default-features", "--features", "search"];
+    let tool = workspace::installed(TOOL, "mdbook", &options)?;
     let directory = workspace::target_dir("book");
     let sources = directory.join("src");
     // Leftovers of a former run must not look like a chapter.
@@ -38,21 +39,6 @@ pub(crate) fn make() -> Result<PathBuf> {
     let page = directory.join("book/index.html");
     ensure!(page.is_file(), "mdbook made no {}:\n{said}", page.display());
     Ok(page)
-}
-
-fn install() -> Result<PathBuf> {
-    let directory = workspace::target_dir("mdbook");
-    let tool = directory.join("bin/mdbook");
-    if !tool.is_file() {
-        eprintln!("quell: building {TOOL}, which takes some minutes");
-        let mut install = workspace::cargo();
-        // Unoptimized: building takes longer than running.
-        install.args(["install", "--locked", "--debug", "--quiet", TOOL]);
-        install.args(["--no-default-features", "--features", "search", "--root"]).arg(&directory);
-        let status = install.status().context("cannot start cargo")?;
-        ensure!(status.success(), "{TOOL} cannot be installed ({status})");
-    }
-    Ok(tool)
 }
 
 /// The chapters that a summary in `docs/` names, by their paths in the tree.

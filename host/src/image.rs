@@ -186,13 +186,11 @@ pub(crate) fn spec(platform: Platform, disc: &Path, uefi: bool) -> Result<Spec> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command as Verb};
-    use clap::Parser;
+    use crate::cli;
 
     #[test]
     fn the_menu_has_each_entry_once_and_the_default_is_one_of_them() {
-        let cli = Cli::try_parse_from(["quell", "image", "--default", "check-quell", "--timeout", "0"]);
-        let Verb::Image(args) = cli.expect("parses").command else { panic!("another command") };
+        let args = cli::arguments(&["--default", "check-quell", "--timeout", "0"]).expect("parses");
         let text = menu(&args);
         for entry in Entry::value_variants() {
             let id = format!("--id {} {{", entry.menu().0);

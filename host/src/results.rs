@@ -3,17 +3,20 @@
 use crate::guest::cache::Versions;
 use crate::machine::emulator;
 use crate::prelude::*;
+use clap::ValueEnum;
 use std::borrow::Cow;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+/// What the same guest runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Subject {
-    /// A guest on Quell.
+    /// Quell
     #[default]
     Quell,
-    /// The same guest directly on the emulated machine.
+    /// The emulated machine itself
     Bare,
-    /// The same guest on Linux KVM in the emulated machine.
+    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM
+    /// disk
     Kvm,
 }
 

@@ -4,7 +4,7 @@ use crate::prelude::*;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 
-/// A bar that moves, on a terminal; nothing elsewhere.
+/// A bar that moves, on a terminal; nothing elsewhere. When it is dropped it goes.
 pub(crate) fn bar(template: &str, length: u64) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,5 @@
 //! Text that others have written, before it reaches a terminal: a guest, another machine, a file.
+//! And checksums as text.
 
 /// Without characters that a terminal obeys, as one line.
 pub(crate) fn foreign(text: &str) -> String {
@@ -13,6 +14,10 @@ pub(crate) fn foreign_lines(text: &str) -> String {
 /// Whether a character moves others: it changes the direction of text, or ends a line.
 pub(crate) fn moves_text(char: char) -> bool {
     matches!(char, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

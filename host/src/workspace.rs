@@ -115,6 +115,30 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
+/// What a command prints that has to succeed. If it fails, all that it prints is the error.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot start {command:?}"))?;
+    let all = [output.stdout.as_slice(), &output.stderr].concat();
+    ensure!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&all));
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The program of a crate, `NAME@VERSION`: in this directory below the target directory, where it
+/// is built if it is missing.
+pub(crate) fn installed(of: &str, directory: &str, options: &[&str]) -> Result<PathBuf> {
+    let directory = target_dir(directory);
+    let program = directory.join("bin").join(of.split('@').next().unwrap_or(of));
+    if !program.is_file() {
+        eprintln!("quell: building {of}, which takes some minutes");
+        let mut install = cargo();
+        // Unoptimized: building takes longer than running.
+        install.args(["install", "--locked", "--debug", "--quiet", of]).args(options);
+        output(install.arg("--root").arg(&directory)).with_context(|| format!("{of} cannot be installed"))?;
+    }
+    Ok(program)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavour {
     Usual,

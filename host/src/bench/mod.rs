@@ -27,7 +27,6 @@ mod running;
 mod shootdown;
 pub(crate) mod unmap;
 
-use crate::check::On;
 use crate::cli::{AllArgs, BenchCommand as Bench, DeviceOptions, Short, SizeArgs};
 use crate::debian;
 use crate::prelude::*;
@@ -59,7 +58,7 @@ fn asked(command: &Bench) -> Result<AllArgs> {
         }
         Bench::Devices(Short { options, output }) => {
             let is_all = options.on.is_empty();
-            let on = if is_all { On::value_variants().to_vec() } else { options.on.clone() };
+            let on = if is_all { Subject::value_variants().to_vec() } else { options.on.clone() };
             let disk = options.disk.clone().map_or_else(|| debian::usual_disk(Arch::X86_64), Ok)?;
             let devices = DeviceOptions { disk: Some(disk), ..options.clone() };
             AllArgs { on, devices, ..output.only(["devices"]) }

@@ -219,13 +219,7 @@ mod tests {
     const ALL: Shape = Shape::Merge { initiators: 8 };
 
     fn calls(vcpus: &[&[(Counter, u64)]]) -> Calls {
-        let row = |counts: &&[(Counter, u64)]| {
-            let mut row = [0; Counter::COUNT];
-            counts.iter().for_each(|(counter, count)| row[*counter as usize] = *count);
-            row
-        };
-        let counters = Snapshot::of_rows(vcpus.iter().map(row).collect());
-        Calls { count: 10, instructions: 20_000.0, counters }
+        Calls { count: 10, instructions: 20_000.0, counters: Snapshot::of_counts(vcpus) }
     }
 
     fn over(calls: &Calls, shape: Shape) -> Vec<String> {

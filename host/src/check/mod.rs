@@ -63,7 +63,7 @@ pub(crate) const fn vcpus(arch: Arch) -> u32 {
 
 pub(crate) struct Run<'a> {
     pub(crate) platform: Platform,
-    pub(crate) on: On,
+    pub(crate) on: Subject,
     pub(crate) cpus: u32,
     /// vCPUs on Quell.
     pub(crate) vcpus: u32,
@@ -77,21 +77,7 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     pub(crate) fn start(&self, signals: &Signals, mut each: impl FnMut(&Row)) -> Result<(Vec<Row>, Outcome)> {
         let directory = tempfile::Builder::new().prefix("quell-check-").tempdir()?;
-        let report = if self.platform.arch().reports_on_console() { "" } else { " report=com2" };
-        let has_omissions = self.platform.arch() == Arch::Aarch64;
-        ensure!(self.omission.is_none() || has_omissions, "--drop is for --arch aarch64");
-        let mut words = vec![format!("check json{report}")];
-        words.extend(self.omission.map(|omission| omission.word().to_owned()));
-        words.extend(self.only.map(|row| format!("only={row}")));
-        let mut spec = spec(
-            self.platform,
-            self.on,
-            &words.join(" "),
-            (self.cpus, self.vcpus),
-            self.switches,
-            directory.path(),
-        )?;
-        spec.timeout = Some(self.timeout);
+        let spec = Spec { timeout: Some(self.timeout), ..self.spec(directory.path())? };
         let mut rows = Vec::new();
         let outcome = Machine::start(&spec, signals)?.run(|report, _| {
             if let Some(row) = row(report, self.on.name()) {
@@ -101,6 +87,35 @@ impl Run<'_> {
             Ok(Flow::Continue)
         })?;
         Ok((rows, outcome))
+    }
+
+    /// The machine on which tlbcheck runs.
+    fn spec(&self, directory: &Path) -> Result<Spec> {
+        let (platform, cpus) = (self.platform, self.cpus);
+        let (arch, has_defect) = (platform.arch(), self.switches.defect.is_some());
+        ensure!(self.omission.is_none() || arch == Arch::Aarch64, "--drop is for --arch aarch64");
+        ensure!(!has_defect || self.on == Subject::Quell, "only Quell has defects that can be switched on");
+        refuse_foreign_defect(self.switches, platform)?;
+        let report = if arch.reports_on_console() { "" } else { " report=com2" };
+        let mut words = vec![format!("check json{report}")];
+        let omitted = self.omission.and_then(|omission| omission.to_possible_value());
+        words.extend(omitted.map(|omission| format!("drop={}", omission.get_name())));
+        words.extend(self.only.map(|row| format!("only={row}")));
+        let guest = Guest::bare(workspace::TLBCHECK, platform, words.join(" "), self.vcpus, MEMORY)?;
+        let guest = Guest { switches: self.switches, ..guest };
+        match self.on {
+            Subject::Bare => guest.on_bare_machine(cpus, directory),
+            Subject::Quell => {
+                let hypervisor =
+                    if has_defect { Hypervisor::with_defects(arch)? } else { Hypervisor::build(arch)? };
+                guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
+            }
+            Subject::Kvm => {
+                let guest = Guest { vcpus: cpus, ..guest };
+                let inner = guest.under_kvm(Flushes::HyperV, false);
+                StockGuest::prepare(arch)?.with_kvm(platform, &inner, cpus, Clock::Wall, directory)
+            }
+        }
     }
 }
 
@@ -157,33 +172,9 @@ impl fmt::Display for Row {
 
 const MEMORY: u64 = 256 * MIB;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum On {
-    /// The emulated machine itself
-    Bare,
-    /// Quell
-    Quell,
-    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM
-    /// disk
-    Kvm,
-}
-
-impl On {
-    pub(crate) const fn subject(self) -> Subject {
-        match self {
-            Self::Bare => Subject::Bare,
-            Self::Quell => Subject::Quell,
-            Self::Kvm => Subject::Kvm,
-        }
-    }
-
-    pub(crate) const fn name(self) -> &'static str {
-        self.subject().name()
-    }
-}
-
 /// Instructions that tlbcheck omits, on Arm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Omission {
     /// Every TLBI
     Tlbi,
@@ -193,45 +184,6 @@ pub(crate) enum Omission {
     Broadcast,
     /// The barriers after TLBIs, which an emulator may not need
     Dsb,
-}
-
-impl Omission {
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Tlbi => "drop=tlbi",
-            Self::Vmalle1 => "drop=vmalle1",
-            Self::Broadcast => "drop=broadcast",
-            Self::Dsb => "drop=dsb",
-        }
-    }
-}
-
-/// A machine on which tlbcheck runs on so many CPUs, or vCPUs on Quell.
-pub(crate) fn spec(
-    platform: Platform,
-    on: On,
-    cmdline: &str,
-    (cpus, vcpus): (u32, u32),
-    switches: Switches,
-    directory: &Path,
-) -> Result<Spec> {
-    let (arch, has_defect) = (platform.arch(), switches.defect.is_some());
-    ensure!(!has_defect || on == On::Quell, "only Quell has defects that can be switched on");
-    refuse_foreign_defect(switches, platform)?;
-    let guest = Guest { switches, ..Guest::bare(workspace::TLBCHECK, platform, cmdline, vcpus, MEMORY)? };
-    match on {
-        On::Bare => guest.on_bare_machine(cpus, directory),
-        On::Quell => {
-            let hypervisor =
-                if has_defect { Hypervisor::with_defects(arch)? } else { Hypervisor::build(arch)? };
-            guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
-        }
-        On::Kvm => {
-            let guest = Guest { vcpus: cpus, ..guest };
-            let inner = guest.under_kvm(Flushes::HyperV, false);
-            StockGuest::prepare(arch)?.with_kvm(platform, &inner, cpus, Clock::Wall, directory)
-        }
-    }
 }
 
 #[cfg(test)]

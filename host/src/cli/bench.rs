@@ -2,7 +2,6 @@
 
 use super::SizeArgs;
 use crate::arch::PlatformArgs;
-use crate::check::On;
 use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostile::attacks::Attack;
@@ -170,7 +169,7 @@ pub(crate) struct AllArgs {
     pub(crate) peer: Option<Peer>,
     /// Run the cases on this system only, if they have it
     #[arg(long, value_name = "WHAT", conflicts_with = "peer")]
-    pub(crate) on: Vec<On>,
+    pub(crate) on: Vec<Subject>,
     /// Run only the cases of this architecture [default: of both]
     #[arg(long, value_name = "ARCH")]
     pub(crate) arch: Option<Arch>,
@@ -213,7 +212,7 @@ pub(crate) struct DeviceOptions {
     pub(crate) disk: Option<PathBuf>,
     /// Run only this side; may be repeated [default: all]
     #[arg(long, value_name = "WHAT")]
-    pub(crate) on: Vec<On>,
+    pub(crate) on: Vec<Subject>,
     /// Let KVM poll for up to 200 us before it halts, as it does by default. That counts as work
     #[arg(long)]
     pub(crate) kvm_polls: bool,
@@ -290,7 +289,7 @@ pub(crate) struct UnmapArgs {
 pub(crate) struct ShootdownArgs {
     /// The system to measure
     #[arg(long, value_name = "WHAT", default_value = "bare")]
-    pub(crate) on: On,
+    pub(crate) on: Subject,
     /// The most CPUs that take part
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,

@@ -2,7 +2,8 @@
 
 use crate::migration::Address;
 use crate::prelude::*;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use hostlink::ctl::{LogWay, parse_number};
 
 /// Talk to the hypervisor of a running machine: guests, memory slots, dirty logging, counters
@@ -178,8 +179,8 @@ pub(crate) enum LogCommand {
         /// Number of the slot
         slot: u16,
         /// How the hypervisor notices stores
-        #[arg(long, value_name = "WAY", default_value = "dirty-bits")]
-        way: LogWayArgument,
+        #[arg(long, value_name = "WAY", default_value = "dirty-bits", value_parser = log_way())]
+        way: LogWay,
     },
     /// Show the pages written since the last fetch, and clear them
     Fetch(OfSlot),
@@ -187,22 +188,13 @@ pub(crate) enum LogCommand {
     Stop(OfSlot),
 }
 
-/// [`LogWay`] on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogWayArgument {
-    /// By the dirty bits of the nested page tables: no exits
-    DirtyBits,
-    /// By write faults: an exit for the first store to each page
-    WriteProtection,
-}
-
-impl From<LogWayArgument> for LogWay {
-    fn from(way: LogWayArgument) -> Self {
-        match way {
-            LogWayArgument::DirtyBits => Self::DirtyBits,
-            LogWayArgument::WriteProtection => Self::WriteProtection,
-        }
-    }
+fn log_way() -> impl TypedValueParser<Value = LogWay> {
+    let words = [
+        (LogWay::DirtyBits, "By the dirty bits of the nested page tables: no exits"),
+        (LogWay::WriteProtection, "By write faults: an exit for the first store to each page"),
+    ];
+    let words = words.map(|(way, about)| PossibleValue::new(way.name()).help(about));
+    PossibleValuesParser::new(words).try_map(|word| LogWay::named(&word).ok_or(LogWay::EXPECTED))
 }
 
 /// Parses a decimal number, or a hexadecimal one after `0x`.

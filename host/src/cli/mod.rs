@@ -13,7 +13,7 @@ pub(crate) use look::*;
 pub(crate) use run::*;
 
 use crate::arch::PlatformArgs;
-use crate::check::{Omission, On};
+use crate::check::Omission;
 use crate::machine::emulator::Wanted;
 use crate::prelude::*;
 use clap::{Args, Parser, Subcommand};
@@ -98,7 +98,7 @@ pub(crate) struct FetchArgs {
 pub(crate) struct CheckArgs {
     /// What to run it on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
-    pub(crate) on: On,
+    pub(crate) on: Subject,
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     /// CPUs of the machine
@@ -211,6 +211,12 @@ pub(crate) struct CheckStyleArgs {
     /// Have git check this before each commit, and print the location of the hook
     #[arg(long, conflicts_with = "message")]
     pub(crate) install_hook: bool,
+}
+
+/// What a command is told by these words behind its name.
+pub(crate) fn arguments<T: Args>(words: &[&str]) -> Result<T> {
+    let command = T::augment_args(clap::Command::new("quell").no_binary_name(true));
+    Ok(T::from_arg_matches(&command.try_get_matches_from(words)?)?)
 }
 
 #[cfg(test)]

@@ -3,8 +3,7 @@
 
 use crate::machine::control::{Control, Found, Refused};
 use crate::prelude::*;
-use hostlink::ctl::record::Taken;
-use hostlink::ctl::{Input, Request};
+use hostlink::ctl::Input;
 use std::io::{ErrorKind, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -28,10 +27,7 @@ pub(super) struct ToGuest {
 impl Sink for ToGuest {
     /// In a conversation of its own, so that others can talk to the hypervisor between two keys.
     fn send(&mut self, bytes: &[u8]) -> Result<usize> {
-        let bytes = Input::new(bytes).context("there is nothing to send")?;
-        let request = Request::Input { guest: self.guest, port: self.port, bytes };
-        let taken: Taken = Control::open(&self.machine)?.ask_one(&request)?;
-        Ok((taken.taken as usize).min(bytes.bytes().len()))
+        Control::open(&self.machine)?.type_some(self.guest, self.port, bytes)
     }
 }
 

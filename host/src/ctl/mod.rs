@@ -42,7 +42,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<u8> {
             });
         }
         CtlCommand::Log(LogCommand::Start { slot, way }) => {
-            control.ask(&Request::LogStart { slot: *slot, way: (*way).into() })?;
+            control.ask(&Request::LogStart { slot: *slot, way: *way })?;
             print(args, json!({"slot": slot}), || format!("stores to slot {slot} are logged"));
         }
         CtlCommand::Log(LogCommand::Fetch(OfSlot { slot })) => {

@@ -8,8 +8,8 @@ use crate::cli::ImageDebianArgs;
 use crate::guest::cache;
 use crate::prelude::*;
 use crate::steps::Steps;
+use crate::text::hex;
 use sha2::{Digest, Sha256};
-use std::fmt::Write;
 use std::os::unix::fs::MetadataExt;
 use tree::Tree;
 
@@ -119,7 +119,8 @@ impl<'a> Disk<'a> {
 
         steps.begin(&format!("fetching Debian's packages for {}", arch.debian()));
         let kernel = format!("{}={}", kernel.0, kernel.1);
-        let packages = cache::debian_packages(arch, &[&[&*kernel], &tree::PACKAGES[..]].concat())?;
+        let packages: Vec<_> = std::iter::once(&*kernel).chain(tree::PACKAGES.split(' ')).collect();
+        let packages = cache::debian_packages(arch, &packages)?;
 
         steps.begin("unpacking packages");
         let tree = Tree::unpack(&packages, work.path(), steps)?;
@@ -160,18 +161,18 @@ impl Stamp {
     pub(super) fn new(arch: Arch, bytes: u64, kernel: &str, password: &str) -> Self {
         let mut digest = Sha256::new();
         let parts = tree::SETTINGS.iter().flat_map(|(path, text)| [*path, *text]);
-        let parts =
-            parts.chain(tree::PACKAGES).chain([tree::UNPACK, tree::CONFIGURE, layout::SCRIPT, password]);
+        let parts = parts.chain(tree::PACKAGES.split(' ')).chain([
+            tree::UNPACK,
+            tree::CONFIGURE,
+            layout::SCRIPT,
+            password,
+        ]);
         for part in parts {
             // With its length, so that no two lists of parts have the same bytes.
             digest.update((part.len() as u64).to_le_bytes());
             digest.update(part);
         }
-        let mut recipe = String::new();
-        for byte in digest.finalize() {
-            // Writing to a string does not fail.
-            let _ = write!(recipe, "{byte:02x}");
-        }
+        let recipe = hex(&digest.finalize());
         Self { architecture: arch.debian().to_owned(), bytes, kernel: kernel.to_owned(), recipe }
     }
 

@@ -7,11 +7,10 @@ mod unmap;
 use crate::bench::lab;
 use crate::cli::DemoArgs;
 use crate::prelude::*;
-use crate::report::grouped;
 use crate::results::{Row, Writer};
 use crate::run::conclude;
 use comfy_table::Table;
-use indicatif::ProgressBar;
+use indicatif::{HumanFloatCount, ProgressBar};
 
 /// A comparison of two sides, in the order of the table's columns.
 struct Demo<'a> {
@@ -169,7 +168,7 @@ fn value(row: &Row) -> String {
     match &*row.unit {
         "s" => format!("{:.2} s", row.spread.median),
         "ms" => format!("{:.1} ms", row.spread.median),
-        _ => grouped(&format!("{:.0}", row.spread.median.max(0.0))),
+        _ => format!("{:.0}", HumanFloatCount(row.spread.median.max(0.0))),
     }
 }
 
@@ -180,15 +179,11 @@ fn ratio(left: f64, right: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
-    use clap::Parser;
+    use crate::cli;
 
     #[test]
     fn the_sentence_says_which_is_faster() {
-        let words = ["quell", "demo"];
-        let Command::Demo(args) = Cli::try_parse_from(words).expect("parses").command else {
-            panic!("another command")
-        };
+        let args = cli::arguments(&[]).expect("parses");
         let demo = unmap::demo(&args, Platform::Aarch64(ArmCpu::Max));
         assert!(demo.sentence(500.0, 16.0).contains("31 times as fast"));
         assert!(demo.sentence(1.0, 2.0).contains("not faster"));

@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_worst_round_counts() {
-        let counters = Some(Snapshot::of_rows(Vec::new()));
+        let counters = Some(Snapshot::of_counts(&[]));
         let seen = Seen { deletions: vec![1.0, 5.0, 2.0], counters, ..Seen::default() };
         let figures = seen.measured().expect("is over").figures;
         assert_eq!(figures[..2], [(DELETION, "ms", 5.0), (STALL, "ms", 0.0)]);

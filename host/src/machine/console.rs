@@ -39,7 +39,7 @@ impl Splitter {
                 if is_end {
                     let line = std::mem::take(&mut self.held);
                     pass(&mut pieces, line);
-                } else if !may_be_report(&self.held) || self.held.len() > LINE_MAX {
+                } else if self.held.first().is_some_and(|byte| *byte != b'{') || self.held.len() > LINE_MAX {
                     self.is_console = true;
                     let begun = std::mem::take(&mut self.held);
                     show(&mut pieces, &begun);
@@ -55,10 +55,6 @@ impl Splitter {
     pub(crate) fn finish(self) -> Option<ConsolePiece> {
         (!self.held.is_empty()).then_some(ConsolePiece::Console(self.held))
     }
-}
-
-fn may_be_report(begun: &[u8]) -> bool {
-    begun.first().is_none_or(|byte| *byte == b'{')
 }
 
 fn pass(pieces: &mut Vec<ConsolePiece>, line: Vec<u8>) {

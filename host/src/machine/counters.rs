@@ -78,8 +78,13 @@ impl Snapshot {
         Ok(())
     }
 
+    /// Of vCPUs that have counted this.
     #[cfg(test)]
-    pub(crate) fn of_rows(rows: Vec<[u64; Counter::COUNT]>) -> Self {
+    pub(crate) fn of_counts(vcpus: &[&[(Counter, u64)]]) -> Self {
+        let mut rows = vec![[0; Counter::COUNT]; vcpus.len()];
+        for (row, counts) in rows.iter_mut().zip(vcpus) {
+            counts.iter().for_each(|(counter, count)| row[*counter as usize] = *count);
+        }
         let owners = (0..rows.len() as u32).map(|vcpu| RowVcpu { guest: None, vcpu }).collect();
         Self { rows, owners }
     }
@@ -188,21 +193,18 @@ const _: () = assert!(offset_of!(Beacon, vcpu_count).is_multiple_of(8));
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
-    use std::os::unix::fs::FileExt;
 
     const BEACON: u64 = 0x1000;
     const ROWS: u64 = 0x2000;
 
     fn ram(magic: u64, vcpus: u32, columns: u32) -> Ram {
         let ram = Ram::new(0x40000, 0).expect("makes");
-        let file = File::from(ram.fd().try_clone_to_owned().expect("clones"));
         let counts = u64::from(columns) << 32 | u64::from(vcpus);
         for (offset, word) in [(0, magic), (8, ROWS), (16, 2_000_000_000), (24, counts), (32, 2)] {
-            file.write_all_at(&u64::to_le_bytes(word), BEACON + offset).expect("writes");
+            ram.put(BEACON + offset, word);
         }
         for word in 0..u64::from(vcpus) * u64::from(columns) {
-            file.write_all_at(&word.to_le_bytes(), ROWS + word * 8).expect("writes");
+            ram.put(ROWS + word * 8, word);
         }
         ram
     }
@@ -225,9 +227,7 @@ mod tests {
     fn the_beacon_says_how_a_run_ended_if_it_did() {
         let said = |word: u64| {
             let ram = ram(0, 1, 1);
-            let file = File::from(ram.fd().try_clone_to_owned().expect("clones"));
-            let at = BEACON + offset_of!(Beacon, cpu_count) as u64;
-            file.write_all_at(&word.to_le_bytes(), at).expect("writes");
+            ram.put(BEACON + offset_of!(Beacon, cpu_count) as u64, word);
             exit_code(&ram, BEACON).expect("reads")
         };
         let status = |code: ExitCode| (code as u64) << 32 | 2;

@@ -200,7 +200,11 @@ impl Ram {
 
     /// Writes as the machine does.
     pub(crate) fn put(&self, address: u64, word: u64) {
-        self.file.write_all_at(&word.to_le_bytes(), address).expect("writes");
+        self.put_bytes(address, &word.to_le_bytes());
+    }
+
+    pub(crate) fn put_bytes(&self, address: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, address).expect("writes");
     }
 }
 

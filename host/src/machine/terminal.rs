@@ -2,12 +2,14 @@
 
 use crate::prelude::*;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::process::getpgrp;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, isatty, tcgetattr, tcgetpgrp, tcsetattr,
 };
 use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Ends the modes that programs set on a terminal, whatever is displayed. In this order: a sequence
@@ -141,23 +143,20 @@ fn has_answer(bytes: &[u8]) -> bool {
     })
 }
 
+/// A terminal of our own: what is behind it, and what programs have.
+pub(crate) fn pseudo_terminal() -> Result<(OwnedFd, OwnedFd)> {
+    let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
+    grantpt(&own)?;
+    unlockpt(&own)?;
+    let name = ptsname(&own, Vec::new())?;
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let other = open(name.as_c_str(), flags, Mode::empty())?;
+    Ok((own, other))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::{Mode, OFlags, open};
-    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-    use std::os::fd::OwnedFd;
-
-    fn terminal() -> (OwnedFd, OwnedFd) {
-        let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("makes");
-        grantpt(&own).expect("is granted");
-        unlockpt(&own).expect("is unlocked");
-        let name = ptsname(&own, Vec::new()).expect("has a name");
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let other = open(name.as_c_str(), flags, Mode::empty()).expect("opens");
-        (own, other)
-    }
-
     fn answer(own: OwnedFd) -> Vec<u8> {
         let (mut seen, mut buffer, mut done) = (Vec::new(), [0; 1024], 0);
         while let Ok(count @ 1..) = rustix::io::read(&own, &mut buffer) {
@@ -175,7 +174,7 @@ mod tests {
 
     #[test]
     fn u53_modes_are_ended_and_answers_taken_before_the_shell_goes_on() {
-        let (own, other) = terminal();
+        let (own, other) = pseudo_terminal().expect("makes");
         let settings = tcgetattr(&other).expect("is one");
         let mut raw = settings.clone();
         raw.make_raw();
@@ -199,7 +198,7 @@ mod tests {
 
     #[test]
     fn u53_a_terminal_that_answers_nothing_is_not_waited_for_for_ever() {
-        let (own, other) = terminal();
+        let (own, other) = pseudo_terminal().expect("makes");
         let settings = tcgetattr(&other).expect("is one");
         settle(&other, &other, &settings);
         drop(own);
@@ -223,7 +222,7 @@ mod tests {
 
     #[test]
     fn u67_a_key_is_passed_on_at_once_and_after_the_end_none() {
-        let (own, other) = terminal();
+        let (own, other) = pseudo_terminal().expect("makes");
         let settings = tcgetattr(&other).expect("is one");
         tcsetattr(&other, OptionalActions::Now, &each_key(&settings)).expect("sets");
         let (mut from, mut to) = io::pipe().expect("makes");

@@ -116,10 +116,7 @@ impl<'f> Fields<'f> {
     }
 
     pub(super) fn text(&self, key: &str) -> Result<Option<At<&'f str>>> {
-        let found = self.of_type(key, "text in quotes", |value| match value {
-            DeValue::String(text) => Some(&**text),
-            _ => None,
-        })?;
+        let found = self.of_type(key, "text in quotes", DeValue::as_str)?;
         if let Some(At { value, line }) = found {
             let is_good =
                 !value.is_empty() && (self.source.is_of_options() || !value.contains(['\n', '\r', '\0']));
@@ -132,10 +129,7 @@ impl<'f> Fields<'f> {
 
     pub(super) fn number(&self, key: &str, min: u32, max: u32) -> Result<Option<At<u32>>> {
         let expected = format!("a whole number from {min} to {max}");
-        self.of_type(key, &expected, |value| match value {
-            DeValue::Integer(number) => integer(number).filter(|number| (min..=max).contains(number)),
-            _ => None,
-        })
+        self.of_type(key, &expected, |value| integer(value).filter(|number| (min..=max).contains(number)))
     }
 
     /// A word that `read` knows; `expected` says which.
@@ -145,10 +139,7 @@ impl<'f> Fields<'f> {
         expected: &str,
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<Option<At<T>>> {
-        self.of_type(key, expected, |value| match value {
-            DeValue::String(text) => read(text),
-            _ => None,
-        })
+        self.of_type(key, expected, |value| read(value.as_str()?))
     }
 
     /// Text, or a list of numbers, which `read` gets as text with commas between them.
@@ -158,28 +149,17 @@ impl<'f> Fields<'f> {
         expected: &str,
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<Option<At<T>>> {
-        self.of_type(key, expected, |value| match value {
-            DeValue::String(text) => read(text),
-            DeValue::Array(numbers) => {
-                let number = |value: &Spanned<DeValue<'_>>| match value.get_ref() {
-                    DeValue::Integer(number) => integer(number).map(|number| number.to_string()),
-                    _ => None,
-                };
-                let numbers: Option<Vec<_>> = numbers.iter().map(number).collect();
-                read(&numbers?.join(","))
-            }
-            _ => None,
+        self.of_type(key, expected, |value| {
+            let Some(numbers) = value.as_array() else { return read(value.as_str()?) };
+            let numbers = numbers.iter().map(|number| Some(integer(number.get_ref())?.to_string()));
+            read(&numbers.collect::<Option<Vec<_>>>()?.join(","))
         })
     }
 
     /// A text, or a list of texts, each on one line.
     pub(super) fn texts(&self, key: &str) -> Result<Option<At<Vec<String>>>> {
-        let text = |value: &DeValue<'_>| match value {
-            DeValue::String(text) if !text.is_empty() && !text.contains(['\n', '\r', '\0']) => {
-                Some(text.to_string())
-            }
-            _ => None,
-        };
+        let is_line = |text: &&str| !text.is_empty() && !text.contains(['\n', '\r', '\0']);
+        let text = |value: &DeValue<'_>| value.as_str().filter(is_line).map(str::to_owned);
         self.of_type(key, "text in quotes, or a list of such texts", |value| match value {
             DeValue::Array(values) => values.iter().map(|value| text(value.get_ref())).collect(),
             value => text(value).map(|text| vec![text]),
@@ -221,16 +201,16 @@ impl<'f> Fields<'f> {
 
     /// A size in bytes: text such as `256M`.
     pub(super) fn size(&self, key: &str) -> Result<Option<At<u64>>> {
-        self.of_type(key, "a size with its unit", |value| match value {
-            DeValue::String(text) if text.ends_with(|last: char| last.is_ascii_alphabetic()) => {
-                crate::size::parse(text).ok()
-            }
-            _ => None,
+        self.of_type(key, "a size with its unit", |value| {
+            let text =
+                value.as_str().filter(|text| text.ends_with(|last: char| last.is_ascii_alphabetic()))?;
+            crate::size::parse(text).ok()
         })
     }
 }
 
-fn integer(number: &toml::de::DeInteger<'_>) -> Option<u32> {
+fn integer(value: &DeValue<'_>) -> Option<u32> {
+    let number = value.as_integer()?;
     u32::from_str_radix(number.as_str(), number.radix()).ok()
 }
 

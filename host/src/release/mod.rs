@@ -10,13 +10,13 @@
 //! | times and identities in the CD | its tools are told what time it is: that of the last commit, or what `SOURCE_DATE_EPOCH` says |
 //! | Debian's kernel and busybox in the CD | not fixed: their versions are in the bill of materials |
 
-use crate::cli::{Cli, Command as Verb, ImageArgs, ReleaseArgs};
+use crate::cli::{self, ImageArgs, ReleaseArgs};
 use crate::guest::cache;
 use crate::prelude::*;
 use crate::steps::Steps;
+use crate::text::hex;
 use crate::workspace::Flavour;
 use crate::{image, table};
-use clap::Parser;
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
@@ -91,9 +91,8 @@ fn epoch() -> Result<u64> {
             .with_context(|| format!("{NAME} is {value}, and has to be a number of seconds"));
     }
     let mut log = Command::new("git");
-    log.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root()).stdin(Stdio::null());
-    let output = log.output().ok().filter(|output| output.status.success());
-    let time = output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse().ok());
+    log.args(["log", "-1", "--format=%ct"]).current_dir(workspace::root());
+    let time = workspace::output(&mut log).ok().and_then(|time| time.trim().parse().ok());
     time.with_context(|| format!("the sources are in no repository that says of when they are: set {NAME}"))
 }
 
@@ -158,9 +157,7 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
 
 /// The CD of `quell image`, with this time.
 fn make_disc(path: &Path, epoch: u64) -> Result<()> {
-    let cli = Cli::try_parse_from(["quell", "image"])?;
-    let Verb::Image(usual) = cli.command else { bail!("the command line has no images") };
-    image::make(&ImageArgs { output: path.to_owned(), ..usual }, Some(epoch))
+    image::make(&ImageArgs { output: path.to_owned(), ..cli::arguments(&[])? }, Some(epoch))
 }
 
 impl File {
@@ -168,12 +165,7 @@ impl File {
         let contents = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         let name = path.file_name().context("a file without a name")?.to_string_lossy().into_owned();
         ensure!(!contents.is_empty(), "{name} is empty");
-        let mut sha256 = String::new();
-        for byte in Sha256::digest(&contents) {
-            // Writing to a string does not fail.
-            let _ = write!(sha256, "{byte:02x}");
-        }
-        Ok(Self { name, bytes: contents.len() as u64, sha256 })
+        Ok(Self { name, bytes: contents.len() as u64, sha256: hex(&Sha256::digest(&contents)) })
     }
 }
 
@@ -282,9 +274,7 @@ mod tests {
         assert_eq!(others(&first, &second, &files), ["a", "c"]);
         fs::remove_file(first.join("c")).unwrap();
         assert_eq!(others(&first, &second, &files), ["a", "c"], "it is in neither");
-        let Verb::Release(args) = Cli::try_parse_from(["quell", "release"]).unwrap().command else {
-            panic!()
-        };
+        let args = cli::arguments(&[]).unwrap();
         let status = |differ| report(&args, 0, &files, differ).unwrap();
         assert_eq!([None, Some(&[][..]), Some(&["a".to_owned()][..])].map(status), [0, 0, 1]);
     }

@@ -20,7 +20,6 @@ use crate::browser::{Browser, Look};
 use crate::cli::ReportArgs;
 use crate::prelude::*;
 use results::Results;
-pub(crate) use runs::grouped;
 use std::fmt::Write as _;
 
 const PAGE: &str = include_str!("page.html");

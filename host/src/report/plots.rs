@@ -7,7 +7,7 @@ use super::runs::{ShownWay, short};
 use crate::prelude::*;
 use plotters::prelude::*;
 
-/// Colours of the plots, and their meaning in the page.
+/// Colours of the plots: each is `#0101` and a number in [`VARIABLES`], from 1.
 const INK: RGBColor = RGBColor(1, 1, 1);
 const GRID: RGBColor = RGBColor(1, 1, 2);
 const QUELL: RGBColor = RGBColor(1, 1, 3);
@@ -16,16 +16,9 @@ const TARGET: RGBColor = RGBColor(1, 1, 5);
 const QUELL_IPI: RGBColor = RGBColor(1, 1, 6);
 const KVM_IPI: RGBColor = RGBColor(1, 1, 7);
 const KVM_PARAVIRTUAL: RGBColor = RGBColor(1, 1, 8);
-const COLOURS: [(&str, &str); 8] = [
-    ("#010101", "var(--ink)"),
-    ("#010102", "var(--grid)"),
-    ("#010103", "var(--quell)"),
-    ("#010104", "var(--kvm)"),
-    ("#010105", "var(--target)"),
-    ("#010106", "var(--quell-ipi)"),
-    ("#010107", "var(--kvm-ipi)"),
-    ("#010108", "var(--kvm-paravirtual)"),
-];
+/// The page's variables for them.
+const VARIABLES: [&str; 8] =
+    ["ink", "grid", "quell", "kvm", "target", "quell-ipi", "kvm-ipi", "kvm-paravirtual"];
 
 fn colour_of(way: &ShownWay) -> RGBColor {
     match (way.subject, way.flushes.as_str()) {
@@ -41,15 +34,11 @@ const WIDTH: u32 = 900;
 const ROW: u32 = 24;
 const FONT: &str = "sans-serif";
 
-/// The page's variable for a colour.
-fn variable_of(RGBColor(red, green, blue): RGBColor) -> &'static str {
-    let drawn = format!("#{red:02x}{green:02x}{blue:02x}");
-    COLOURS.iter().find(|colour| colour.0 == drawn).map_or("var(--ink)", |colour| colour.1)
-}
-
 /// Replaces the colours by the page's, and fills the available width.
 fn themed(svg: &str) -> String {
-    let themed = COLOURS.iter().fold(svg.to_owned(), |svg, (drawn, shown)| svg.replace(drawn, shown));
+    let themed = (1..).zip(VARIABLES).fold(svg.to_owned(), |svg, (number, variable)| {
+        svg.replace(&format!("#0101{number:02x}"), &format!("var(--{variable})"))
+    });
     let start = themed.find("<svg").unwrap_or(0);
     themed[start..].replacen("<svg width=", "<svg class=\"plot\" data-width=", 1).replacen(
         " height=",
@@ -214,8 +203,9 @@ pub(super) fn lines(lines: &[Line], scale: Scale<'_>) -> Result<String> {
     }
     // Below the plot, a legend hides no line.
     let legend = lines.iter().map(|line| {
-        let colour = variable_of(colour_of(&line.way));
-        format!("<li style=\"--mark:{colour}\">{}</li>", escape(&line.way.title()))
+        let RGBColor(.., number) = colour_of(&line.way);
+        let colour = VARIABLES[usize::from(number) - 1];
+        format!("<li style=\"--mark:var(--{colour})\">{}</li>", escape(&line.way.title()))
     });
     Ok(format!("{}<ul class=\"legend\">{}</ul>", themed(&svg), legend.collect::<String>()))
 }

@@ -4,6 +4,7 @@ use super::escape;
 use super::plots::{self, Line, Scale};
 use crate::bench::record::{Number, Run, Setup};
 use crate::prelude::*;
+use indicatif::HumanFloatCount;
 use std::fmt::Write as _;
 
 /// The metric of each case with a Linux guest: the time to its first process, in seconds.
@@ -188,21 +189,7 @@ pub(super) fn short(value: f64) -> String {
         size if size >= 0.1 => 2,
         _ => 3,
     };
-    let text = grouped(&format!("{value:.digits$}"));
-    if digits == 0 { text } else { text.trim_end_matches('0').trim_end_matches('.').to_owned() }
-}
-
-/// A decimal number with commas between groups of three digits before the point.
-pub(crate) fn grouped(number: &str) -> String {
-    let end = number.find('.').unwrap_or(number.len());
-    let mut text = String::new();
-    for (index, digit) in number.chars().enumerate() {
-        if index < end && index != 0 && (end - index).is_multiple_of(3) && !text.ends_with('-') {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    format!("{:.digits$}", HumanFloatCount(value))
 }
 
 #[cfg(test)]
@@ -296,12 +283,13 @@ mod tests {
             (0.5, "0.5"),
             (0.047, "0.047"),
             (-1234.0, "-1,234"),
+            (0.0, "0"),
+            (999.0, "999"),
+            (1000.0, "1,000"),
+            (1_234_567.0, "1,234,567"),
         ];
         for (value, text) in texts {
             assert_eq!(short(value), text);
-        }
-        for (number, text) in [("0", "0"), ("999", "999"), ("1000", "1,000"), ("1234567", "1,234,567")] {
-            assert_eq!(grouped(number), text);
         }
         for (value, unit, factor, best) in [
             (3.8e6, "ns", 1e-6, "ms"),

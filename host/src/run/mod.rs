@@ -247,9 +247,8 @@ pub(crate) fn tail(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command};
+    use crate::cli;
     use crate::machine::process::refuses;
-    use clap::Parser;
 
     #[test]
     fn a_run_has_succeeded_only_if_its_guest_has_and_nothing_is_lost() {
@@ -278,10 +277,7 @@ mod tests {
     #[test]
     fn what_means_nothing_on_the_architecture_is_refused() {
         let refusal = |words: &[&str]| {
-            let words = ["quell", "run"].iter().chain(words);
-            let Command::Run(args) = Cli::try_parse_from(words).expect("parses").command else {
-                panic!("another command")
-            };
+            let args: RunArgs = cli::arguments(words).expect("parses");
             let platform = args.platform.platform().expect("a machine");
             refuse_foreign(&args, platform).err().map(|error| error.to_string())
         };
@@ -293,13 +289,7 @@ mod tests {
             let error = on_arm(&words).unwrap_or_else(|| panic!("{words:?} is taken"));
             assert!(error.contains("x86_64"), "{error}");
         }
-        let Command::Run(args) =
-            Cli::try_parse_from(["quell", "run", "--flush", "ipi"].into_iter().chain(arm))
-                .expect("parses")
-                .command
-        else {
-            panic!("another command")
-        };
+        let args = cli::arguments(&["--flush", "ipi", arm[0], arm[1]]).expect("parses");
         let error = of_options(&args).expect_err("is refused").to_string();
         assert!(error.starts_with("--flush is for x86_64"), "{error}");
         let error = refusal(&["--set", "local_tlbi=arrival"]).expect("is refused");

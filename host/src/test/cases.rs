@@ -17,7 +17,7 @@ pub(super) struct Case {
     /// Run only with `--long`.
     pub(super) only_long: bool,
     /// Changed settings of the hypervisor, as in `hostlink::config`.
-    pub(super) settings: &'static [&'static str],
+    pub(super) settings: &'static [String],
     pub(super) memory: u64,
     /// Words added to its kernel's command line.
     pub(super) words: &'static str,
@@ -39,7 +39,7 @@ pub(super) enum Body {
     /// The bare guest that tries everything runs one of its tests.
     Hostile(Hostile),
     /// tlbcheck runs.
-    Check(Check),
+    Check(&'static Check),
     /// A stock guest works while the test talks to its hypervisor.
     Talk { command: &'static str, about: Talk },
     /// Anything else, which is not made of values.

@@ -1,30 +1,24 @@
 //! The tests that run tlbcheck: it has to pass if flushes are right, and to fail, in the row that
 //! is named for it, for each defect that can be injected into the hypervisor.
 
-use crate::check::{Omission, On};
+use crate::check::Omission;
 use crate::image::Entry;
 use crate::test::prelude::*;
-use hostlink::defect::Defect;
 
-#[derive(Clone, Copy)]
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Check {
-    pub(super) on: On,
-    pub(super) cpus: u32,
-    pub(super) vcpus: u32,
-    pub(super) defect: Option<Defect>,
+    pub(super) on: Subject,
+    /// 4 if that is not said.
+    pub(super) cpus: Option<u32>,
+    /// As many as CPUs if that is not said.
+    pub(super) vcpus: Option<u32>,
     /// Instructions that tlbcheck omits itself.
     pub(super) omission: Option<Omission>,
     /// The rows to run, with `*` for any suffix. With a defect one has to fail, else none.
-    pub(super) rows: Option<&'static str>,
+    pub(super) rows: Option<String>,
     /// Prefixes of the names of rows that may be skipped; any row if there are none.
-    pub(super) may_skip: Option<&'static [&'static str]>,
-}
-
-impl Check {
-    /// All rows, any of which may be skipped, on 4 processors.
-    pub(super) const fn all(on: On) -> Self {
-        Self { on, cpus: 4, vcpus: 4, defect: None, omission: None, rows: None, may_skip: None }
-    }
+    pub(super) may_skip: Option<Vec<String>>,
 }
 
 pub(super) const ACTS: &[Named] = &[

@@ -5,6 +5,7 @@
 //! elsewhere. It is the same memory, zeroed. If the device then still reaches it at the former
 //! address, an invalidation is missing.
 
+use super::guests::expect::with_console;
 use super::script::Script;
 use crate::machine::devices::{Devices, Network};
 use crate::test::prelude::*;
@@ -31,19 +32,17 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TIMEOUT: Duration = Duration::from_secs(120);
 const MEMORY: u64 = 256 * MIB;
 
-/// Starts a machine whose guest `load` has an NVMe controller.
-fn start(room: &Room<'_>) -> Result<Script> {
+/// Does something with a machine whose guest `load` has an NVMe controller.
+fn run<T>(room: &Room<'_>, act: impl FnOnce(&mut Script) -> Result<T>) -> Result<(T, Outcome)> {
     let image = room.directory.join("disk.img");
     fs::write(&image, vec![0; MIB as usize])?;
     let guest = Guest {
         devices: Devices { disks: vec![image], ..Devices::default() },
         ..Guest::load(room.platform, 1, MEMORY, room.switches)?
     };
-    guest.check()?;
-    let mut spec = guest.on_quell(room.hypervisor()?, 1, room.clock, room.directory)?;
-    spec.timeout = Some(TIMEOUT);
+    let mut spec = room.on_quell(&guest, 1, TIMEOUT)?;
     spec.memory += 16 * MIB;
-    Script::start(&spec, room.signals, PATIENCE)
+    Script::run(&spec, room.signals, PATIENCE, act)
 }
 
 impl Script {
@@ -57,20 +56,9 @@ impl Script {
     }
 }
 
-/// Ends the run, and adds what was shown to an error.
-fn concluded<T>(script: Script, worked: Result<T>) -> Result<(T, Outcome)> {
-    let outcome = script.end()?;
-    match worked {
-        Ok(result) => Ok((result, outcome)),
-        Err(error) => Err(outcome.explain(error)),
-    }
-}
-
 /// A device writes to memory that comes and goes.
 fn dma(room: &Room<'_>, is_stale: bool) -> Result<()> {
-    let mut script = start(room)?;
-    let worked = come_and_go(&mut script);
-    let (reached, _) = concluded(script, worked)?;
+    let (reached, _) = run(room, come_and_go)?;
     ensure!(
         reached == is_stale,
         match is_stale {
@@ -99,10 +87,9 @@ fn come_and_go(script: &mut Script) -> Result<bool> {
 /// DMA to addresses that the guest does not have: nothing happens, and everything goes on. An SMMU
 /// reports it with the guest and the address; QEMU's AMD-Vi has no log.
 fn stray(room: &Room<'_>) -> Result<()> {
-    let mut script = start(room)?;
     let end = room.platform.arch().ram_base() + MEMORY;
     let strays = [end, 0x3000_0000, FIRST, 0xe000_0000, 1 << 40, u64::MAX - 4095];
-    let worked = (|| {
+    let ((), outcome) = run(room, |script| {
         // Addresses that are memory of the machine, nothing, the bus's window, and the end of
         // addresses. Not the window of interrupts: QEMU 7.2 ends there (`docs/qemu.md`).
         for address in strays {
@@ -112,8 +99,7 @@ fn stray(room: &Room<'_>) -> Result<()> {
         script.command(&format!("identify={FIRST:#x}"))?;
         ensure!(!script.is_zero(FIRST)?, "the device does not work any more");
         script.machine.control()?.delete(slot).map(drop)
-    })();
-    let ((), outcome) = concluded(script, worked)?;
+    })?;
     // Of the others' events, some may be missing: a guest's share of the log is limited.
     let event = format!("write of {end:#x}");
     let is_told = outcome.log.lines().any(|line| line.contains("guest 'guest': ") && line.contains(&event));
@@ -161,12 +147,9 @@ fn copies(room: &Room<'_>, command: &str, count: usize) -> Result<()> {
         devices: Devices { disks: vec![image.clone()], network: Some(Network::User), ..Devices::default() },
         ..room.lab.stock_guest(room.platform, Some(command))?
     };
-    guest.check()?;
-    let mut spec = guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)?;
-    spec.timeout = Some(TIMEOUT);
-    let machine = Machine::start(&spec, room.signals)?;
+    let machine = Machine::start(&room.on_quell(&guest, 2, TIMEOUT)?, room.signals)?;
     let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
-    let worked = (|| {
+    with_console(&outcome, || {
         ensure!(crate::run::conclude(&outcome, false) == 0, "the guest failed");
         let written = fs::read(&image)?;
         for copy in written.chunks(MIB as usize).skip(1).take(count) {
@@ -174,6 +157,5 @@ fn copies(room: &Room<'_>, command: &str, count: usize) -> Result<()> {
         }
         ensure!(written.len() == contents.len(), "the disk has another size");
         Ok(())
-    })();
-    worked.map_err(|error| outcome.explain(error))
+    })
 }

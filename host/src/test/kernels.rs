@@ -26,8 +26,15 @@ const NEWER: Kernel = Kernel { from: From::Backports, release: "6.12.", page_byt
 const LARGE_PAGES: Kernel =
     Kernel { from: From::Release("trixie", "linux-image-arm64-16k"), release: "6.12.", page_bytes: 16384 };
 
-const RESTARTS: Act = |room| room.lab.restarts(room.case);
-const CRASHES: Act = |room| room.lab.crashes(room.case);
+const CRASHES_LONG: u32 = 5;
+
+/// The stock kernel starts another one (kexec).
+const RESTARTS: Act = |room| room.lab.second_kernel(room.case, false);
+/// The stock kernel crashes while its disk is written to, and another one takes over (kdump).
+const CRASHES: Act = |room| {
+    let times = if room.is_long { CRASHES_LONG } else { 1 };
+    (0..times).try_for_each(|_| room.lab.second_kernel(room.case, true))
+};
 const WITH_NEWER: Act = |room| room.lab.battery(room.case, &NEWER);
 
 pub(super) const ACTS: &[Named] = &[

@@ -4,6 +4,7 @@ use crate::debian::layout;
 use crate::guest::cache;
 use crate::machine::devices::Devices;
 use crate::run::reporting_console;
+use crate::test::guests::expect::with_console;
 use crate::test::prelude::*;
 use crate::vm::disk_loader;
 
@@ -30,10 +31,7 @@ fn run(room: &Room<'_>, disk: PathBuf) -> Result<Outcome> {
         switches: room.switches,
         ..Guest::new(room.platform, kernel, None, arch.console().to_owned())
     };
-    guest.check()?;
-    let mut spec = guest.on_quell(room.hypervisor()?, 2, room.clock, room.directory)?;
-    spec.timeout = Some(TIMEOUT);
-    Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))
+    Machine::start(&room.on_quell(&guest, 2, TIMEOUT)?, room.signals)?.run(|_, _| Ok(Flow::Continue))
 }
 
 /// A disk whose system has these files.
@@ -77,7 +75,7 @@ fn upgrade(room: &Room<'_>) -> Result<()> {
         ],
     )?;
     let outcome = run(room, disk)?;
-    let worked = (|| {
+    with_console(&outcome, || {
         ensure!(crate::run::conclude(&outcome, false) == 0, "the second boot has failed");
         if arch == Arch::Aarch64 {
             let started = outcome.console.matches("Linux version").count();
@@ -88,18 +86,16 @@ fn upgrade(room: &Room<'_>) -> Result<()> {
         let of = |name: &str| said.iter().any(|line| line.starts_with(&format!("/boot/vmlinuz-{name}, by")));
         ensure!(said.len() == 2 && ENTRIES.iter().all(|name| of(name)), "the boot loader says {said:?}");
         Ok(())
-    })();
-    worked.map_err(|error| outcome.explain(error))
+    })
 }
 
 fn nothing(room: &Room<'_>) -> Result<()> {
     let outcome = run(room, disk(room, &[("etc/fstab", b"")])?)?;
-    let worked = (|| {
+    with_console(&outcome, || {
         ensure!(crate::run::conclude(&outcome, false) == 66, "it has not failed");
         for said in ["disk 1, partition 1: ext4 ", "no /boot/grub/grub.cfg", "/boot/vmlinuz-*"] {
             ensure!(outcome.console.contains(said), "the console has no '{said}'");
         }
         Ok(())
-    })();
-    worked.map_err(|error| outcome.explain(error))
+    })
 }

@@ -153,13 +153,8 @@ fn refuses_other_versions(file: &Path, mut document: Value) -> Result<()> {
 fn removes(room: &Room<'_>) -> Result<()> {
     let file = room.directory.join("slots.json");
     let path = file.to_string_lossy();
-    let measure = |arguments: &[&str]| {
-        let mut tool = tool(&[arguments, &["--json", &path]].concat())?;
-        let output = tool.output().context("cannot start this program again")?;
-        let errors = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{arguments:?} ended with {}:\n{errors}", output.status);
-        Ok(())
-    };
+    let measure =
+        |arguments: &[&str]| workspace::output(&mut tool(&[arguments, &["--json", &path]].concat())?);
     measure(&["--only", "remove-beside-64M", "--peer", "kvm"])?;
     measure(&["--only", "remove-1G", "--only", "log-1G"])?;
     let document = read(&file)?;

@@ -1,5 +1,6 @@
 //! The contents of a release, made and checked as its users would.
 
+use super::room::tool;
 use crate::book;
 use crate::test::prelude::*;
 
@@ -15,19 +16,13 @@ fn makes_book(_: &Room<'_>) -> Result<()> {
 
 fn is_reproducible(room: &Room<'_>) -> Result<()> {
     let output = room.directory.join("release");
-    let mut release = Command::new(env::current_exe().context("this program has no path")?);
-    release.args(["release", "--check", "--json", "--output"]).arg(&output).stdin(Stdio::null());
-    release.current_dir(workspace::root());
-    let made = release.output().context("cannot start this program again")?;
-    let errors = String::from_utf8_lossy(&made.stderr).into_owned();
-    ensure!(made.status.success(), "{}\n{errors}", String::from_utf8_lossy(&made.stdout));
-    let said: Value = serde_json::from_slice(&made.stdout).context("what it prints is no JSON")?;
+    let mut release = tool(&["release", "--check", "--json", "--output"])?;
+    let made = workspace::output(release.arg(&output))?;
+    let said: Value = serde_json::from_str(&made).context("what it prints is no JSON")?;
     ensure!(said["reproducible"] == Value::Bool(true), "{said:#}");
     let files = said["files"].as_array().map_or(0, Vec::len);
     ensure!(files == 6, "{files} files, and a release has 6");
     let mut check = Command::new("sha256sum");
-    check.args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(&output).stdin(Stdio::null());
-    let checked = check.output().context("cannot start sha256sum")?;
-    ensure!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
-    Ok(())
+    check.args(["--check", "--strict", "--quiet", "SHA256SUMS"]).current_dir(&output);
+    workspace::output(&mut check).map(drop)
 }

@@ -40,4 +40,11 @@ impl<'a> Room<'a> {
     pub(super) fn hypervisor(&self) -> Result<&'a Hypervisor> {
         self.other.map_or_else(|| self.lab.hypervisor(self.platform.arch()), Ok)
     }
+
+    /// A machine on which Quell runs this guest, for so long.
+    pub(super) fn on_quell(&self, guest: &Guest, cpus: u32, timeout: Duration) -> Result<Spec> {
+        guest.check()?;
+        let spec = guest.on_quell(self.hypervisor()?, cpus, self.clock, self.directory)?;
+        Ok(Spec { timeout: Some(timeout), ..spec })
+    }
 }

@@ -6,10 +6,8 @@ use super::cases::{Body, Case, Expect, Hostile, LOOPS, ProbeEnd, Stock, Talk};
 use super::checks::Check;
 use super::room::Act;
 use crate::prelude::*;
-use clap::ValueEnum;
 use hostlink::config::FlushMode;
 use hostlink::ctl::LogWay;
-use hostlink::defect::Defect;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,7 +33,7 @@ struct Row {
     hostile: Option<(u32, u32, String)>,
     ends: Option<String>,
     talk: Option<(String, String)>,
-    check: Option<CheckRow>,
+    check: Option<Check>,
     long: Option<String>,
     only_long: bool,
     with: Vec<String>,
@@ -48,18 +46,6 @@ struct Row {
     also: Option<String>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CheckRow {
-    on: String,
-    cpus: Option<u32>,
-    vcpus: Option<u32>,
-    defect: Option<String>,
-    omission: Option<String>,
-    rows: Option<String>,
-    may_skip: Option<Vec<String>>,
-}
-
 /// All of them. Their texts stay: they are read once.
 pub(super) fn read(acts: &BTreeMap<&str, Act>) -> Result<Vec<Case>> {
     let Rows { mut text, row } = toml::from_str(include_str!("rows.toml")).context("rows.toml")?;
@@ -67,15 +53,18 @@ pub(super) fn read(acts: &BTreeMap<&str, Act>) -> Result<Vec<Case>> {
     for text in text.values_mut() {
         *text = text.trim().lines().map(str::trim).collect::<Vec<_>>().join(" ");
     }
-    let replaced = |said: String| {
+    let replaced = |said: &str| {
         // A text may mean another one.
         let texts = text.iter().chain(&text);
-        &*texts.fold(said, |said, (name, text)| said.replace(&format!("{{{name}}}"), text)).leak()
+        let said =
+            texts.fold(said.to_owned(), |said, (name, text)| said.replace(&format!("{{{name}}}"), text));
+        &*said.leak()
     };
-    let is_there = |name: &str| row.iter().any(|row| row.name == name);
+    let rows = &*row.leak();
+    let is_there = |name: &str| rows.iter().any(|row| row.name == name);
     let others: Vec<_> = acts.keys().filter(|name| !is_there(name)).collect();
     ensure!(others.is_empty(), "acts without a row: {others:?}");
-    row.into_iter().map(|row| row.read(acts, &replaced)).collect()
+    rows.iter().map(|row| row.read(acts, &replaced)).collect()
 }
 
 fn platform(name: &str) -> Result<Platform> {
@@ -97,22 +86,20 @@ fn end(name: Option<&str>) -> Result<Option<ExitCode>> {
 }
 
 impl Row {
-    fn read(self, acts: &BTreeMap<&str, Act>, text: &dyn Fn(String) -> &'static str) -> Result<Case> {
-        let name = &*self.name.clone().leak();
-        let body = self.body(acts, text).with_context(|| name)?;
+    fn read(&'static self, acts: &BTreeMap<&str, Act>, text: &dyn Fn(&str) -> &'static str) -> Result<Case> {
         let also = self
             .also
             .as_deref()
             .map(|on| anyhow::Ok((if on == "max" { "_on_arm" } else { ON_VMX }, platform(on)?)));
         Ok(Case {
-            name,
-            body,
-            about: self.about.leak(),
-            long: self.long.map(text),
+            name: &self.name,
+            body: self.body(acts, text).with_context(|| &*self.name)?,
+            about: &self.about,
+            long: self.long.as_deref().map(text),
             only_long: self.only_long,
-            settings: self.with.into_iter().map(|set| &*set.leak()).collect::<Vec<_>>().leak(),
-            memory: self.memory.map_or(Ok(512 * MIB), |size| size::parse(&size)).map_err(Error::msg)?,
-            words: self.words.leak(),
+            settings: &self.with,
+            memory: self.memory.as_deref().map_or(Ok(512 * MIB), size::parse).map_err(Error::msg)?,
+            words: &self.words,
             flush: if self.by_ipis { FlushMode::Ipi } else { FlushMode::Hypercall },
             is_newer: self.newer_kernel,
             is_counted: self.counted,
@@ -121,11 +108,11 @@ impl Row {
         })
     }
 
-    fn body(&self, acts: &BTreeMap<&str, Act>, text: &dyn Fn(String) -> &'static str) -> Result<Body> {
-        let (text, ends) = (|said: &String| text(said.clone()), end(self.ends.as_deref())?);
+    fn body(&'static self, acts: &BTreeMap<&str, Act>, text: &dyn Fn(&str) -> &'static str) -> Result<Body> {
+        let ends = end(self.ends.as_deref())?;
         if let Some((vcpus, cpus, command)) = &self.stock {
-            let panic = self.panic.clone().map(|says| Expect::Panic(says.leak()));
-            let without = self.without_cpus.clone().map(|cpus| Expect::WithoutCpus(cpus.leak()));
+            let panic = self.panic.as_deref().map(Expect::Panic);
+            let without = self.without_cpus.as_deref().map(Expect::WithoutCpus);
             let expect = panic.or(without).unwrap_or(self.expect);
             return Ok(Body::Stock(Stock { vcpus: *vcpus, cpus: *cpus, command: text(command), expect }));
         }
@@ -139,9 +126,7 @@ impl Row {
                 "Devices" => Talk::Devices,
                 "Memory" => Talk::Memory,
                 "Watch" => Talk::Watch,
-                "DirtyBits" => Talk::DirtyLog(LogWay::DirtyBits),
-                "WriteProtection" => Talk::DirtyLog(LogWay::WriteProtection),
-                _ => bail!("there is no talk about {about}"),
+                way => Talk::DirtyLog(LogWay::named(way).with_context(|| format!("no talk is about {way}"))?),
             };
             return Ok(Body::Talk { command: text(command), about });
         }
@@ -150,28 +135,8 @@ impl Row {
                 Body::Tool { args: text(args), status: self.status, message: text(&self.says) }
             }
             (_, Some(test), _) => Body::Probe(text(test), ends.map_or(self.judged, ProbeEnd::Ended)),
-            (_, _, Some(check)) => Body::Check(check.read()?),
+            (_, _, Some(check)) => Body::Check(check),
             _ => Body::Act(*acts.get(&*self.name).context("there is no such act")?),
-        })
-    }
-}
-
-impl CheckRow {
-    fn read(&self) -> Result<Check> {
-        let on = ValueEnum::from_str(&self.on, false).map_err(Error::msg)?;
-        let defect =
-            |name: &String| Defect::named(name).with_context(|| format!("there is no defect {name}"));
-        let omission = |name: &String| ValueEnum::from_str(name, false).map_err(Error::msg);
-        let cpus = self.cpus.unwrap_or(4);
-        let kept = |text: &String| &*text.clone().leak();
-        Ok(Check {
-            on,
-            cpus,
-            vcpus: self.vcpus.unwrap_or(cpus),
-            defect: self.defect.as_ref().map(defect).transpose()?,
-            omission: self.omission.as_ref().map(omission).transpose()?,
-            rows: self.rows.as_ref().map(kept),
-            may_skip: self.may_skip.as_ref().map(|rows| &*rows.iter().map(kept).collect::<Vec<_>>().leak()),
         })
     }
 }

@@ -11,11 +11,24 @@ pub(super) struct Script {
 }
 
 impl Script {
-    /// Starts a machine whose guest accepts commands.
-    pub(super) fn start(spec: &Spec, signals: &Signals, patience: Duration) -> Result<Self> {
+    /// Does something with a machine whose guest accepts commands, and ends it. To an error it adds
+    /// what was shown.
+    pub(super) fn run<T>(
+        spec: &Spec,
+        signals: &Signals,
+        patience: Duration,
+        act: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<(T, Outcome)> {
         let mut script = Self { machine: Machine::start(spec, signals)?, read: 0, patience };
         script.await_text("load: ready")?;
-        Ok(script)
+        let worked = act(&mut script);
+        // If the guest is lost, time is up soon.
+        script.machine.type_text("poweroff\n")?;
+        let outcome = script.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
+        match worked {
+            Ok(result) => Ok((result, outcome)),
+            Err(error) => Err(outcome.explain(error)),
+        }
     }
 
     pub(super) fn await_text(&mut self, text: &str) -> Result<()> {
@@ -27,11 +40,5 @@ impl Script {
     pub(super) fn command(&mut self, command: &str) -> Result<()> {
         self.machine.type_text(&format!("{command}\n"))?;
         self.await_text(&format!("load: done: {command}"))
-    }
-
-    pub(super) fn end(mut self) -> Result<Outcome> {
-        // If the guest is lost, time is up soon.
-        self.machine.type_text("poweroff\n")?;
-        self.machine.run(|_, _| Ok(Flow::Continue))?.powered_off()
     }
 }

@@ -42,10 +42,7 @@ pub(crate) fn check(args: &CheckStyleArgs) -> Result<u8> {
 }
 
 fn git(args: &[&str]) -> Result<String> {
-    let output = Command::new("git").current_dir(workspace::root()).args(args).output();
-    let output = output.context("cannot start git")?;
-    ensure!(output.status.success(), "git: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    workspace::output(Command::new("git").current_dir(workspace::root()).args(args))
 }
 
 /// Has git call this before each commit: this program as it was built, because a change of the host

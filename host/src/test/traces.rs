@@ -5,7 +5,8 @@ use crate::test::prelude::*;
 use crate::trace;
 use crate::trace::collect::{Collected, Collector};
 use hostlink::trace::Event;
-use tinyjson::JsonValue;
+use std::collections::HashMap;
+use tinyjson::{InnerAsRef, JsonValue};
 
 /// Timeout of a machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -82,21 +83,16 @@ fn compare(counters: &Snapshot, collected: &Collected) -> Result<u64> {
     Ok(flushes)
 }
 
+fn value_of<'e, T: InnerAsRef>(event: &'e JsonValue, key: &str) -> Option<&'e T> {
+    event.get::<HashMap<String, JsonValue>>()?.get(key)?.get()
+}
+
 fn number_of(event: &JsonValue, key: &str) -> f64 {
-    event
-        .get::<std::collections::HashMap<String, JsonValue>>()
-        .and_then(|object| object.get(key))
-        .and_then(|value| value.get::<f64>())
-        .copied()
-        .unwrap_or(f64::NAN)
+    value_of(event, key).copied().unwrap_or(f64::NAN)
 }
 
 fn text_of<'e>(event: &'e JsonValue, key: &str) -> &'e str {
-    event
-        .get::<std::collections::HashMap<String, JsonValue>>()
-        .and_then(|object| object.get(key))
-        .and_then(|value| value.get::<String>())
-        .map_or("", String::as_str)
+    value_of::<String>(event, key).map_or("", String::as_str)
 }
 
 /// A time in the file, in nanoseconds.

@@ -43,9 +43,7 @@ fn top(machine: &Machine) -> Result<Rates> {
     let directory = tempfile::tempdir()?;
     let (file, name) = (directory.path().join("top.json"), machine.name().context("it has no name")?);
     let mut top = tool(&["top", "--once", "--interval", INTERVAL_MS, "--vm", &name, "--json"])?;
-    let output = top.arg(&file).output()?;
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    ensure!(output.status.success(), "quell top fails:\n{said}\n{errors}");
+    let said = workspace::output(top.arg(&file))?;
     ensure!(said.starts_with(&format!("machine {name}: ")), "quell top shows another machine:\n{said}");
     ensure!(!said.contains('\x1b'), "there are colours where there is no terminal:\n{said}");
     let document: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
@@ -87,9 +85,7 @@ mod tests {
 
     #[test]
     fn rates_that_do_not_fit_the_counters_are_noticed() {
-        let mut row = [0; Counter::COUNT];
-        row[Counter::ExitIo as usize] = 10;
-        let counted = Snapshot::of_rows(vec![row, [0; Counter::COUNT]]);
+        let counted = Snapshot::of_counts(&[&[(Counter::ExitIo, 10)], &[]]);
         let key = |case: &str, name: &str| (case.to_owned(), name.to_owned());
         let mut rates: Rates = counted.iter().map(|(name, _)| (key("top", name), 0.0)).collect();
         rates.insert(key("top", "interval"), 2.0);

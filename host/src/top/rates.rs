@@ -209,16 +209,16 @@ pub(super) mod tests {
 
     /// Rates over two seconds of vCPUs with these counts.
     pub(crate) fn rates(vcpus: &[&[(Counter, u64)]]) -> Rates {
-        let row = |counts: &&[(Counter, u64)]| {
-            let mut row = [0; Counter::COUNT];
-            counts.iter().for_each(|&(counter, count)| row[counter as usize] = count);
-            row
-        };
         let at = Instant::now();
-        let sample =
-            |at, rows| Sample { at, counters: Snapshot::of_rows(rows), hz: 1000, cpus: 2, guests: vec![] };
-        let before = sample(at, vec![[0; Counter::COUNT]; vcpus.len()]);
-        let after = sample(at + Duration::from_secs(2), vcpus.iter().map(row).collect());
+        let sample = |at, counts: &[&[(Counter, u64)]]| Sample {
+            at,
+            counters: Snapshot::of_counts(counts),
+            hz: 1000,
+            cpus: 2,
+            guests: vec![],
+        };
+        let before = sample(at, &vec![&[][..]; vcpus.len()]);
+        let after = sample(at + Duration::from_secs(2), vcpus);
         Rates::between(&before, &after).expect("time has passed")
     }
 
@@ -268,7 +268,7 @@ pub(super) mod tests {
 
     #[test]
     fn no_time_is_no_rate() {
-        let sample = |at| Sample { at, counters: Snapshot::of_rows(vec![]), hz: 1, cpus: 1, guests: vec![] };
+        let sample = |at| Sample { at, counters: Snapshot::of_counts(&[]), hz: 1, cpus: 1, guests: vec![] };
         let now = Instant::now();
         assert!(Rates::between(&sample(now), &sample(now)).is_none());
     }

@@ -224,7 +224,7 @@ fn plan(cases: &[&'static Case], args: &AllArgs) -> Vec<Step> {
     let is_meant = |way: &FlushWay| match &args.on[..] {
         [] if args.peer.is_some() => !way.is_bare(),
         [] => !way.is_peer(),
-        on => on.iter().any(|on| way.subject() == on.subject()),
+        on => on.contains(&way.subject()),
     };
     let mut steps = Vec::new();
     for round in 1..=args.output.runs {
@@ -275,15 +275,10 @@ mod tests {
     use super::record::tests::run;
     use super::way::{HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL};
     use super::*;
-    use crate::cli::{BenchCommand, Cli, Command};
-    use clap::Parser;
+    use crate::cli;
 
     fn args(words: &[&str]) -> AllArgs {
-        let words = ["quell", "bench", "all"].iter().chain(words);
-        match Cli::try_parse_from(words).expect("parses").command {
-            Command::Bench(BenchCommand::All(args)) => *args,
-            _ => panic!("another command"),
-        }
+        cli::arguments(words).expect("parses")
     }
 
     #[test]

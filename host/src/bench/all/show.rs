@@ -37,12 +37,6 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
 fn line(step: &Step, run: &Run) -> String {
     let first = step.case.comparisons.first().and_then(|comparison| run.value(comparison.metric));
     let result = match (&run.failure, first) {

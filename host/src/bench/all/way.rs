@@ -7,6 +7,7 @@ use crate::guest::peer::arm::Kernel;
 use crate::machine::bochs::Bochs;
 use crate::prelude::*;
 use crate::results::Facts;
+use crate::text::hex;
 use hostlink::config::FlushMode;
 use sha2::{Digest, Sha256};
 
@@ -131,12 +132,13 @@ pub(crate) struct Logged {
     pub(crate) kvm: bool,
 }
 
-const HASH_DIGITS: usize = 16;
+const HASH_BYTES: usize = 8;
 
 impl Lab<'_> {
     fn hashes(&self, arch: Arch) -> Result<[(&'static str, String); 2]> {
         let hypervisor = fs::read(self.hypervisor(arch)?.image()).context("cannot read the hypervisor")?;
         let initrd = self.stock(arch)?.initrd(None);
+        let digest = |bytes: &[u8]| hex(&Sha256::digest(bytes)[..HASH_BYTES]);
         Ok([("hypervisor_sha256", digest(&hypervisor)), ("initrd_sha256", digest(&initrd))])
     }
 
@@ -175,11 +177,6 @@ impl Lab<'_> {
         }
         Ok(versions)
     }
-}
-
-fn digest(bytes: &[u8]) -> String {
-    let digits = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    digits.chars().take(HASH_DIGITS).collect()
 }
 
 #[cfg(test)]

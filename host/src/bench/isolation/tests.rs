@@ -1,9 +1,8 @@
 //! Which figures meet the targets, and what is run.
 
 use super::*;
-use crate::cli::{BenchCommand, Cli, Command, Overrides};
+use crate::cli::{self, AttackOptions, Overrides};
 use crate::machine_file::MachineFile;
-use clap::Parser;
 
 const PLAN: Plan =
     Plan { attack: Attack::Ipis, weights: [100, 100], is_pinned: false, seed: 1, flushes: 100, batches: 5 };
@@ -87,10 +86,7 @@ fn whatever_has_changed_is_missed() {
 #[test]
 fn the_quiet_machine_is_always_first() {
     let plans = |words: &[&str]| {
-        let words = ["quell", "bench", "isolation"].iter().chain(words);
-        let command = Cli::try_parse_from(words).expect("parses").command;
-        let Command::Bench(BenchCommand::Isolation(args)) = command else { panic!("another command") };
-        super::plans(&args.options).iter().map(name).collect::<Vec<_>>()
+        super::plans(&cli::arguments(words).expect("parses")).iter().map(name).collect::<Vec<_>>()
     };
     assert_eq!(
         plans(&["--attack", "mixture,ipis"]),
@@ -102,7 +98,7 @@ fn the_quiet_machine_is_always_first() {
         plans(&["--attack", "compute"])[1..],
         ["compute", "compute-1:3", "compute-pinned", "compute-pinned-1:1000"]
     );
-    assert!(Cli::try_parse_from(["quell", "bench", "isolation", "--attack", "none"]).is_err());
+    assert!(cli::arguments::<AttackOptions>(&["--attack", "none"]).is_err());
 }
 
 #[test]

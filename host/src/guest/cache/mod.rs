@@ -221,7 +221,8 @@ fn fetch_with(apt: &Apt, arch: Arch, new: &New) -> Result<Versions> {
     Ok(Versions { kernel, busybox: format!("{BUSYBOX_PACKAGE} {}", busybox.version) })
 }
 
-fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
+/// The first entry of a directory whose name begins like this.
+pub(crate) fn find(directory: &Path, prefix: &str) -> Result<PathBuf> {
     let entries = fs::read_dir(directory).with_context(|| format!("no {}", directory.display()))?;
     let mut names: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     names.sort();

@@ -10,6 +10,7 @@ use super::cache::{GuestFiles, KVM_MODULES, KVM_ON_INTEL};
 use super::cpio::Archive;
 use crate::machine::bochs::{Bochs, Model};
 use crate::prelude::*;
+use crate::workspace::output;
 use hostlink::rom;
 
 /// Firmware that QEMU needs to start a kernel on a machine without graphics.
@@ -222,15 +223,6 @@ pub(crate) fn qemu_version() -> Result<String> {
 
 fn data_directories(qemu: &Path) -> Result<Vec<PathBuf>> {
     Ok(output(Command::new(qemu).args(["-L", "help"]))?.lines().map(PathBuf::from).collect())
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let output =
-        command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {command:?}"))?;
-    if !output.status.success() {
-        bail!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ pub(crate) use relay::Relay;
 
 use crate::machine::own_time::OwnTime;
 use crate::prelude::*;
-use hostlink::ctl::record::{Added, Deleted, Record};
-use hostlink::ctl::{Access, Answer, Request};
+use hostlink::ctl::record::{Added, Deleted, Record, Taken};
+use hostlink::ctl::{Access, Answer, Input, Request};
 use rustix::process::{Pid, getuid, test_kill_process};
 use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -258,6 +258,14 @@ impl Control {
         let mut records = self.ask_for(request)?;
         ensure!(records.len() == 1, "the hypervisor's answer has {} records instead of one", records.len());
         records.pop().context("there is one")
+    }
+
+    /// Types the first of these bytes on a guest's console; returns how many were taken.
+    pub(crate) fn type_some(&mut self, guest: Name, port: u16, bytes: &[u8]) -> Result<usize> {
+        let first = &bytes[..bytes.len().min(Input::BYTES_MAX)];
+        let bytes = Input::new(first).context("there is nothing to type")?;
+        let taken: Taken = self.ask_one(&Request::Input { guest, port, bytes })?;
+        Ok((taken.taken as usize).min(first.len()))
     }
 
     /// Adds memory that the guest may write; returns the slot's number.

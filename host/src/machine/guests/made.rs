@@ -2,8 +2,6 @@
 
 use super::*;
 use hostlink::guests::Facts;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 pub(crate) const BEACON: u64 = 0x1000;
@@ -32,12 +30,7 @@ impl MockGuests {
     }
 
     pub(crate) fn put(&self, address: u64, word: u64) {
-        self.put_bytes(address, &word.to_le_bytes());
-    }
-
-    fn put_bytes(&self, address: u64, bytes: &[u8]) {
-        let file = File::from(self.ram.fd().try_clone_to_owned().expect("clones"));
-        file.write_all_at(bytes, address).expect("writes");
+        self.ram.put(address, word);
     }
 
     fn ring(entry: u32, port: usize) -> u64 {
@@ -73,7 +66,7 @@ impl MockGuests {
         let byte = |byte: &AtomicU8| byte.load(Ordering::Relaxed);
         let load = |word: &std::sync::atomic::AtomicU32| u64::from(word.load(Ordering::Relaxed));
         let name: Vec<u8> = from.name.iter().map(byte).collect();
-        self.put_bytes(Self::field(entry, 0), &name);
+        self.ram.put_bytes(Self::field(entry, 0), &name);
         let mut words = vec![
             (offset_of!(GuestEntry, vcpus), load(&from.vcpus) | load(&from.exit) << 32),
             (offset_of!(GuestEntry, counters), from.counters.load(Ordering::Relaxed)),
@@ -111,7 +104,7 @@ impl MockGuests {
         let ring = Self::ring(entry, port);
         for byte in bytes {
             let written = self.ram.load(ring).expect("reads");
-            self.put_bytes(ring + HEADER_BYTES + written % RING_BYTES, &[*byte]);
+            self.ram.put_bytes(ring + HEADER_BYTES + written % RING_BYTES, &[*byte]);
             self.put(ring, written + 1);
         }
     }

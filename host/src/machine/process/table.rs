@@ -72,12 +72,11 @@ fn end(name: &str) -> End {
 }
 
 fn counted(pairs: &str) -> Snapshot {
-    let mut row = [0; Counter::COUNT];
-    for (name, count) in pairs.split(' ').filter_map(|pair| pair.split_once('=')) {
+    let counts = pairs.split(' ').filter_map(|pair| pair.split_once('=')).map(|(name, count)| {
         let counter = Counter::ALL.into_iter().find(|counter| counter.name() == name).expect(name);
-        row[counter as usize] = count.parse().expect(name);
-    }
-    Snapshot::of_rows(vec![row])
+        (counter, count.parse().expect(name))
+    });
+    Snapshot::of_counts(&[&counts.collect::<Vec<_>>()])
 }
 
 /// Checks that a verdict accepts a run, and refuses each that is `CHANGE => WORDS` in these words.

@@ -1,6 +1,7 @@
 //! Actions and inputs of operators.
 
 use crate::test::prelude::*;
+use crate::test::room::tool;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::Permissions;
 use std::io::{ErrorKind, Read};
@@ -26,11 +27,7 @@ fn ctl_ends_by_signal(room: &Room<'_>) -> Result<()> {
     let listener = UnixListener::bind(machines.join(process::id().to_string()).with_extension("ctl"))?;
     listener.set_nonblocking(true)?;
     for signal in [Signal::INT, Signal::TERM] {
-        let mut ctl = Command::new(std::env::current_exe()?)
-            .args(["ctl", "slots"])
-            .env("XDG_RUNTIME_DIR", directory)
-            .stdin(Stdio::null())
-            .spawn()?;
+        let mut ctl = tool(&["ctl", "slots"])?.env("XDG_RUNTIME_DIR", directory).spawn()?;
         let mut conversation = loop {
             match listener.accept() {
                 Ok((conversation, _)) => break conversation,

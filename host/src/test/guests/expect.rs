@@ -157,11 +157,11 @@ pub(super) fn judge_check(rows: &[check::Row], check: &Check, is_wrong: bool) ->
     };
     let failed: Vec<_> = of(Verdict::Fail).collect();
     let may_skip = |row: &&check::Row| {
-        check.may_skip.is_none_or(|may| may.iter().any(|beginning| row.row.starts_with(beginning)))
+        check.may_skip.as_ref().is_none_or(|may| may.iter().any(|beginning| row.row.starts_with(beginning)))
     };
     let skipped: Vec<_> = of(Verdict::Skip).filter(|row| !may_skip(row)).collect();
     ensure!(skipped.is_empty(), "these are skipped:{}", told(skipped));
-    if let (Some(wanted), true) = (check.rows, is_wrong) {
+    if let (Some(wanted), true) = (&check.rows, is_wrong) {
         ensure!(!failed.is_empty(), "none of the rows {wanted} fails");
         return Ok(());
     }
@@ -381,6 +381,6 @@ pub(super) fn expect_battery(outcome: &Outcome, kernel: &Kernel) -> Result<()> {
 }
 
 /// Adds the ends of console and log to an error.
-pub(super) fn with_console(outcome: &Outcome, check: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(in crate::test) fn with_console(outcome: &Outcome, check: impl FnOnce() -> Result<()>) -> Result<()> {
     check().map_err(|error| outcome.explain(error))
 }

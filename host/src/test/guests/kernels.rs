@@ -1,7 +1,8 @@
 //! What kernels do that the stock guest does not do by itself.
 
+use super::Lab;
 use super::expect::{expect_battery, expect_status, with_console};
-use super::{Lab, made};
+use super::Lab;
 use crate::guest::cache::{self, Unavailable};
 use crate::guest::cpio::Archive;
 use crate::machine::emulator;
@@ -17,17 +18,6 @@ const ROUNDS: u32 = 1;
 const ROUNDS_LONG: u32 = 5;
 
 impl Lab<'_> {
-    /// The stock kernel starts another one (kexec).
-    pub(in crate::test) fn restarts(&self, case: &Case) -> Result<()> {
-        self.second_kernel(case, false)
-    }
-
-    /// The stock kernel crashes while its disk is written to, and another one takes over (kdump).
-    pub(in crate::test) fn crashes(&self, case: &Case) -> Result<()> {
-        let times = if self.long { CRASHES_LONG } else { 1 };
-        (0..times).try_for_each(|_| self.second_kernel(case, true))
-    }
-
     /// A kernel does everything that [`CHECKS`](crate::test::kernels::CHECKS) names, with data
     /// checks. It patches its code, which an emulator must not stay with.
     pub(in crate::test) fn battery(&self, case: &Case, kernel: &Kernel) -> Result<()> {
@@ -55,11 +45,11 @@ impl Lab<'_> {
     }
 
     /// The stock kernel starts itself again, or crashes with itself loaded as crash kernel.
-    fn second_kernel(&self, case: &Case, is_crash: bool) -> Result<()> {
+    pub(in crate::test) fn second_kernel(&self, case: &Case, is_crash: bool) -> Result<()> {
         let arch = case.platform.arch();
         let [first, second] = if is_crash { crash() } else { restart() };
         let mut guest = self.stock_guest(case.platform, Some(&first))?;
-        let stock = made(self.parts.stock(arch))?;
+        let stock = self.stock_files(arch)?;
         guest.initrd.get_or_insert_default().extend(kexec_files(stock, arch, &second)?);
         guest.vcpus = 4;
         let image = self.directory.join("busy.img");
@@ -88,7 +78,6 @@ impl Lab<'_> {
 }
 
 const CRASH_KERNEL: &str = " crashkernel=160M";
-const CRASHES_LONG: u32 = 5;
 /// Bytes of the disk, and what the first of them are, which nobody writes to.
 const DISK: usize = 16 << 20;
 const KEPT: usize = 1 << 20;
@@ -144,6 +133,7 @@ fn crash() -> [String; 2] {
     );
     [first, second]
 }
+
 /// The stock kernel and its RAM disk with this command, for kexec, and the program itself.
 fn kexec_files(stock: &StockGuest, arch: Arch, command: &str) -> Result<Vec<u8>> {
     let kexec = cache::kexec(arch)?;

@@ -1,7 +1,7 @@
 //! Runs the tests that boot guests under QEMU; [`super::cases`] has their table.
 
 mod bodies;
-mod expect;
+pub(super) mod expect;
 mod kernels;
 mod saved;
 #[cfg(test)]
@@ -19,20 +19,21 @@ use crate::run::reporting_console;
 use crate::test::prelude::*;
 use saved::Saved;
 use std::cell::Cell;
-use std::sync::LazyLock;
+use std::sync::OnceLock;
 
 /// Longest time for a boot with a short command, and for a long search.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const LONG_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// What there is one of for each architecture.
+type Part<T> = [OnceLock<Result<T>>; 2];
+
 /// The parts that all labs share. Each part is made when the first case needs it; a part that
 /// cannot be made fails the cases that need it.
 pub(super) struct Parts {
-    stock: LazyLock<Result<StockGuest>>,
-    usual: LazyLock<Result<Hypervisor>>,
-    tested: LazyLock<Result<Hypervisor>>,
-    arm_stock: LazyLock<Result<StockGuest>>,
-    arm_tested: LazyLock<Result<Hypervisor>>,
+    stock: Part<StockGuest>,
+    usual: Part<Hypervisor>,
+    tested: Part<Hypervisor>,
     saved: Saved,
     again: Mutex<SecondTries>,
 }
@@ -41,21 +42,12 @@ impl Parts {
     /// For these rows.
     pub(super) fn new(rows: &[&Case]) -> Result<Self> {
         Ok(Self {
-            stock: LazyLock::new(|| StockGuest::prepare(Arch::X86_64)),
-            usual: LazyLock::new(|| Hypervisor::build(Arch::X86_64)),
-            tested: LazyLock::new(|| Hypervisor::for_tests(Arch::X86_64)),
-            arm_stock: LazyLock::new(|| StockGuest::prepare(Arch::Aarch64)),
-            arm_tested: LazyLock::new(|| Hypervisor::for_tests(Arch::Aarch64)),
+            stock: Part::default(),
+            usual: Part::default(),
+            tested: Part::default(),
             saved: Saved::for_rows(rows)?,
             again: Mutex::new(SecondTries::known()),
         })
-    }
-
-    fn stock(&self, arch: Arch) -> &LazyLock<Result<StockGuest>> {
-        match arch {
-            Arch::X86_64 => &self.stock,
-            Arch::Aarch64 => &self.arm_stock,
-        }
     }
 }
 
@@ -118,8 +110,8 @@ pub(super) fn run_all(
     Ok(tally)
 }
 
-fn made<T>(part: &LazyLock<Result<T>>) -> Result<&T> {
-    LazyLock::force(part).as_ref().map_err(|error| anyhow!("{error:#}"))
+fn made<T>(part: &Part<T>, arch: Arch, make: fn(Arch) -> Result<T>) -> Result<&T> {
+    part[arch as usize].get_or_init(|| make(arch)).as_ref().map_err(|error| anyhow!("{error:#}"))
 }
 
 impl Lab<'_> {
@@ -152,9 +144,13 @@ impl Lab<'_> {
         })
     }
 
+    fn stock_files(&self, arch: Arch) -> Result<&StockGuest> {
+        made(&self.parts.stock, arch, StockGuest::prepare)
+    }
+
     /// The stock guest, which runs a command and then switches itself off, or shows a shell.
     pub(in crate::test) fn stock_guest(&self, platform: Platform, command: Option<&str>) -> Result<Guest> {
-        let stock = made(self.parts.stock(platform.arch()))?;
+        let stock = self.stock_files(platform.arch())?;
         let cmdline = format!("{} panic=-1", reporting_console(platform.arch()));
         let guest = Guest::new(platform, stock.kernel(), Some(stock.initrd(command)), cmdline);
         Ok(Guest { vcpus: 2, ..guest })
@@ -162,10 +158,7 @@ impl Lab<'_> {
 
     /// Guests run with the auditor, with or without a defect.
     pub(super) fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
-        made(match arch {
-            Arch::X86_64 => &self.parts.tested,
-            Arch::Aarch64 => &self.parts.arm_tested,
-        })
+        made(&self.parts.tested, arch, Hypervisor::for_tests)
     }
 
     /// Runs a guest on Quell until the machine ends. `observe` sees each of its reports.
@@ -195,7 +188,7 @@ impl Lab<'_> {
                 &planted
             }
             // Where time is counted it is that of the image for users.
-            (Clock::Instructions, Arch::X86_64) => made(&self.parts.usual)?,
+            (Clock::Instructions, arch @ Arch::X86_64) => made(&self.parts.usual, arch, Hypervisor::build)?,
             (_, arch) => self.hypervisor(arch)?,
         };
         let mut spec = guest.on_quell(hypervisor, cpus, clock, self.directory)?;

@@ -10,8 +10,6 @@ use crate::test::guests::expect::with_console;
 use crate::test::prelude::*;
 use crate::test::talk;
 use hostlink::config::{ApicIds, FlushMode};
-use hostlink::ctl::Input;
-use hostlink::ctl::record::Taken;
 
 /// What a guest runs that is saved. Its command is a line on the console, and is not shown there.
 const WAITS: &str = "stty -echo; echo '{\"event\":\"waits\"}' > /dev/report; read -r command; stty echo; \
@@ -156,9 +154,7 @@ fn arrivals(path: &Path, command: &str) -> Result<Arrivals> {
 fn type_text(machine: &Found, mut rest: &[u8]) -> Result<()> {
     let mut control = Control::open(machine)?;
     while !rest.is_empty() {
-        let bytes = Input::new(&rest[..rest.len().min(Input::BYTES_MAX)]).context("it is not empty")?;
-        let taken: Taken = control.ask_one(&Request::Input { guest: Name::GUEST, port: 0, bytes })?;
-        rest = rest.get(taken.taken as usize..).unwrap_or_default();
+        rest = &rest[control.type_some(Name::GUEST, 0, rest)?..];
     }
     Ok(())
 }

@@ -24,16 +24,15 @@ const SEVEN: &str = "'test $(nproc) = 2 && test $(uname -m) = aarch64 && exit 7'
 
 impl Lab<'_> {
     pub(super) fn check(&self, case: &Case, check: &Check) -> Result<()> {
-        let switches = switches(case.settings)?;
-        let switches = Switches { defect: check.defect.or(switches.defect), ..switches };
+        let (switches, cpus) = (switches(case.settings)?, check.cpus.unwrap_or(4));
         let is_wrong = switches.defect.is_some() || check.omission.is_some();
         let run = check::Run {
             platform: case.platform,
             on: check.on,
-            cpus: check.cpus,
-            vcpus: check.vcpus,
+            cpus,
+            vcpus: check.vcpus.unwrap_or(cpus),
             switches,
-            only: check.rows,
+            only: check.rows.as_deref(),
             omission: check.omission,
             timeout: CHECK_TIMEOUT,
         };
@@ -84,7 +83,7 @@ impl Lab<'_> {
         let outcome = self.alone(&spec)?;
         let rows: Vec<_> = outcome.reports.iter().filter_map(|report| check::row(report, "bare")).collect();
         check::ended(&outcome, &rows)?;
-        judge_check(&rows, &Check { rows: Some(""), ..Check::all(check::On::Bare) }, false)?;
+        judge_check(&rows, &Check { rows: Some(String::new()), ..Check::default() }, false)?;
         with_console(&outcome, || {
             let said = |key: &str| outcome.report("start").map_or(Value::Null, |said| said[key].clone());
             ensure!(said("protocol") == "linux", "the protocol is {}", said("protocol"));

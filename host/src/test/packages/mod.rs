@@ -1,6 +1,8 @@
 //! The published crates as users get them: packed, and used outside of the tree.
 
+use crate::guest::cache::find;
 use crate::test::prelude::*;
+use crate::workspace::output;
 
 /// The directories in `crates/` of the published crates, each after those that it needs.
 pub(super) const PUBLISHED: [&str; 5] = ["tlfs", "coherence", "paging", "memslots", "pvflush"];
@@ -45,12 +47,12 @@ impl Outside {
         })?;
         let mut packages = Vec::new();
         for name in names {
-            let archive = archive_of(&packed.join("package"), &name)?;
+            let archive = find(&packed.join("package"), &format!("{name}-"))?;
             let mut unpack = Command::new("tar");
             // With new times: those in the archive are the same in each.
             unpack.args(["--extract", "--gzip", "--touch", "--file"]).arg(&archive);
             unpack.arg("--directory").arg(directory.path());
-            finish(unpack)?;
+            output(&mut unpack)?;
             let stem = archive.file_stem().context("an archive without a name")?;
             packages.push(Package { directory: directory.path().join(stem), name });
         }
@@ -101,17 +103,6 @@ impl Outside {
     }
 }
 
-fn archive_of(directory: &Path, name: &str) -> Result<PathBuf> {
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
-        let file = path.file_name().unwrap_or_default().to_string_lossy();
-        if file.starts_with(&format!("{name}-")) && file.ends_with(".crate") {
-            return Ok(path);
-        }
-    }
-    bail!("cargo has packed nothing for {name}")
-}
-
 /// Cargo for packages outside of the tree.
 fn cargo<'a>(
     at: &Path,
@@ -137,15 +128,7 @@ fn cargo<'a>(
 fn finish_cargo(command: impl Fn() -> Command) -> Result<()> {
     let mut offline = command();
     offline.env("CARGO_NET_OFFLINE", "true");
-    finish(offline).or_else(|_| finish(command()))
-}
-
-/// Runs a command to its end. If it fails, its output is the error.
-fn finish(mut command: Command) -> Result<()> {
-    let output = command.output().with_context(|| format!("cannot start {command:?}"))?;
-    let shown = [output.stdout, output.stderr].concat();
-    ensure!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&shown));
-    Ok(())
+    output(&mut offline).or_else(|_| output(&mut command())).map(drop)
 }
 
 fn work_outside(_: &Room<'_>) -> Result<()> {
@@ -185,7 +168,7 @@ fn build_with_the_rust_they_name(_: &Room<'_>) -> Result<()> {
         let version = version.with_context(|| format!("{} names no version of Rust", package.name))?;
         let mut install = Command::new("rustup");
         install.args(["toolchain", "install", version, "--profile", "minimal", "--no-self-update"]);
-        finish(install)?;
+        output(&mut install)?;
         outside.run_in(package, &["check", "--lib", "--all-features"], Some(version))?;
     }
     Ok(())
@@ -203,23 +186,17 @@ fn baseline(manifest: &str) -> Result<Option<String>> {
 
 fn break_nobody(_: &Room<'_>) -> Result<()> {
     let directory = workspace::target_dir("semver-checks");
-    let tool = directory.join("bin/cargo-semver-checks");
-    if !tool.is_file() {
-        let mut install = workspace::cargo();
-        // Unoptimized: building takes longer than running.
-        install.args(["install", "--locked", "--debug", COMPARER, "--root"]).arg(&directory);
-        finish(install)?;
-    }
+    let tool = workspace::installed(COMPARER, "semver-checks", &[])?;
     for name in PUBLISHED {
         let Some(commit) = baseline(&format!("crates/{name}/Cargo.toml"))? else {
             bail!("there is no history to compare with")
         };
         let mut compare = Command::new(&tool);
         compare.args(["semver-checks", "--package", &format!("quell-{name}"), "--baseline-rev", &commit]);
-        compare.current_dir(workspace::root()).stdin(Stdio::null());
+        compare.current_dir(workspace::root());
         compare.env("CARGO_TARGET_DIR", directory.join("built"));
         compare.env_remove("RUSTFLAGS").env_remove("CARGO_ENCODED_RUSTFLAGS");
-        finish(compare)?;
+        output(&mut compare)?;
     }
     Ok(())
 }

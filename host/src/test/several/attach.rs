@@ -3,13 +3,11 @@
 
 use super::*;
 use crate::machine::emulator::describe;
+use crate::machine::terminal::pseudo_terminal;
 use crate::test::room::tool;
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Termios, tcgetattr};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Write};
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -105,12 +103,7 @@ struct Terminal {
 
 impl Terminal {
     fn attach(machine: &Machine, guest: &str) -> Result<Self> {
-        let own = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
-        grantpt(&own)?;
-        unlockpt(&own)?;
-        let path = std::ffi::OsString::from_vec(ptsname(&own, Vec::new())?.into_bytes());
-        let no_controlling = OpenptFlags::NOCTTY.bits().cast_signed();
-        let other = OpenOptions::new().read(true).write(true).custom_flags(no_controlling).open(path)?;
+        let (own, other) = pseudo_terminal()?;
         let before = tcgetattr(&own)?;
         let mut command = tool(&["console", guest, "--vm", &machine.name()])?;
         command.stdin(other.try_clone()?).stdout(other.try_clone()?).stderr(other);

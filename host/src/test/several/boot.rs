@@ -5,8 +5,8 @@ use super::*;
 
 /// Time for a few guests, and for the examples with many vCPUs.
 const TIMEOUT: Duration = Duration::from_secs(240);
-const TIMEOUT_SIXTEEN: Duration = Duration::from_secs(900);
-const TIMEOUT_FOUR_BY_32: Duration = Duration::from_secs(1800);
+pub(super) const TIMEOUT_SIXTEEN: Duration = Duration::from_secs(900);
+pub(super) const TIMEOUT_FOUR_BY_32: Duration = Duration::from_secs(1800);
 
 /// What a guest without a command shows when its shell starts, and the shell's prompt.
 const SHELL: &str = "A shell in the guest";
@@ -50,16 +50,8 @@ pub(super) fn few(room: &Room<'_>) -> Result<()> {
     check_marks(&ended, &guests)
 }
 
-pub(super) fn sixteen(room: &Room<'_>) -> Result<()> {
-    example(room, "sixteen.toml", TIMEOUT_SIXTEEN)
-}
-
-pub(super) fn four_by_32(room: &Room<'_>) -> Result<()> {
-    example(room, "four-by-32.toml", TIMEOUT_FOUR_BY_32)
-}
-
 /// Guests of an example: each starts a shell, and is told what to say, and to switch itself off.
-fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
+pub(super) fn example(room: &Room<'_>, name: &str, limit: Duration) -> Result<()> {
     let path = workspace::root().join("examples").join(name);
     let file = room.read(&path)?;
     let guests: Vec<Known> =

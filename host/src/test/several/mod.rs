@@ -22,12 +22,12 @@ use stage::{Stage, named};
 
 pub(super) const ACTS: &[Named] = &[
     ("several_boot", boot::few),
-    ("several_sixteen_boot", boot::sixteen),
-    ("several_four_by_32_boot", boot::four_by_32),
+    ("several_sixteen_boot", |room| boot::example(room, "sixteen.toml", boot::TIMEOUT_SIXTEEN)),
+    ("several_four_by_32_boot", |room| boot::example(room, "four-by-32.toml", boot::TIMEOUT_FOUR_BY_32)),
     ("several_end_badly", badly::end_badly),
-    ("several_keep_their_cpus", shares::keep_their_cpus),
-    ("several_find_zeros", memory::is_not_handed_on),
-    ("several_catch_no_zeros", memory::is_seen_to_be_handed_on),
+    ("several_keep_their_cpus", |room| shares::sets(room).and_then(|()| shares::shares(room))),
+    ("several_find_zeros", |room| memory::is_handed_on(room, false)),
+    ("several_catch_no_zeros", |room| memory::is_handed_on(room, true)),
     ("several_consoles_attach", attach::attach),
     ("several_live_and_are_paused", life::life),
     ("several_come_and_go", cycles::come_and_go),

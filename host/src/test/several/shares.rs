@@ -6,7 +6,7 @@
 //! counts instructions; otherwise turns take as long as the emulator's host lets them.
 
 use super::*;
-use crate::trace::collect::Collected;
+use crate::trace::collect::{Collected, Collector};
 use crate::vm::Hypervisor;
 use hostlink::trace::Event;
 
@@ -79,13 +79,8 @@ fn end(mut stage: Stage<'_>, names: &[&str]) -> Result<()> {
     stage.finish()?.ended_by(ExitCode::GuestPowerOff)
 }
 
-pub(super) fn keep_their_cpus(room: &Room<'_>) -> Result<()> {
-    sets(room)?;
-    shares(room)
-}
-
 /// Of two CPUs one guest may use CPU 1 only, one half of any, and one everything.
-fn sets(room: &Room<'_>) -> Result<()> {
+pub(super) fn sets(room: &Room<'_>) -> Result<()> {
     const NAMES: [&str; 3] = ["pinned", "capped", "free"];
     let hypervisor = Hypervisor::with_trace(room.platform.arch())?;
     let base = room.platform.arch().ram_base();
@@ -93,7 +88,7 @@ fn sets(room: &Room<'_>) -> Result<()> {
     let text: String = NAMES.iter().zip(keys).map(|(name, keys)| storing(base, name, keys)).collect();
     let (mut collector, mut migrated) = (None, 0);
     let stage = Room { other: Some(&hypervisor), ..*room }.play(&text, TIMEOUT, |stage| {
-        collector = Some(stage.collect_trace()?);
+        collector = Some(Collector::of(&stage.machine)?);
         let [pinned, capped, free] = parts(stage, NAMES, SLICES)?;
         let all = format!("pinned {pinned:.3}, capped {capped:.3}, free {free:.3}");
         ensure!(capped <= 0.5 + TOLERANCE, "the cap does not hold: {all}");
@@ -126,7 +121,7 @@ fn ran_on_one_cpu(trace: &Collected, migrated: u64) -> Result<()> {
 }
 
 /// On one CPU, a guest has what its cap says, and two others share the rest as their weights say.
-fn shares(room: &Room<'_>) -> Result<()> {
+pub(super) fn shares(room: &Room<'_>) -> Result<()> {
     const NAMES: [&str; 3] = ["capped", "light", "heavy"];
     let base = room.platform.arch().ram_base();
     let keys = ["cap = 20\nweight = 1000", "weight = 100", "weight = 300"];

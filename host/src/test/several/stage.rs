@@ -12,11 +12,9 @@ use crate::machine_file::MachineFile;
 use crate::migration::{Arrivals, Origin};
 use crate::run::tail;
 pub(super) use crate::test::room::Room;
-use crate::trace::collect::Collector;
 use crate::vm::Guests;
 use anyhow::Error;
-use hostlink::ctl::Input;
-use hostlink::ctl::record::{self, Record, Taken};
+use hostlink::ctl::record::{self, Record};
 use std::cell::{Cell, RefCell, RefMut};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -100,7 +98,7 @@ impl<'a> Room<'a> {
 
 /// A running machine with several guests.
 pub(super) struct Stage<'a> {
-    machine: Machine,
+    pub(super) machine: Machine,
     heard: Rc<RefCell<Heard>>,
     ram: Arc<Ram>,
     time: OwnTime,
@@ -194,10 +192,8 @@ impl Stage<'_> {
         let guest = named(name)?;
         let mut rest = text.as_bytes();
         while !rest.is_empty() {
-            let bytes = &rest[..rest.len().min(Input::BYTES_MAX)];
-            let bytes = Input::new(bytes).context("there is nothing to type")?;
-            let taken: Taken = self.ask_one(&Request::Input { guest, port: 0, bytes })?;
-            rest = &rest[(taken.taken as usize).min(rest.len())..];
+            let taken = self.machine.control()?.with_patience(PATIENCE).type_some(guest, 0, rest);
+            rest = &rest[taken.with_context(|| format!("typing '{}' to {name}", text.trim_end()))?..];
             self.heard().read()?;
         }
         Ok(())
@@ -324,11 +320,6 @@ impl Stage<'_> {
     /// Ticks of the hypervisor's clock per second.
     pub(super) fn clock_hz(&self) -> Result<u64> {
         self.machine.clock_hz()?.context("the hypervisor has not begun")
-    }
-
-    /// Begins to collect the trace, of an image that has one.
-    pub(super) fn collect_trace(&self) -> Result<Collector> {
-        Collector::of(&self.machine)
     }
 
     /// Adds to an error what the consoles and the log end with.

@@ -104,19 +104,13 @@ const WATCHERS: usize = 2;
 fn spec(room: &Room<'_>, (vcpus, cpus): (u32, u32), clock: Clock) -> Result<Spec> {
     let switches = Switches { nested_page: NestedPage::Small, ..room.switches };
     let guest = Guest::load(room.platform, vcpus, MEMORY, switches)?;
-    let mut spec = guest.on_quell(room.hypervisor()?, cpus, clock, room.directory)?;
-    spec.timeout = Some(TIMEOUT);
-    Ok(spec)
+    Room { clock, ..*room }.on_quell(&guest, cpus, TIMEOUT)
 }
 
 /// Memory is removed and added again while all vCPUs read it. Whether all of them notice in time.
 fn notice(room: &Room<'_>, noticing: Duration) -> Result<(bool, Outcome)> {
     let spec = spec(room, (WATCHERS as u32, WATCHERS as u32), Clock::Wall)?;
-    let mut script = Script::start(&spec, room.signals, PATIENCE)?;
-    let watched = script.watch(noticing);
-    let outcome = script.end()?;
-    let noticed = watched.map_err(|error| outcome.explain(error))?;
-    Ok((noticed, outcome))
+    Script::run(&spec, room.signals, PATIENCE, |script| script.watch(noticing))
 }
 
 fn is_gone(room: &Room<'_>) -> Result<()> {
@@ -139,10 +133,7 @@ fn counted(
     let mut spec = spec(room, size, Clock::Instructions)?;
     let counting = Phases::counting(room.directory)?;
     spec.counting = Some(counting.clone());
-    let mut script = Script::start(&spec, room.signals, PATIENCE)?;
-    let worked = act(&mut script);
-    let outcome = script.end()?;
-    worked.map_err(|error| outcome.explain(error))?;
+    let ((), outcome) = Script::run(&spec, room.signals, PATIENCE, act)?;
     Ok((Phases::read(&counting)?, outcome))
 }
 
