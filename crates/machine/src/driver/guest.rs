@@ -2,7 +2,7 @@
 
 use memslots::Gpa;
 use paging::Level;
-use tlfs::{CallRegisters, PAGE_WORDS};
+use tlfs::CallRegisters;
 
 use super::fault::NestedFault;
 use super::guest_tables::last_entry;
@@ -35,7 +35,7 @@ pub(crate) enum Exit {
 #[derive(Clone, Debug)]
 pub(crate) struct PendingCall {
     pub(crate) op: FlushOp,
-    pub(crate) calls: Vec<(tlfs::encode::EncodedCall, Box<[u64; PAGE_WORDS]>)>,
+    pub(crate) calls: Vec<super::flush::EncodedPage>,
     /// Words of the first call's input that have been written.
     pub(super) written: usize,
     /// When the first call was made.
