@@ -8,14 +8,14 @@ use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
 use stay::iommu::mirror::Slots;
 use stay::tagged::{self, Asked, Initiator};
 use stay::{Mistake, Mistakes, Proof};
-use tlfs::encode::{CallProgress, EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
+use tlfs::encode::{CallProgress, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
 use tlfs::{
     Call, CallRegisters, FlushScope, HvResult, InputError, InputPage, InputSource, PAGE_WORDS, PageSize,
     Profile, Reject, Targets, VpSet, XMM_WORDS,
 };
 
 use super::device::DeviceFlush;
-use super::guest::ALL_PAGES;
+use super::guest::{ALL_PAGES, EncodedPage};
 use super::processor::Guest;
 use super::vm::{Activity, Architecture, Vm};
 use crate::bug::Bug;
@@ -31,9 +31,6 @@ const FAR: u64 = 0x5000_0000;
 /// Turns of waiting after which a target is considered stuck (G5): each leaves within some
 /// instructions of its kick, which has not taken more than 208 turns in a million operations.
 const TURNS_MAX: u64 = 1_000;
-
-/// A call, and its input.
-pub(crate) type EncodedPage = (EncodedCall, Box<[u64; PAGE_WORDS]>);
 
 /// The calls of a flush, as a guest makes them whose vCPUs' VP indices begin with `first_vp`.
 pub(crate) fn encode(op: &FlushOp, first_vp: usize) -> Vec<EncodedPage> {
