@@ -44,15 +44,8 @@ pub(super) enum Expected {
 }
 
 impl Expected {
-    const fn of(number: u64) -> Self {
-        match number {
-            0 => Self::Gone,
-            1 => Self::Value,
-            2 => Self::Kept,
-            3 => Self::ReadOnly,
-            _ => Self::Writable,
-        }
-    }
+    /// By number.
+    const ALL: [Self; 5] = [Self::Gone, Self::Value, Self::Kept, Self::ReadOnly, Self::Writable];
 }
 
 /// The words to check, and how.
@@ -88,7 +81,7 @@ pub(super) fn is_translation_fault(result: Result<u64, Fault>) -> bool {
 fn look(what: &What, number: usize, is_step: bool) -> u64 {
     let address = what.address + number as u64 * what.each;
     // Stored after the value, and therefore loaded before it.
-    let expected = Expected::of(EXPECTED.load(Ordering::Acquire));
+    let expected = Expected::ALL[EXPECTED.load(Ordering::Acquire) as usize % Expected::ALL.len()];
     let value = VALUE.load(Ordering::Relaxed);
     let mut wrong = 0;
     for word in 0..what.words {
