@@ -271,16 +271,22 @@ impl AbstractMachine {
     }
 }
 
-/// The allocator of nested tables for one virtual machine.
+/// The allocator of nested tables for one virtual machine, or of tables for its devices alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TablePool<'m> {
     machine: &'m AbstractMachine,
     vm: usize,
+    is_of_devices: bool,
 }
 
 impl<'m> TablePool<'m> {
     pub(crate) fn new(machine: &'m AbstractMachine, vm: usize) -> Self {
-        Self { machine, vm }
+        Self { machine, vm, is_of_devices: false }
+    }
+
+    /// The same for tables by which no processor translates.
+    pub(crate) fn of_devices(self) -> Self {
+        Self { is_of_devices: true, ..self }
     }
 }
 
@@ -351,6 +357,9 @@ unsafe impl TableMemory for TablePool<'_> {
     }
 
     fn break_before_make(&self, range: FlushRange) {
+        if self.is_of_devices {
+            return;
+        }
         self.machine.sync();
         if self.machine.config.arch == Arch::Arm64 && !self.machine.ends_by(Bug::TagHandedOn, self.vm) {
             self.machine.break_before_make(self.vm, &range);

@@ -63,14 +63,14 @@ fn execute(word: &str, command: Command) {
             virtio::fly(address, count, then_reset)
         }
         Command::Fly { address, count, then_reset } => nvme::fly(address, count, then_reset),
-        Command::Hog => machine::hog().map_err(Failure::from),
+        Command::Hog => machine::hog(),
         Command::Misuse { what, seed, count } => machine::misuse(what, seed, count),
-        Command::Reset { by_fault } => machine::reset(by_fault).map_err(Failure::from),
+        Command::Reset { by_fault } => machine::reset(by_fault),
         Command::Spin(ms) => {
             clock::delay(ms.saturating_mul(1000));
             Ok(0)
         }
-        Command::Hint(number) => machine::hint(number).map_err(Failure::from),
+        Command::Hint(number) => machine::hint(number),
         Command::Halt => {
             say(format_args!("done: halt"));
             machine::halt()
@@ -122,12 +122,6 @@ impl fmt::Display for Failure {
     }
 }
 
-impl From<machine::Absent> for Failure {
-    fn from(_: machine::Absent) -> Self {
-        Self::Absent
-    }
-}
-
 /// Checks that the range does not overlap the program.
 fn is_free(walk: &Walk) -> Result<(), Failure> {
     let taken = machine::taken();
@@ -140,38 +134,36 @@ pub(crate) fn write(register: u64, value: u32) {
     unsafe { (register as *mut u32).write_volatile(value) };
 }
 
-/// Stores to each word what belongs to its number.
-fn store(walk: Walk, value: impl Fn(u64) -> u64) -> Result<u64, Failure> {
-    is_free(&walk)?;
+/// Does something at each word; `act` is given its address and its number.
+fn each(walk: Walk, mut act: impl FnMut(u64, u64) -> Result<(), Failure>) -> Result<u64, Failure> {
     let mut address = walk.start;
-    for count in 0..walk.count() {
-        // SAFETY: the program uses no memory there, and a fault is guarded.
-        unsafe { guarded::store(address, value(count)) }.map_err(|_| Failure::Fault(address))?;
+    for number in 0..walk.count() {
+        act(address, number)?;
         // The last step may wrap around the end of the address space.
         address = address.wrapping_add(walk.stride);
     }
     Ok(walk.count())
 }
 
+/// Stores to each word what belongs to its number.
+fn store(walk: Walk, value: impl Fn(u64) -> u64) -> Result<u64, Failure> {
+    is_free(&walk)?;
+    each(walk, |address, number| {
+        // SAFETY: the program uses no memory there, and a fault is guarded.
+        unsafe { guarded::store(address, value(number)) }.map_err(|_| Failure::Fault(address))
+    })
+}
+
 fn read(walk: Walk) -> Result<u64, Failure> {
-    let mut address = walk.start;
-    for _ in 0..walk.count() {
-        guarded::load(address).map_err(|_| Failure::Fault(address))?;
-        address = address.wrapping_add(walk.stride);
-    }
-    Ok(walk.count())
+    each(walk, |address, _| guarded::load(address).map(drop).map_err(|_| Failure::Fault(address)))
 }
 
 fn zero(walk: Walk) -> Result<u64, Failure> {
-    let mut address = walk.start;
-    for _ in 0..walk.count() {
-        match guarded::load(address) {
-            Ok(0) => address = address.wrapping_add(walk.stride),
-            Ok(word) => return Err(Failure::NotZero { address, word }),
-            Err(_) => return Err(Failure::Fault(address)),
-        }
-    }
-    Ok(walk.count())
+    each(walk, |address, _| match guarded::load(address) {
+        Ok(0) => Ok(()),
+        Ok(word) => Err(Failure::NotZero { address, word }),
+        Err(_) => Err(Failure::Fault(address)),
+    })
 }
 
 /// Keeps storing to each page in turn. Each second, and at each byte from the serial port, it

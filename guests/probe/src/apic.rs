@@ -31,18 +31,18 @@ pub(crate) fn read(register: u32) -> u64 {
     unsafe { Msr::new(register).read() }
 }
 
-pub(crate) fn id() -> u32 {
-    read(ID) as u32
+pub(crate) fn id() -> usize {
+    read(ID) as usize
 }
 
-fn send(destination: u32, command: u64) {
-    write(ICR, u64::from(destination) << 32 | ASSERT | command);
+fn send(destination: usize, command: u64) {
+    write(ICR, (destination as u64) << 32 | ASSERT | command);
 }
 
-pub(crate) fn send_fixed(destination: u32, vector: u8) {
+pub(crate) fn send_fixed(destination: usize, vector: u8) {
     send(destination, u64::from(vector));
 }
 
-pub(crate) fn send_nmi(destination: u32) {
+pub(crate) fn send_nmi(destination: usize) {
     send(destination, MODE_NMI);
 }

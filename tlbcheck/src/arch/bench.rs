@@ -51,6 +51,11 @@ pub(super) trait Method: Copy {
 
     /// Ticks of the clock in the unit.
     fn amount(ticks: u64) -> u64;
+
+    /// Makes the others, and the calling processor, participate while `work` runs.
+    fn among(_others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
+        work()
+    }
 }
 
 struct Watched {
@@ -163,7 +168,7 @@ pub(super) fn run<M: Method>(columns: &mut [Column<M>], options: &Options<'_>) -
                 columns.iter_mut().for_each(|column| column.report(processors, *ranges));
             }
         };
-        let verdict = own::among(&others, || with_others(&others, work));
+        let verdict = M::among(&others, || with_others(&others, work));
         if verdict.is_ok() {
             totals.count(&verdict);
         }

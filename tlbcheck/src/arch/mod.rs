@@ -5,6 +5,7 @@ mod bench;
 mod console;
 mod rows;
 mod testbed;
+mod window;
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

@@ -8,14 +8,14 @@ use paging::{FlushReceipt, Invalidation, NeverWalked, Stamp};
 use stay::iommu::mirror::Slots;
 use stay::tagged::{self, Asked, Initiator};
 use stay::{Mistake, Mistakes, Proof};
-use tlfs::encode::{CallProgress, EncodedCall, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
+use tlfs::encode::{CallProgress, FlushCalls, FlushRequest, Interface, ListLimit, VaRange};
 use tlfs::{
     Call, CallRegisters, FlushScope, HvResult, InputError, InputPage, InputSource, PAGE_WORDS, PageSize,
     Profile, Reject, Targets, VpSet, XMM_WORDS,
 };
 
 use super::device::DeviceFlush;
-use super::guest::ALL_PAGES;
+use super::guest::{ALL_PAGES, EncodedPage};
 use super::processor::Guest;
 use super::vm::{Activity, Architecture, Vm};
 use crate::bug::Bug;
@@ -33,7 +33,7 @@ const FAR: u64 = 0x5000_0000;
 const TURNS_MAX: u64 = 1_000;
 
 /// The calls of a flush, as a guest makes them whose vCPUs' VP indices begin with `first_vp`.
-pub(crate) fn encode(op: &FlushOp, first_vp: usize) -> Vec<(EncodedCall, Box<[u64; PAGE_WORDS]>)> {
+pub(crate) fn encode(op: &FlushOp, first_vp: usize) -> Vec<EncodedPage> {
     let named = u128::from(op.targets.unwrap_or(0)) << first_vp;
     // With a nonexistent processor, the set takes two banks.
     let banks = [named as u64, (named >> 64) as u64 | u64::from(op.sparse) << 60];
@@ -45,29 +45,24 @@ pub(crate) fn encode(op: &FlushOp, first_vp: usize) -> Vec<(EncodedCall, Box<[u6
         non_global_only: op.non_global_only,
     };
     let interface = Interface { vp_sets: true, xmm_input: op.xmm, extended_ranges: op.large };
-    let mut calls = Vec::new();
-    let next = || Box::new([0; PAGE_WORDS]);
     match op.pages {
-        None => {
-            let mut space = FlushCalls::space(request, interface);
-            let mut page = next();
-            while let Some(call) = space.next_into(&mut page) {
-                calls.push((call, std::mem::replace(&mut page, next())));
-            }
-        }
+        None => all_of(FlushCalls::space(request, interface)),
         Some(pages) => {
             let ranges =
                 (0..VA_PAGES).filter(|page| pages >> page & 1 != 0).map(|page| range(page, op.large));
             let far = (0..if op.long { FAR_RANGES } else { 0 }).map(|number| FAR + number * 3 * PAGE_SIZE);
             let far = far.map(|at| VaRange::new(at, at + PAGE_SIZE - 1));
-            let mut list = FlushCalls::list(request, interface, far.chain(ranges), ListLimit::default());
-            let mut page = next();
-            while let Some(call) = list.next_into(&mut page) {
-                calls.push((call, std::mem::replace(&mut page, next())));
-            }
+            all_of(FlushCalls::list(request, interface, far.chain(ranges), ListLimit::default()))
         }
     }
-    calls
+}
+
+fn all_of<R: Iterator<Item = VaRange> + Clone>(mut calls: FlushCalls<'_, R>) -> Vec<EncodedPage> {
+    let next = || {
+        let mut page = Box::new([0; PAGE_WORDS]);
+        calls.next_into(&mut page).map(|call| (call, page))
+    };
+    std::iter::from_fn(next).collect()
 }
 
 /// The range of a page; the whole window as a large page if `large` and it is the window's first.

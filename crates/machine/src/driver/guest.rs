@@ -2,6 +2,7 @@
 
 use memslots::Gpa;
 use paging::Level;
+use tlfs::encode::EncodedCall;
 use tlfs::{CallRegisters, PAGE_WORDS};
 
 use super::fault::NestedFault;
@@ -31,11 +32,14 @@ pub(crate) enum Exit {
     Over,
 }
 
+/// A call, and its input.
+pub(super) type EncodedPage = (EncodedCall, Box<[u64; PAGE_WORDS]>);
+
 /// A flush by hypercall in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingCall {
     pub(crate) op: FlushOp,
-    pub(crate) calls: Vec<(tlfs::encode::EncodedCall, Box<[u64; PAGE_WORDS]>)>,
+    pub(crate) calls: Vec<EncodedPage>,
     /// Words of the first call's input that have been written.
     pub(super) written: usize,
     /// When the first call was made.

@@ -4,7 +4,7 @@ use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
 use iommu::Stuck;
-use paging::{Entries, Invalidation, NeverWalked, PhysAddr, Progress, TableMemory};
+use paging::{Invalidation, NeverWalked, Progress};
 use stay::iommu::Begun;
 use stay::iommu::mirror::{Mirror, Slots};
 
@@ -16,7 +16,7 @@ use crate::machine::{AbstractMachine, TablePool};
 
 /// What there is to wait for, and the time before which what was unmapped is gone then.
 pub(super) type Awaited = Option<(Begun, u64)>;
-type Tables<'m> = Mirror<MirrorPool<'m>, Awaited>;
+type Tables<'m> = Mirror<TablePool<'m>, Awaited>;
 
 /// The tables of one guest, under a lock.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ impl<'m> GuestMirror<'m> {
         if machine.config.arch != Arch::Arm64 || !behind.has_devices() {
             return None;
         }
-        let tables = Mirror::new(MirrorPool(pool)).expect("there are tables");
+        let tables = Mirror::new(pool.of_devices()).expect("there are tables");
         Some(Self { machine, tables: Rc::new(RefCell::new(tables)) })
     }
 
@@ -106,30 +106,5 @@ impl<F: Architecture> Vm<'_, F> {
     /// Root of the tables by which its devices translate.
     pub(super) fn device_root(&self) -> u64 {
         self.mirror.as_ref().map_or(self.space.root().0, GuestMirror::root)
-    }
-}
-
-/// The allocator of these tables.
-#[derive(Clone, Copy, Debug)]
-struct MirrorPool<'m>(TablePool<'m>);
-
-// SAFETY: as for the pool.
-unsafe impl TableMemory for MirrorPool<'_> {
-    fn allocate(&self) -> Option<PhysAddr> {
-        self.0.allocate()
-    }
-
-    unsafe fn free(&self, table: PhysAddr) {
-        // SAFETY: the caller promises it.
-        unsafe { self.0.free(table) }
-    }
-
-    unsafe fn entries(&self, table: PhysAddr) -> &Entries {
-        // SAFETY: the caller promises it.
-        unsafe { self.0.entries(table) }
-    }
-
-    fn publish(&self) {
-        self.0.publish();
     }
 }

@@ -23,14 +23,21 @@ pub(super) struct History {
 }
 
 impl History {
-    /// A table that is all zero from `time` on.
-    pub(super) fn new(time: u64) -> Box<Self> {
+    /// A frame's table is all zero from `time` on. What it has of its frame's earlier lives stays.
+    pub(super) fn begin(history: &mut Option<Box<Self>>, time: u64) {
+        match history {
+            Some(history) => history.restart(time),
+            None => *history = Some(Self::new(time)),
+        }
+    }
+
+    fn new(time: u64) -> Box<Self> {
         Box::new(Self { words: [0; ENTRY_COUNT], past: Vec::new(), floor: time })
     }
 
     /// The table is all zero again, in another life of its frame. Processors may still hold entries
     /// from the earlier one, so its contents are remembered.
-    pub(super) fn restart(&mut self, time: u64) {
+    fn restart(&mut self, time: u64) {
         for index in 0..ENTRY_COUNT {
             if self.words[index] != 0 {
                 self.change(time, index, 0);

@@ -7,7 +7,6 @@ use baremetal::aarch64::info::BootInfo;
 use baremetal::aarch64::{boot, clock, interrupts, power, processors};
 use load::command::Misuse;
 
-use super::Absent;
 use crate::guest::Failure;
 
 pub(crate) use power::{halt, off};
@@ -72,8 +71,9 @@ pub(crate) fn idle() {
 }
 
 /// Executes HINT, with a number from 0x60 to 0x7f.
-pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
-    let index = usize::from(number.checked_sub(HINT_FIRST).filter(|index| *index < 32).ok_or(Absent)?);
+pub(crate) fn hint(number: u8) -> Result<u64, Failure> {
+    let index =
+        usize::from(number.checked_sub(HINT_FIRST).filter(|index| *index < 32).ok_or(Failure::Absent)?);
     let function = (&raw const hint_functions).wrapping_add(index * HINT_SIZE);
     // SAFETY: there is a function for that number, which changes no register; hints do nothing.
     unsafe { asm!("blr {}", in(reg) function, out("x30") _, options(nostack, preserves_flags)) };
@@ -81,13 +81,13 @@ pub(crate) fn hint(number: u8) -> Result<u64, Absent> {
 }
 
 /// Functions show no messages on this architecture.
-pub(crate) fn hog() -> Result<u64, Absent> {
-    Err(Absent)
+pub(crate) fn hog() -> Result<u64, Failure> {
+    Err(Failure::Absent)
 }
 
 /// This is not offered on this architecture.
-pub(crate) fn reset(_: bool) -> Result<u64, Absent> {
-    Err(Absent)
+pub(crate) fn reset(_: bool) -> Result<u64, Failure> {
+    Err(Failure::Absent)
 }
 
 /// There are no functions here.

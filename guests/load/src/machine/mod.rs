@@ -9,6 +9,3 @@ mod x86_64;
 pub(crate) use aarch64::*;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::*;
-
-/// The machine lacks this feature.
-pub(crate) struct Absent;

@@ -4,8 +4,7 @@ use baremetal::pci::{COMMAND, ConfigSpace, MEMORY_AND_DMA, MSIX_ENABLE, Messages
 use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::{apic, boot, firmware, guarded, interrupts, power, processors, tables};
 
-use super::Absent;
-use crate::guest::write;
+use crate::guest::{Failure, write};
 pub(crate) use crate::misuse::misuse;
 pub(crate) use power::{halt, off};
 
@@ -25,8 +24,8 @@ pub(crate) fn idle() {
     core::hint::spin_loop();
 }
 
-pub(crate) fn hint(_: u8) -> Result<u64, Absent> {
-    Err(Absent)
+pub(crate) fn hint(_: u8) -> Result<u64, Failure> {
+    Err(Failure::Absent)
 }
 
 /// Only the first processor is used.
@@ -45,16 +44,16 @@ pub(crate) fn taken() -> [(u64, u64); 2] {
 }
 
 /// Resets the machine: by its reset register, or by a fault without handlers, a triple fault.
-pub(crate) fn reset(by_fault: bool) -> Result<u64, Absent> {
+pub(crate) fn reset(by_fault: bool) -> Result<u64, Failure> {
     if by_fault {
         tables::triple_fault();
     }
     power::reset();
-    Err(Absent)
+    Err(Failure::Absent)
 }
 
 /// Unmasks all messages of all functions; returns how many.
-pub(crate) fn hog() -> Result<u64, Absent> {
+pub(crate) fn hog() -> Result<u64, Failure> {
     apic::enable();
     let vector = u32::from(interrupts::VECTOR_FREE);
     let message = [0xfee0_0000 | apic::id().apic() << 12, 0, vector, 0];

@@ -12,7 +12,7 @@ use baremetal::x86_64::{apic, interrupts};
 use core::arch::asm;
 
 use super::{Devices, WILD, ensure, is_enough, table};
-use crate::guest::Failure;
+use crate::guest::{Failure, write};
 
 static ADMIN: [Page; 2] = [const { Page::new() }; 2];
 static QUEUE: [Page; 2] = [const { Page::new() }; 2];
@@ -90,8 +90,7 @@ fn set(at: u64, random: &mut Random) {
     }
     let mask = u64::from(random.one_in(4));
     for (word, value) in [(3, 1), (0, address), (1, address >> 32), (2, data), (3, mask)] {
-        // SAFETY: it is the table, or what the hypervisor shows of it.
-        unsafe { ((at + word * WORDS) as *mut u32).write_volatile(value as u32) };
+        write(at + word * WORDS, value as u32);
     }
 }
 

@@ -7,7 +7,7 @@ use baremetal::random::Random;
 use core::ops::Range;
 
 use super::{BarHome, Devices, WILD};
-use crate::guest::Failure;
+use crate::guest::{self, Failure};
 
 /// Registers of a disk with the addresses and sizes of its queues; of virtio's common
 /// configuration: the status, the number of a queue, and its addresses.
@@ -38,10 +38,8 @@ fn aims(place: &BarHome) -> Range<u64> {
 /// Makes the devices use wild addresses, and starts or resets them.
 fn aim(devices: &Devices, random: &mut Random) {
     for place in devices.places.iter().filter(|place| place.function.is_nvme || place.len >= NET_LEN) {
-        let store = |offset: u64, value: u64| {
-            // SAFETY: the registers are in order; the addresses are no memory of the program's.
-            unsafe { ((place.home + offset) as *mut u32).write_volatile(value as u32) };
-        };
+        // The addresses are no memory of the program's.
+        let store = |offset: u64, value: u64| guest::write(place.home + offset, value as u32);
         let store_address = |offset: u64, value: u64| {
             store(offset, value);
             store(offset + 4, value >> 32);
@@ -57,7 +55,7 @@ fn aim(devices: &Devices, random: &mut Random) {
             continue;
         }
         let half = |offset: u64, value: u64| {
-            // SAFETY: as above.
+            // SAFETY: the registers are in order.
             unsafe { ((place.home + offset) as *mut u16).write_volatile(value as u16) };
         };
         half(NET_STATUS, 0);

@@ -5,7 +5,7 @@
 //! difference is due to the calls alone, because the instruction-counting clock makes the rest of
 //! both runs the same.
 
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 use tlfs::{CallCode, Control, HvResult, Status};
 
@@ -18,11 +18,11 @@ use crate::{apic, clock, processors};
 /// Maximum number of ranges of a list.
 const RANGES_MAX: u16 = 64;
 /// Number of vCPUs that flush each other; each has all others as targets.
-const INITIATORS: u32 = 8;
+const INITIATORS: usize = 8;
 /// Time limit for all targets to reach their loops.
 const PATIENCE_MS: u64 = 1000;
 
-const _: () = assert!(INITIATORS as usize <= PROCESSORS);
+const _: () = assert!(INITIATORS <= PROCESSORS);
 
 pub(crate) fn running(name: &str, calls: u32) {
     report::begin("running");
@@ -40,13 +40,12 @@ pub(crate) fn running(name: &str, calls: u32) {
     }
 }
 
-/// Number of processors in [`spin`], and whether they should end it.
+/// Number of processors in [`spin`].
 static SPINNING: AtomicU32 = AtomicU32::new(0);
-static ENDS: AtomicBool = AtomicBool::new(false);
 
 fn spin(_: usize) {
     SPINNING.fetch_add(1, Ordering::AcqRel);
-    while !ENDS.load(Ordering::Acquire) {
+    while !processors::is_over() {
         core::hint::spin_loop();
     }
 }
@@ -56,27 +55,21 @@ fn spin(_: usize) {
 fn list(sizes: &str, calls: u32) -> Result<u64, Failure> {
     let sizes = sizes.split_once("-running-").and_then(|(ranges, targets)| {
         let ranges = ranges.parse().ok().filter(|ranges| (1..=RANGES_MAX).contains(ranges))?;
-        let targets: u32 = targets.parse().ok().filter(|&targets| targets >= 1)?;
-        Some((ranges, targets)).filter(|_| targets as usize <= PROCESSORS - 2)
+        let targets = targets.parse().ok().filter(|targets| (1..=PROCESSORS - 2).contains(targets))?;
+        Some((ranges, targets))
     });
     let Some((ranges, targets)) = sizes else { return Err(failure(format_args!("no such sizes"))) };
-    let others = 1..=targets + 1;
-    for id in others.clone() {
-        processors::start(id)?;
-        processors::give(id, spin);
-    }
-    let spinning = clock::wait_until(PATIENCE_MS, || SPINNING.load(Ordering::Acquire) == targets + 1);
-    ensure!(spinning, "not all targets come to their loops");
-    let ticks = call_lists(ranges, targets, calls);
-    ENDS.store(true, Ordering::Release);
-    for id in others {
-        processors::join(id)?;
-    }
-    ticks
+    let others = targets + 1;
+    (1..=others).try_for_each(processors::start)?;
+    processors::beside(others, spin, || {
+        let spin = clock::wait_until(PATIENCE_MS, || SPINNING.load(Ordering::Acquire) as usize == others);
+        ensure!(spin, "not all targets come to their loops");
+        call_lists(ranges, targets, calls)
+    })
 }
 
 /// Makes the calls, for the VPs from 1 to `targets`.
-fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
+fn call_lists(ranges: u16, targets: usize, calls: u32) -> Result<u64, Failure> {
     let control =
         Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_LIST.0).with_rep_count(ranges);
     // Address space, flags, processors; then pages that are not adjacent.
@@ -101,21 +94,17 @@ fn call_lists(ranges: u16, targets: u32, calls: u32) -> Result<u64, Failure> {
 static ROUNDS: AtomicU32 = AtomicU32::new(0);
 static ARRIVALS: AtomicU32 = AtomicU32::new(0);
 static FAILURES: AtomicU32 = AtomicU32::new(0);
-static INPUTS: [Page; INITIATORS as usize] = [const { Page::new() }; INITIATORS as usize];
+static INPUTS: [Page; INITIATORS] = [const { Page::new() }; INITIATORS];
 
 /// All initiators flush each other at once, `rounds` times. Returns the ticks of all rounds.
 fn merge(rounds: u32) -> Result<u64, Failure> {
-    for id in 1..INITIATORS {
-        processors::start(id)?;
-    }
+    (1..INITIATORS).try_for_each(processors::start)?;
     ROUNDS.store(rounds, Ordering::Release);
     (1..INITIATORS).for_each(|id| processors::give(id, flush_others));
     let start = clock::now();
     flush_others(0);
     let ticks = clock::now() - start;
-    for id in 1..INITIATORS {
-        processors::join(id)?;
-    }
+    (1..INITIATORS).try_for_each(processors::join)?;
     let failures = FAILURES.load(Ordering::Acquire);
     ensure!(failures == 0, "{failures} calls fail");
     Ok(ticks)
@@ -124,12 +113,12 @@ fn merge(rounds: u32) -> Result<u64, Failure> {
 /// Each initiator's job: in every round it waits for the others, then flushes them.
 fn flush_others(_: usize) {
     let me = apic::id();
-    let input = &INPUTS[me as usize];
+    let input = &INPUTS[me];
     input.write(&[0, 0, ((1 << INITIATORS) - 1) & !(1 << me)]);
     let control = Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0);
     for round in 1..=ROUNDS.load(Ordering::Acquire) {
         ARRIVALS.fetch_add(1, Ordering::AcqRel);
-        while ARRIVALS.load(Ordering::Acquire) < round * INITIATORS {
+        while ARRIVALS.load(Ordering::Acquire) < round * INITIATORS as u32 {
             core::hint::spin_loop();
         }
         if hypercall::call(control, input.address(), 0) != Ok(HvResult::of(Status::SUCCESS, 0)) {

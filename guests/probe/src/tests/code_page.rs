@@ -47,14 +47,13 @@ fn execute(place: &Page) -> Code {
 static MOVED: AtomicU32 = AtomicU32::new(0);
 static CHECKED: AtomicU32 = AtomicU32::new(0);
 static WRONG: AtomicU32 = AtomicU32::new(0);
-static ENDS: AtomicBool = AtomicBool::new(false);
 
 /// Number of executions of both places after each move.
 const EXECUTIONS: u32 = 20;
 
 /// Executes both places after each move, and stays in guest mode during the next.
 fn execute_both(_: usize) {
-    while !ENDS.load(Ordering::Acquire) {
+    while !processors::is_over() {
         let moved = MOVED.load(Ordering::Acquire);
         if moved == CHECKED.load(Ordering::Relaxed) {
             core::hint::spin_loop();
@@ -77,21 +76,14 @@ fn execute_both(_: usize) {
 pub(super) fn hypercall_page_moves() -> Verdict {
     enable()?;
     for place in &PLACES {
-        place
-            .words()
-            .iter()
-            .enumerate()
-            .for_each(|(index, word)| word.store(former(index), Ordering::Relaxed));
+        let words = place.words().iter().enumerate();
+        words.for_each(|(index, word)| word.store(former(index), Ordering::Relaxed));
     }
     second_vp()?;
     for counter in [&MOVED, &CHECKED, &WRONG] {
         counter.store(0, Ordering::Relaxed);
     }
-    ENDS.store(false, Ordering::Release);
-    processors::give(SECOND, execute_both);
-    let result = (1..=MOVES).try_for_each(one_move);
-    ENDS.store(true, Ordering::Release);
-    processors::join(SECOND)?;
+    let result = processors::beside(SECOND, execute_both, || (1..=MOVES).try_for_each(one_move));
     enable()?;
     result?;
     PLACES.iter().try_for_each(is_former)

@@ -15,14 +15,13 @@ const SILENCE_US: u64 = 50;
 const WHOLE_TURN: u64 = 2;
 
 static PAGE: Page = Page::new();
-static ENDS: AtomicBool = AtomicBool::new(false);
 /// Turns of the writer, which show that it is running also while the page is absent.
 static TURNS: AtomicU64 = AtomicU64::new(0);
 
 /// Writes all the time the value read by an instruction that the processor itself cannot execute.
 fn write_by_emulation(_: usize) {
     let mut turn = 0;
-    while !ENDS.load(Ordering::Acquire) {
+    while !processors::is_over() {
         turn += 1;
         let _ = mmio::move_ones(WINDOW);
         TURNS.store(turn, Ordering::Relaxed);
@@ -36,11 +35,7 @@ pub(super) fn emulated_stores() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
     paging::map(0, None);
-    ENDS.store(false, Ordering::Release);
-    processors::give(SECOND, write_by_emulation);
-    let result = rounds(mask);
-    ENDS.store(true, Ordering::Release);
-    processors::join(SECOND)?;
+    let result = processors::beside(SECOND, write_by_emulation, || rounds(mask));
     paging::map(0, None);
     result
 }

@@ -1,7 +1,9 @@
 //! Ports and addresses, with and without devices.
 
-use super::prelude::*;
 use core::arch::asm;
+
+use super::mmio::{Strung, register, string};
+use super::prelude::*;
 
 /// Ports without a device: DMA, interrupt controllers, next to the timer, keyboard, next to the
 /// clock, progress, the ports before and after PCI's, the second half of a word port, and the last.
@@ -43,29 +45,11 @@ pub(super) fn unknown_port() -> Verdict {
     Ok(())
 }
 
-/// The registers after a string instruction.
-struct Strung {
-    index: u64,
-    left: u64,
-    fault: Result<(), Fault>,
-}
-
 /// One string instruction on a port, with RSI and RDI = `index` and RCX = `count`.
-macro_rules! string {
-    ($instruction:expr, $port:expr, $index:expr, $count:expr) => {{
-        let (source, destination, left, fault, error): (u64, u64, u64, u64, u64);
-        // SAFETY: the tests pass their own buffers, or no memory at all; a fault is guarded.
-        unsafe {
-            asm!(
-                guarded!($instruction), "cld",
-                in("dx") $port, inout("rsi") $index => source, inout("rdi") $index => destination,
-                inout("rcx") $count => left,
-                inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
-            );
-        }
-        let index = if source == $index { destination } else { source };
-        Strung { index, left, fault: Fault::check(fault, error) }
-    }};
+macro_rules! port_string {
+    ($instruction:expr, $port:expr, $index:expr, $count:expr) => {
+        string!($instruction, $port, $index, $index, $count, 0u64)
+    };
 }
 
 static BUFFER: Page = Page::new();
@@ -83,39 +67,34 @@ fn fill(value: u8) {
 pub(super) fn string_io() -> Verdict {
     let buffer = BUFFER.address();
     fill(0xa5);
-    let out = string!("outsb", SCRATCH, buffer, 7u64);
-    ensure!(out.fault.is_ok() && (out.index, out.left) == (buffer + 1, 7), "OUTSB: index or count is wrong");
+    port_string!("outsb", SCRATCH, buffer, 7u64).expect("OUTSB", buffer + 1, buffer, 7)?;
     let read = input(SCRATCH, 1) as u8;
     ensure!(read == 0xa5, "OUTSB wrote {read:#x}");
 
     // More than a hypervisor processes at once.
     fill(0x11);
-    let repeated = string!("rep insb", SCRATCH, buffer + 8, 1000u64);
-    ensure!(repeated.fault.is_ok(), "REP INSB: {:?}", repeated.fault);
-    ensure!((repeated.index, repeated.left) == (buffer + 1008, 0), "REP INSB: index or count is wrong");
+    let repeated = port_string!("rep insb", SCRATCH, buffer + 8, 1000u64);
+    repeated.expect("REP INSB", buffer + 8, buffer + 1008, 0)?;
     let (first, last) = (byte(8), byte(1007));
     ensure!((first, last) == (0xa5, 0xa5), "REP INSB stored {first:#x} to {last:#x}");
     ensure!((byte(7), byte(1008)) == (0x11, 0x11), "REP INSB stored out of bounds");
 
-    let none = string!("rep outsb", SCRATCH, buffer, 0u64);
-    ensure!(none.fault.is_ok() && none.index == buffer, "REP OUTSB of nothing moved its index");
+    port_string!("rep outsb", SCRATCH, buffer, 0u64).expect("REP OUTSB of nothing", buffer, buffer, 0)?;
 
     fill(0x3c);
-    let down = string!(concat!("std\n", "rep outsb\n", "cld"), SCRATCH, buffer + 99, 100u64);
-    ensure!((down.index, down.left) == (buffer.wrapping_sub(1), 0), "REP OUTSB downwards is wrong");
+    let down = port_string!("std\nrep outsb\ncld", SCRATCH, buffer + 99, 100u64);
+    down.expect("REP OUTSB downwards", buffer.wrapping_sub(1), buffer + 99, 0)?;
     ensure!(input(SCRATCH, 1) as u8 == 0x3c, "REP OUTSB downwards wrote something else");
 
     fill(0);
-    let words = string!("rep insd", 0xcf4u16, buffer, 3u64);
-    ensure!((words.index, words.left) == (buffer + 12, 0), "REP INSD: index or count is wrong");
+    port_string!("rep insd", 0xcf4u16, buffer, 3u64).expect("REP INSD", buffer, buffer + 12, 0)?;
     ensure!((byte(0), byte(11), byte(12)) == (0xff, 0xff, 0), "REP INSD of no device is not all ones");
 
     string_faults()?;
 
     // ESI and ECX: the upper halves are ignored, and cleared.
-    let narrow = string!(".byte 0x67, 0xf3, 0x6e", SCRATCH, buffer | 5 << 32, 0x5_0000_0002u64);
-    ensure!(narrow.fault.is_ok(), "REP OUTSB with 32-bit addresses: {:x?}", narrow.fault);
-    ensure!((narrow.index, narrow.left) == (buffer + 2, 0), "REP OUTSB with 32-bit addresses is wrong");
+    let narrow = port_string!(".byte 0x67, 0xf3, 0x6e", SCRATCH, buffer | 5 << 32, 0x5_0000_0002u64);
+    narrow.expect("REP OUTSB with 32-bit addresses", buffer + 2, buffer | 5 << 32, 0)?;
     string_segments()
 }
 
@@ -130,11 +109,16 @@ fn string_segments() -> Verdict {
     let set_base = |base| unsafe { wrmsr(FS_BASE, base) };
     ensure!(set_base(BASE).is_ok(), "FS has no base");
     let outs = [
-        ("FS", string!(".byte 0x64, 0x6e", SCRATCH, buffer, 0u64), input(SCRATCH, 1) as u8, (BASE / 8) as u8),
-        ("ES", string!(".byte 0x26, 0x6e", SCRATCH, buffer + 8, 0u64), input(SCRATCH, 1) as u8, 1),
-        ("SS", string!(".byte 0x36, 0x6e", SCRATCH, buffer + 16, 0u64), input(SCRATCH, 1) as u8, 2),
+        (
+            "FS",
+            port_string!(".byte 0x64, 0x6e", SCRATCH, buffer, 0u64),
+            input(SCRATCH, 1) as u8,
+            (BASE / 8) as u8,
+        ),
+        ("ES", port_string!(".byte 0x26, 0x6e", SCRATCH, buffer + 8, 0u64), input(SCRATCH, 1) as u8, 1),
+        ("SS", port_string!(".byte 0x36, 0x6e", SCRATCH, buffer + 16, 0u64), input(SCRATCH, 1) as u8, 2),
     ];
-    let into = string!(".byte 0x64, 0x6c", SCRATCH, buffer + 24, 0u64);
+    let into = port_string!(".byte 0x64, 0x6c", SCRATCH, buffer + 24, 0u64);
     ensure!(set_base(0).is_ok(), "FS keeps its base");
     for (segment, out, read, wanted) in outs {
         ensure!(out.fault.is_ok(), "OUTSB from {segment}: {:x?}", out.fault);
@@ -153,12 +137,15 @@ fn string_faults() -> Verdict {
     paging::map(1, None);
     let edge = WINDOW + PAGE;
     fill(0);
-    let across = string!("rep insb", SCRATCH, edge - 2, 5u64);
+    let across = port_string!("rep insb", SCRATCH, edge - 2, 5u64);
     ensure!(across.fault == Err(ABSENT_WRITE), "REP INSB across the edge: {:?}", across.fault);
-    ensure!((across.index, across.left) == (edge, 3), "REP INSB across the edge: index or count is wrong");
+    ensure!(
+        (across.destination, across.left) == (edge, 3),
+        "REP INSB across the edge: index or count is wrong"
+    );
     let cr2 = x86_64::registers::control::Cr2::read_raw();
     ensure!(cr2 == edge, "CR2 is {cr2:#x} instead of {edge:#x}");
-    let split = string!("insd", 0xcf4u16, edge - 2, 0u64);
+    let split = port_string!("insd", 0xcf4u16, edge - 2, 0u64);
     ensure!(split.fault == Err(ABSENT_WRITE), "INSD across the edge: {:?}", split.fault);
     let written = byte(PAGE - 2);
     ensure!(written == 0x3c, "INSD that faults stored a part: {written:#x}");
@@ -205,13 +192,6 @@ pub(super) fn mmio_hole() -> Verdict {
         nothing.read_volatile()
     };
     ensure!(after == u32::MAX, "a store to nothing is read back as {after:#x}");
-    let register = |index: u32| {
-        // SAFETY: the I/O APIC's two windows; reading these registers changes nothing.
-        unsafe {
-            (IOAPIC as *mut u32).write_volatile(index);
-            ((IOAPIC + 0x10) as *const u32).read_volatile()
-        }
-    };
     let (id, version) = (register(0), register(1));
     ensure!(id & 0xf0ff_ffff == 0, "the I/O APIC's id register is {id:#x}");
     ensure!(version == IOAPIC_VERSION, "the I/O APIC's version register is {version:#x}");

@@ -85,6 +85,12 @@ fn memory() -> u64 {
     MEMORY.words()[0].load(Ordering::SeqCst)
 }
 
+/// A register of the I/O APIC, which is selected for that.
+pub(super) fn register(index: u32) -> u32 {
+    write(IOAPIC, index);
+    read(IOWIN)
+}
+
 fn read(address: u64) -> u32 {
     // SAFETY: the address has been mapped from the beginning, and reading it changes nothing.
     unsafe { (address as *const u32).read_volatile() }
@@ -162,23 +168,26 @@ pub(super) fn mmio_arithmetic() -> Verdict {
 }
 
 /// The registers after a string instruction.
-struct Strung {
-    source: u64,
-    destination: u64,
-    left: u64,
-    rax: u64,
-    fault: Result<(), Fault>,
+pub(super) struct Strung {
+    pub(super) source: u64,
+    pub(super) destination: u64,
+    pub(super) left: u64,
+    pub(super) rax: u64,
+    pub(super) fault: Result<(), Fault>,
 }
 
-/// One string instruction with RSI, RDI, RCX and RAX.
+/// One string instruction with RSI, RDI, RCX and RAX, and with DX if there is a port.
 macro_rules! string {
-    ($instruction:expr, $source:expr, $destination:expr, $count:expr, $rax:expr) => {{
+    ($instruction:expr, $source:expr, $destination:expr, $count:expr, $rax:expr) => {
+        string!($instruction, 0u16, $source, $destination, $count, $rax)
+    };
+    ($instruction:expr, $port:expr, $source:expr, $destination:expr, $count:expr, $rax:expr) => {{
         let (source, destination, left, rax, fault, error): (u64, u64, u64, u64, u64, u64);
         // SAFETY: the tests pass addresses for their exclusive use; a fault is guarded.
         unsafe {
             asm!(
                 guarded!($instruction), "cld",
-                inout("rsi") $source => source, inout("rdi") $destination => destination,
+                in("dx") $port, inout("rsi") $source => source, inout("rdi") $destination => destination,
                 inout("rcx") $count => left, inout("rax") $rax => rax,
                 inout("r11") 0u64 => fault, inout("r10") 0u64 => error,
             );
@@ -186,6 +195,7 @@ macro_rules! string {
         Strung { source, destination, left, rax, fault: Fault::check(fault, error) }
     }};
 }
+pub(super) use string;
 
 /// Moves four bytes of ones, the value of unused addresses, to `address`, if a page is there.
 pub(super) fn move_ones(address: u64) -> Result<(), Fault> {
@@ -193,7 +203,7 @@ pub(super) fn move_ones(address: u64) -> Result<(), Fault> {
 }
 
 impl Strung {
-    fn expect(&self, name: &str, source: u64, destination: u64, left: u64) -> Verdict {
+    pub(super) fn expect(&self, name: &str, source: u64, destination: u64, left: u64) -> Verdict {
         ensure!(self.fault.is_ok(), "{name}: {:x?}", self.fault);
         let now = (self.source, self.destination, self.left);
         ensure!(now == (source, destination, left), "{name}: RSI, RDI, RCX are {now:x?}");

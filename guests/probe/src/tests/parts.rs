@@ -11,8 +11,6 @@ const CALLS_MAX: u32 = 1000;
 /// Maximum delay from before a call to the interrupt.
 const DELAY_MAX_US: u64 = 500;
 
-static ENDS: AtomicBool = AtomicBool::new(false);
-
 /// The caller takes interrupts between the parts of a call, and then continues it: a handler sees
 /// the call's own instruction with a rep start index in its control word, and the call ends with
 /// all elements done.
@@ -20,15 +18,13 @@ pub(super) fn list_in_parts() -> Verdict {
     enable()?;
     let mask = 1 << second_vp()?;
     // In guest mode all the time, so that each part must wait for it.
-    processors::give(SECOND, |_| {
-        while !ENDS.load(Ordering::Acquire) {
+    let spin = |_| {
+        while !processors::is_over() {
             core::hint::spin_loop();
         }
-    });
-    let result = interrupted(mask);
+    };
+    let result = processors::beside(SECOND, spin, || interrupted(mask));
     apic::write(apic::LVT_TIMER, LVT_MASKED);
-    ENDS.store(true, Ordering::Release);
-    processors::join(SECOND)?;
     result
 }
 

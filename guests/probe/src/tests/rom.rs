@@ -4,9 +4,9 @@ use core::arch::asm;
 
 use hostlink::rom::{self, DEVICE_ID, LEN, LINE, VENDOR_ID};
 
-use super::hypercalls;
 use super::io::IOAPIC_VERSION;
 use super::prelude::*;
+use super::{hypercalls, mmio};
 use crate::pci::{COMMAND, COMMAND_MEMORY, DEVICE, ID, ROM, ROM_ENABLE, place_rom, word};
 
 /// Addresses for the ROM, in the window of the bus.
@@ -86,12 +86,7 @@ fn moved() -> Verdict {
         ensure!(is_away(PLACES[0]), "the ROM stays when it is put at {place:#x}");
         let seen = word(MEMORY.address());
         ensure!(seen == 0x1234_5678_9abc_def0, "memory holds {seen:#x} with the ROM at {place:#x}");
-        // SAFETY: the I/O APIC's two windows.
-        let version = unsafe {
-            (IOAPIC as *mut u32).write_volatile(1);
-            ((IOAPIC + 0x10) as *const u32).read_volatile()
-        };
-        ensure!(version == IOAPIC_VERSION, "the I/O APIC is gone with the ROM at {place:#x}");
+        ensure!(mmio::register(1) == IOAPIC_VERSION, "the I/O APIC is gone with the ROM at {place:#x}");
     }
     place_rom(Some(PLACES[0]));
     ensure!(first_wrong(PLACES[0]).is_none(), "the ROM does not come back");

@@ -49,8 +49,6 @@ impl Looks {
     }
 }
 
-static ENDS: AtomicBool = AtomicBool::new(false);
-
 /// The location of a check: a place of the ROM, 1 or 2, and a word in it.
 #[derive(Clone, Copy)]
 struct Spot {
@@ -116,12 +114,12 @@ fn look_once(look: Look, looks: &Looks, spot: Spot) {
 /// this happens without an exit, through a translation that only a flush can remove.
 fn look_on(look: Look) {
     let id = apic::id();
-    let mut random = Random::new(0x20d + u64::from(id));
-    while !ENDS.load(Ordering::Acquire) {
+    let mut random = Random::new(0x20d + id as u64);
+    while !processors::is_over() {
         let spot = Spot::any(&mut random);
         let begin = changes_made();
-        while changes_made() < begin + CHANGES_PER_SPOT && !ENDS.load(Ordering::Acquire) {
-            look_once(look, &LOOKS[id as usize], spot);
+        while changes_made() < begin + CHANGES_PER_SPOT && !processors::is_over() {
+            look_once(look, &LOOKS[id], spot);
         }
     }
 }
@@ -156,13 +154,9 @@ fn race(others: Job, look: Look, next: fn(u64) -> u64) -> Verdict {
         let others = [&looks.amid, &looks.wrong, &looks.late];
         looks.settled.iter().chain(others).for_each(|counter| counter.store(0, Ordering::SeqCst));
     }
-    ENDS.store(false, Ordering::Release);
-    (1..=readers).for_each(|id| processors::give(id, others));
-    let result = change(changes, readers, look, next);
-    ENDS.store(true, Ordering::Release);
-    let joined = (1..=readers).try_for_each(processors::join);
+    let result = processors::beside(readers, others, || change(changes, readers, look, next));
     settle(AWAY, changes + 1);
-    result.and(joined)
+    result
 }
 
 fn settle(place: u64, number: u64) {
@@ -171,7 +165,7 @@ fn settle(place: u64, number: u64) {
     STATE.store(number << 2 | place, Ordering::SeqCst);
 }
 
-fn change(changes: u64, readers: u32, look: Look, next: fn(u64) -> u64) -> Verdict {
+fn change(changes: u64, readers: usize, look: Look, next: fn(u64) -> u64) -> Verdict {
     let mut random = Random::new(0x4a5);
     for number in 1..=changes {
         settle(next(number), number);
@@ -179,11 +173,11 @@ fn change(changes: u64, readers: u32, look: Look, next: fn(u64) -> u64) -> Verdi
         look_once(look, &LOOKS[0], Spot::any(&mut random));
         if number % CHANGES_PER_WAIT == 0 {
             let before: [u64; PROCESSORS] = core::array::from_fn(|id| LOOKS[id].answers());
-            let all_look = || (1..=readers as usize).all(|id| LOOKS[id].answers() != before[id]);
+            let all_look = || (1..=readers).all(|id| LOOKS[id].answers() != before[id]);
             ensure!(clock::wait_until(PATIENCE_MS, all_look), "nobody looks after change {number}");
         }
     }
-    for (id, looks) in LOOKS.iter().take(readers as usize + 1).enumerate() {
+    for (id, looks) in LOOKS.iter().take(readers + 1).enumerate() {
         let [wrong, late] = [&looks.wrong, &looks.late].map(|count| count.load(Ordering::SeqCst));
         ensure!(wrong == 0, "processor {id} saw {wrong} times what was never there");
         ensure!(late == 0, "processor {id} saw {late} times what was there before the change");

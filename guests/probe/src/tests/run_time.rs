@@ -10,7 +10,6 @@ const ATTEMPTS: u32 = 1000;
 
 /// The run time that the second processor has read last.
 static ITS_TIME: AtomicU64 = AtomicU64::new(0);
-static IS_OVER: AtomicBool = AtomicBool::new(false);
 
 fn read(number: u32) -> Result<u64, Failure> {
     rdmsr(number).map_err(|fault| failure(format_args!("RDMSR of {number:#x}: {fault:x?}")))
@@ -70,13 +69,10 @@ pub(super) fn run_time() -> Verdict {
     let written = unsafe { wrmsr(msr::VP_RUNTIME, 0) };
     ensure!(written == Err(Fault::PROTECTION), "WRMSR of the run time: {written:x?}");
     processors::start(SECOND)?;
-    processors::give(SECOND, |_| {
-        while !IS_OVER.load(Ordering::Relaxed) {
+    let read_on = |_| {
+        while !processors::is_over() {
             ITS_TIME.store(rdmsr(msr::VP_RUNTIME).unwrap_or(0), Ordering::Relaxed);
         }
-    });
-    let result = share();
-    IS_OVER.store(true, Ordering::Relaxed);
-    processors::join(SECOND)?;
-    result
+    };
+    processors::beside(SECOND, read_on, share)
 }

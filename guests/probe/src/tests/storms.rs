@@ -15,12 +15,10 @@ static HALTED: AtomicU32 = AtomicU32::new(0);
 pub(super) fn halted_timers() -> Verdict {
     hypercall::enable()?;
     let others = processors::count() - 1;
-    for id in 1..=others {
-        processors::start(id)?;
-    }
+    (1..=others).try_for_each(processors::start)?;
     (1..=others).for_each(|id| processors::give(id, halt_for_ever));
-    clock::wait_until(PATIENCE_MS, || HALTED.load(Ordering::Relaxed) == others);
-    ensure!(HALTED.load(Ordering::Relaxed) == others, "not all processors have begun");
+    let begun = clock::wait_until(PATIENCE_MS, || HALTED.load(Ordering::Relaxed) as usize == others);
+    ensure!(begun, "not all processors have begun");
     report::event("ready");
     halt_for_ever(0);
     Ok(())

@@ -259,7 +259,7 @@ pub(super) fn task_switch() -> Verdict {
         Pointer { limit: size_of_val(&area.gdt) as u16 - 1, base: (&raw const area.gdt).addr() as u64 };
     area.idt_pointer =
         Pointer { limit: size_of_val(&area.idt) as u16 - 1, base: (&raw const area.idt).addr() as u64 };
-    (area.apic_id, area.exits, area.calls, area.nmis) = (apic::id(), EXITS, 0, 0);
+    (area.apic_id, area.exits, area.calls, area.nmis) = (apic::id() as u32, EXITS, 0, 0);
     // SAFETY: the image is below 4 GiB, mapped one to one; the code restores what it changes.
     unsafe { tasks_run() };
     // SAFETY: the area is this processor's, and the code that writes to it has returned.

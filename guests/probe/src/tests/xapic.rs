@@ -201,7 +201,7 @@ fn messages() -> Verdict {
     ensure!(read(CURRENT_COUNT) == 0, "the timer counts on: {}", read(CURRENT_COUNT));
     write(LVT_TIMER, 1 << 16 | vector);
     // To the other processor, which takes them after its job.
-    let ways = [(VECTOR_TEST + 5, SECOND << 24, 0), (VECTOR_TEST + 6, 0, ALL_BUT_SELF)];
+    let ways = [(VECTOR_TEST + 5, (SECOND as u32) << 24, 0), (VECTOR_TEST + 6, 0, ALL_BUT_SELF)];
     let before = ways.map(|(vector, ..)| count(vector));
     for (vector, high, low) in ways {
         write(ICR_HIGH, high);

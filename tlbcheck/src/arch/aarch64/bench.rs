@@ -10,8 +10,8 @@ use tlbcheck::report::{Unit, Verdict};
 
 use super::machine;
 use super::tlbi::{self, Form, Kind, Scope, TlbiOperand};
-use super::window::WINDOW;
 use crate::arch::bench::{Column, Method};
+use crate::arch::window::WINDOW;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::arch) enum FlushMethod {
@@ -92,10 +92,6 @@ pub(in crate::arch) static COLUMNS: Mutex<[Column<FlushMethod>; 4]> = Mutex::new
     Column::new(FlushMethod::Inner),
     Column::new(FlushMethod::Range),
 ]);
-
-pub(in crate::arch) fn among(_others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
-    work()
-}
 
 pub(in crate::arch) const fn begin() {}
 

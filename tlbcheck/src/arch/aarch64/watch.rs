@@ -44,15 +44,8 @@ pub(super) enum Expected {
 }
 
 impl Expected {
-    const fn of(number: u64) -> Self {
-        match number {
-            0 => Self::Gone,
-            1 => Self::Value,
-            2 => Self::Kept,
-            3 => Self::ReadOnly,
-            _ => Self::Writable,
-        }
-    }
+    /// By number.
+    const ALL: [Self; 5] = [Self::Gone, Self::Value, Self::Kept, Self::ReadOnly, Self::Writable];
 }
 
 /// The words to check, and how.
@@ -79,7 +72,7 @@ static ENDS: AtomicBool = AtomicBool::new(false);
 static WRONG: AtomicU64 = AtomicU64::new(0);
 static CHECKED: [AtomicU64; MAX_PROCESSORS] = [const { AtomicU64::new(0) }; MAX_PROCESSORS];
 
-fn is_translation_fault(result: Result<u64, Fault>) -> bool {
+pub(super) fn is_translation_fault(result: Result<u64, Fault>) -> bool {
     result.is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
 }
 
@@ -88,7 +81,7 @@ fn is_translation_fault(result: Result<u64, Fault>) -> bool {
 fn look(what: &What, number: usize, is_step: bool) -> u64 {
     let address = what.address + number as u64 * what.each;
     // Stored after the value, and therefore loaded before it.
-    let expected = Expected::of(EXPECTED.load(Ordering::Acquire));
+    let expected = Expected::ALL[EXPECTED.load(Ordering::Acquire) as usize % Expected::ALL.len()];
     let value = VALUE.load(Ordering::Relaxed);
     let mut wrong = 0;
     for word in 0..what.words {
@@ -166,7 +159,7 @@ pub(super) fn during(what: What, steps: impl FnOnce(&mut Watch) -> Verdict) -> V
 
 impl Watch {
     /// Makes all processors check, including the calling one. Returns the number of wrong words.
-    pub(super) fn step(&mut self, expected: Expected, value: u64) -> Result<u64, Stop> {
+    pub(super) fn step(&mut self, (expected, value): (Expected, u64)) -> Result<u64, Stop> {
         self.step += 1;
         VALUE.store(value, Ordering::Relaxed);
         EXPECTED.store(expected as u64, Ordering::Release);
@@ -180,9 +173,9 @@ impl Watch {
     }
 
     /// Fails unless the step finds everything as expected.
-    pub(super) fn expect(&mut self, expected: Expected, value: u64) -> Verdict {
-        let wrong = self.step(expected, value)?;
-        ensure!(wrong == 0, "{wrong} words are not {expected:?} in step {}", self.step);
+    pub(super) fn expect(&mut self, state: (Expected, u64)) -> Verdict {
+        let wrong = self.step(state)?;
+        ensure!(wrong == 0, "{wrong} words are not {:?} in step {}", state.0, self.step);
         Ok(())
     }
 
@@ -194,15 +187,15 @@ impl Watch {
         mut change: impl FnMut(u64) -> (Expected, u64),
     ) -> Verdict {
         for round in 0..TRIES {
-            let (expected, value) = restore(round);
+            let restored = restore(round);
             tlbi::settle();
-            self.expect(expected, value)?;
-            let (expected, value) = change(round);
+            self.expect(restored)?;
+            let changed = change(round);
             tlbi::order(tlbi::Scope::Inner);
-            if self.step(expected, value)? != 0 {
-                let (expected, value) = restore(round);
+            if self.step(changed)? != 0 {
+                let restored = restore(round);
                 tlbi::settle();
-                return self.expect(expected, value);
+                return self.expect(restored);
             }
         }
         tlbi::settle();

@@ -7,11 +7,12 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::aarch64::tables::ROOT;
 pub(super) use baremetal::aarch64::tables::entry_of as table_entry;
-use baremetal::pages::{Arena, PAGE, Page};
+use baremetal::pages::Page;
 use baremetal::walk;
 use spin::Once;
 
 use super::tlbi;
+use crate::arch::window::take_one;
 
 /// Bits of an entry.
 const VALID: u64 = 1 << 0;
@@ -29,25 +30,6 @@ const NEVER_EXECUTE: u64 = 3 << 53;
 /// TCR_EL1.HA and HD: the processor sets access flags, and manages the dirty state.
 pub(super) const SETS_ACCESSED: u64 = 1 << 39;
 pub(super) const SETS_DIRTY: u64 = 1 << 40;
-
-/// Size of a level-2 block in bytes.
-pub(super) const BLOCK: u64 = 512 * PAGE;
-/// How many places in it are checked, and their distance: they include the first and the last page.
-pub(super) const PLACES: u64 = 8;
-pub(super) const PLACE_EVERY: u64 = 73 * PAGE;
-const _: () = assert!((PLACES - 1) * PLACE_EVERY == BLOCK - PAGE);
-
-/// Where checks may map pages: the first address of the second entry of the root.
-pub(super) const WINDOW: u64 = 1 << 39;
-/// Where they may map blocks.
-pub(super) const BLOCK_WINDOW: u64 = WINDOW + (1 << 30);
-
-/// Tables, and the pages that are exchanged.
-static ARENA: Arena<3072> = Arena::new();
-
-pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
-    ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
-}
 
 /// An entry that maps the page at `address`, with all rights except execution, for one ASID.
 pub(super) const fn page_entry(address: u64) -> u64 {
@@ -72,7 +54,7 @@ pub(super) struct TestSpace {
 impl TestSpace {
     /// A new space, which maps only what the image needs.
     pub(super) fn new(asid: u16) -> Self {
-        let root = &take(1, 1)[0];
+        let root = take_one();
         root.words()[0].store(ROOT.words()[0].load(Ordering::Relaxed), Ordering::Relaxed);
         Self { root, asid }
     }
@@ -98,7 +80,7 @@ impl TestSpace {
 
     /// The entry for `address` at a level, from 1 to 3; creates missing tables on the way.
     pub(super) fn entry(self, address: u64, level: u32) -> &'static AtomicU64 {
-        walk::entry(self.root, address, 3 - level, || &take(1, 1)[0])
+        walk::entry(self.root, address, 3 - level, take_one)
     }
 
     pub(super) fn leaf(self, address: u64) -> &'static AtomicU64 {
@@ -116,6 +98,12 @@ pub(super) fn write(entry: &AtomicU64, value: u64) {
 /// Stores an entry; the caller must still invalidate the old one.
 pub(super) fn replace(entry: &AtomicU64, value: u64) {
     entry.store(value, Ordering::Release);
+}
+
+/// Stores an entry, and drops all translations of all processors.
+pub(super) fn settle(entry: &AtomicU64, value: u64) {
+    replace(entry, value);
+    tlbi::settle();
 }
 
 /// Sets TTBR0_EL1 of the calling processor to a [`TestSpace::register`].

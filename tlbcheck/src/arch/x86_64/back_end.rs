@@ -152,7 +152,7 @@ pub(super) fn leave(number: usize) {
 }
 
 /// Makes the processors, and the calling one, participate while `work` runs.
-pub(in crate::arch) fn among(others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
+pub(super) fn among(others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
     let all = || core::iter::once(0).chain(others.iter().copied());
     all().try_for_each(|number| machine::on(number, join))?;
     let result = work();

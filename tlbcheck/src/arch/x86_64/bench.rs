@@ -7,11 +7,9 @@ use spin::Mutex;
 use tlbcheck::report::{Unit, Verdict};
 use x86_64::instructions::interrupts;
 
-use super::back_end::{BackEnd, RANGES_MAX, Scope};
-use super::window::WINDOW;
+use super::back_end::{self, BackEnd, RANGES_MAX, Scope};
 use crate::arch::bench::{Column, Method};
-
-pub(in crate::arch) use super::back_end::among;
+use crate::arch::window::WINDOW;
 
 static PAGES: [u64; RANGES_MAX] = {
     let mut pages = [0; RANGES_MAX];
@@ -47,6 +45,10 @@ impl Method for BackEnd {
 
     fn amount(ticks: u64) -> u64 {
         ticks
+    }
+
+    fn among(others: &[usize], work: impl FnOnce() -> Verdict) -> Verdict {
+        back_end::among(others, work)
     }
 }
 

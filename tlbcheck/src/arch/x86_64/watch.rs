@@ -4,17 +4,17 @@
 use core::sync::atomic::Ordering;
 
 use baremetal::pages::PAGE;
-pub(super) use baremetal::watch::Watch;
-use baremetal::watch::Watched;
+use baremetal::watch::{Watch, Watched};
 use baremetal::x86_64::clock;
 use spin::Mutex;
-use tlbcheck::report::Verdict;
+use tlbcheck::report::{Stop, Verdict};
 use x86_64::instructions::interrupts;
 use x86_64::registers::control::Cr4Flags;
 
 use super::machine;
 use super::window::{self, GLOBAL, RIGHTS};
 use crate::arch::testbed::PATIENCE_MS;
+use crate::arch::window::{LARGE_WINDOW, PIECES_SEEN, SEEN_EVERY};
 
 /// The words to check, from which processor and how.
 #[derive(Clone, Copy)]
@@ -35,6 +35,19 @@ impl What {
     pub(super) fn page(processor: usize, address: u64) -> Self {
         let space = window::space();
         Self { processor, address, words: 1, every: PAGE, space, global: false, interrupts: false }
+    }
+
+    /// Pieces of a large page, likewise.
+    pub(super) fn large_page(processor: usize) -> Self {
+        Self { words: PIECES_SEEN, every: SEEN_EVERY, ..Self::page(processor, LARGE_WINDOW) }
+    }
+
+    /// Maps the page of this round.
+    fn map(&self, round: u64) {
+        match self.words {
+            1 => replace(self.address, round, self.global),
+            _ => window::replace_large(round),
+        }
     }
 }
 
@@ -66,19 +79,33 @@ fn watch(_: usize) {
     window::enter_space(window::space());
 }
 
-/// Makes the processor check while `rounds` runs. `map` maps round 0.
-pub(super) fn during(
+/// Rounds in which the processor checks, and which exchange the page.
+pub(super) struct Rounds {
     what: What,
-    map: impl FnOnce(u64),
-    rounds: impl FnOnce(&mut Watch<'_>) -> Verdict,
-) -> Verdict {
-    map(0);
+    watch: Watch<'static>,
+}
+
+impl Rounds {
+    /// One round with this flush: the number of stale words that have been seen.
+    pub(super) fn round(&mut self, flush: impl FnOnce() -> Verdict) -> Result<u64, Stop> {
+        self.watch.round(|round| self.what.map(round), flush)
+    }
+
+    /// Succeeds if an omitted flush is noticed: see [`Watch::notices`].
+    pub(super) fn notices(&mut self, flush: impl FnMut() -> Verdict) -> Verdict {
+        self.watch.notices(|round| self.what.map(round), flush)
+    }
+}
+
+/// Makes the processor check while `rounds` runs.
+pub(super) fn during(what: What, rounds: impl FnOnce(&mut Rounds) -> Verdict) -> Verdict {
+    what.map(0);
     *WHAT.lock() = Some(what);
-    let mut watch_of = WATCHED
+    let watch_of = WATCHED
         .begin(what.address, what.words, what.every, |condition| clock::wait_until(PATIENCE_MS, condition));
     // Loading its CR3 drops translations of an earlier row.
     machine::give(what.processor, watch)?;
-    let result = rounds(&mut watch_of);
+    let result = rounds(&mut Rounds { what, watch: watch_of });
     WATCHED.end();
     machine::join(what.processor)?;
     result

@@ -6,11 +6,13 @@
 use core::arch::asm;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use baremetal::pages::{Arena, PAGE, Page};
+use baremetal::pages::{PAGE, Page};
 use baremetal::walk;
 use baremetal::x86_64::tables::root;
 use spin::Once;
 use x86_64::registers::control::{Cr4, Cr4Flags};
+
+use crate::arch::window::{LARGE_WINDOW, WINDOW, take, take_one};
 
 /// Bits of an entry (APM volume 2, section 5.4): present, writable, user.
 pub(super) const RIGHTS: u64 = 7;
@@ -19,31 +21,13 @@ pub(super) const DIRTY: u64 = 1 << 6;
 const LARGE: u64 = 1 << 7;
 pub(super) const GLOBAL: u64 = 1 << 8;
 
-/// Size of a large page in bytes, and number of small pages in it.
-pub(super) const LARGE_PAGE: u64 = 512 * PAGE;
+/// Number of small pages in a large one.
 const PIECES: usize = 512;
 
-/// Number of pieces of a large page that are checked, and the distance between them: from the first
-/// to the last piece, few and far enough apart to stay in any TLB.
-pub(super) const PIECES_SEEN: u64 = 8;
-pub(super) const SEEN_EVERY: u64 = 73 * PAGE;
-const _: () = assert!((PIECES_SEEN - 1) * SEEN_EVERY == LARGE_PAGE - PAGE);
-
-/// Where a check may map a page: the first address of the second entry of the root.
-pub(super) const WINDOW: u64 = 1 << 39;
-/// Where it may map a large one.
-pub(super) const LARGE_WINDOW: u64 = WINDOW + (1 << 30);
 /// Addresses that are never mapped: the other elements of lists.
 pub(super) const FILLER: u64 = WINDOW + (1 << 34);
 /// Where the other space has its own pages.
 pub(super) const SPLIT_WINDOW: u64 = 2 << 39;
-
-/// Tables, and the pages that are exchanged.
-static ARENA: Arena<2400> = Arena::new();
-
-pub(super) fn take(count: usize, align: usize) -> &'static [Page] {
-    ARENA.take(count, align).unwrap_or_else(|| panic!("there are no {count} pages left"))
-}
 
 /// Memory for two large pages that alternate: the pieces of the first, then those of the second.
 pub(super) fn large_pages() -> &'static [Page] {
@@ -64,10 +48,6 @@ pub(super) fn open() {
     for (copy, entry) in OTHER_ROOT.words().iter().zip(root().words()) {
         copy.store(entry.load(Ordering::Relaxed), Ordering::Relaxed);
     }
-}
-
-fn take_one() -> &'static Page {
-    &take(1, 1)[0]
 }
 
 /// The entry for the page of 4 KiB at `address`, in both spaces.

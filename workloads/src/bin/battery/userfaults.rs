@@ -4,7 +4,7 @@
 
 use crate::{Failure, Found, all_threads};
 use rustix::io::{Errno, read};
-use rustix::ioctl::{Updater, ioctl, opcode};
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 use rustix::mm::{Advice, UserfaultfdFlags, userfaultfd};
 use rustix::param::page_size;
 use serde_json::json;
@@ -24,43 +24,33 @@ const FAULT_WRITE_PROTECT: u64 = 1 << 1;
 const COPY_WRITE_PROTECTED: u64 = 1 << 1;
 const EVENT_PAGEFAULT: u8 = 0x12;
 
-/// What a request of each kind is made of: words, some of which the kernel writes.
-type Api = [u64; 3];
-type Register = [u64; 4];
-type Copy = [u64; 5];
-type WriteProtect = [u64; 3];
+/// Requests. Each is made of words, some of which the kernel writes.
+const OPEN: Opcode = opcode::read_write::<[u64; 3]>(TYPE, 0x3f);
+const REGISTER: Opcode = opcode::read_write::<[u64; 4]>(TYPE, 0);
+const COPY: Opcode = opcode::read_write::<[u64; 5]>(TYPE, 3);
+const WRITE_PROTECT: Opcode = opcode::read_write::<[u64; 3]>(TYPE, 6);
 /// Bytes of a message: of a fault byte 0 is the event, and from 8 on are its flags and its address.
 const MESSAGE_BYTES: usize = 32;
 
-fn api(file: &OwnedFd, request: &mut Api) -> Result<(), Errno> {
-    // SAFETY: the request takes a structure of this size.
-    unsafe { ioctl(file, Updater::<{ opcode::read_write::<Api>(TYPE, 0x3f) }, Api>::new(request)) }
-}
-
-fn register(file: &OwnedFd, request: &mut Register) -> Result<(), Errno> {
-    // SAFETY: as above; the area outlives its registration or ends it by its end.
-    unsafe { ioctl(file, Updater::<{ opcode::read_write::<Register>(TYPE, 0) }, Register>::new(request)) }
-}
-
-fn copy(file: &OwnedFd, request: &mut Copy) -> Result<(), Errno> {
-    // SAFETY: as above. It reads a page of an area, and makes a page that nobody could read before.
-    unsafe { ioctl(file, Updater::<{ opcode::read_write::<Copy>(TYPE, 3) }, Copy>::new(request)) }
-}
-
-fn write_protect(file: &OwnedFd, request: &mut WriteProtect) -> Result<(), Errno> {
-    // SAFETY: as above. It changes rights, not contents.
-    unsafe {
-        ioctl(file, Updater::<{ opcode::read_write::<WriteProtect>(TYPE, 6) }, WriteProtect>::new(request))
-    }
+/// Makes a request of these words: as many as its number says.
+fn request<const REQUEST: Opcode, const WORDS: usize>(
+    file: &OwnedFd,
+    words: &mut [u64; WORDS],
+) -> Result<(), Errno> {
+    const { assert!(REQUEST >> 16 & 0x3fff == size_of::<[u64; WORDS]>() as Opcode) };
+    // SAFETY: the request takes a structure of this size. An area outlives its registration or ends
+    // it by its end. A copy reads a page of an area, and makes a page that nobody could read before;
+    // protection changes rights, not contents.
+    unsafe { ioctl(file, Updater::<REQUEST, [u64; WORDS]>::new(words)) }
 }
 
 /// Opens a file for faults; with which of these features.
 fn open(features: u64) -> Result<(OwnedFd, u64), Failure> {
     // SAFETY: registered areas are only touched by threads other than the one that serves them.
     let file = unsafe { userfaultfd(UserfaultfdFlags::CLOEXEC)? };
-    let mut request = [API, features, 0];
-    api(&file, &mut request)?;
-    Ok((file, request[1]))
+    let mut words = [API, features, 0];
+    request::<OPEN, _>(&file, &mut words)?;
+    Ok((file, words[1]))
 }
 
 pub(crate) fn serves(rounds: u64) -> Found {
@@ -71,7 +61,7 @@ pub(crate) fn serves(rounds: u64) -> Found {
     // A fault is then of one small page.
     area.advise(area.all(), Advice::LinuxNoHugepage)?;
     let mode = REGISTER_MISSING | if wanted == 0 { 0 } else { REGISTER_WRITE_PROTECT };
-    register(&file, &mut [area.address() as u64, (PAGES * page_size()) as u64, mode, 0])?;
+    request::<REGISTER, _>(&file, &mut [area.address() as u64, (PAGES * page_size()) as u64, mode, 0])?;
     let (mut missed, mut stored) = (0, 0);
     for round in 0..rounds {
         let seed = round << 32;
@@ -86,7 +76,6 @@ pub(crate) fn serves(rounds: u64) -> Found {
             looked.and(missed)
         })?;
         if is_protected {
-            let served = Served { file: &file, area: area.address() as u64, source: &source };
             stored += thread::scope(|scope| {
                 let server = scope.spawn(|| served.allow());
                 area.fill(0..PAGES, seed + 1);
@@ -135,7 +124,7 @@ impl Served<'_> {
         while count < PAGES as u64 {
             let (_, at) = self.next()?;
             let from = self.source.address() as u64 + at * page;
-            match copy(self.file, &mut [self.area + at * page, from, page, mode, 0]) {
+            match request::<COPY, _>(self.file, &mut [self.area + at * page, from, page, mode, 0]) {
                 Ok(()) => count += 1,
                 // Two threads missed the same page.
                 Err(Errno::EXIST) => {}
@@ -153,7 +142,7 @@ impl Served<'_> {
             if flags & FAULT_WRITE_PROTECT == 0 || at != count {
                 return Err(format!("a fault of page {at} with flags {flags:#x}").into());
             }
-            write_protect(self.file, &mut [self.area + at * page, page, 0])?;
+            request::<WRITE_PROTECT, _>(self.file, &mut [self.area + at * page, page, 0])?;
         }
         Ok(PAGES as u64)
     }

@@ -34,28 +34,18 @@ const POISONED_WORDS: usize = 16;
 /// Moments of change that are remembered: how far back a processor of the model reaches.
 const MOMENTS_MAX: usize = 96;
 
-#[derive(Debug, Default)]
-struct TableFrame {
-    lives: Lives,
-    history: Option<Box<History>>,
-}
-
-#[derive(Debug)]
-struct Region {
-    lives: Lives,
-    /// For the frames that hold a guest's page tables.
-    histories: Vec<Option<Box<History>>>,
-    touched: Vec<bool>,
-}
-
 /// All of physical memory, and the time.
 #[derive(Debug)]
 pub(crate) struct Memory {
     bytes: Rc<Bytes>,
-    tables: Vec<TableFrame>,
+    tables: Vec<Lives>,
     free_tables: FreeList,
-    regions: Vec<Region>,
+    regions: Vec<Lives>,
     free_regions: FreeList,
+    /// By frame: of tables, and of a region's frames that hold a guest's page tables.
+    histories: Vec<Option<Box<History>>>,
+    /// By frame: whether a region's frame has been written to.
+    touched: Vec<bool>,
     now: u64,
     /// Times at which tables changed, in order.
     moments: VecDeque<u64>,
@@ -65,18 +55,16 @@ impl Memory {
     /// Memory with room for `tables` tables, and `regions` regions.
     pub(crate) fn new(tables: usize, regions: usize) -> Self {
         let table_bytes = (tables as u64 * FRAME_SIZE).next_multiple_of(REGION_SIZE);
-        let bytes = Bytes::new(table_bytes + regions as u64 * REGION_SIZE);
-        let region = |_| Region {
-            lives: Lives::default(),
-            histories: (0..REGION_FRAMES).map(|_| None).collect(),
-            touched: vec![false; REGION_FRAMES],
-        };
+        let all_bytes = table_bytes + regions as u64 * REGION_SIZE;
+        let frames = (all_bytes / FRAME_SIZE) as usize;
         Self {
-            bytes: Rc::new(bytes),
-            tables: (0..tables).map(|_| TableFrame::default()).collect(),
+            bytes: Rc::new(Bytes::new(all_bytes)),
+            tables: (0..tables).map(|_| Lives::default()).collect(),
             free_tables: FreeList::new(tables),
-            regions: (0..regions).map(region).collect(),
+            regions: (0..regions).map(|_| Lives::default()).collect(),
             free_regions: FreeList::new(regions),
+            histories: (0..frames).map(|_| None).collect(),
+            touched: vec![false; frames],
             now: 1,
             moments: VecDeque::new(),
         }
@@ -126,9 +114,13 @@ impl Memory {
         self.start() + (self.tables.len() as u64 * FRAME_SIZE).next_multiple_of(REGION_SIZE)
     }
 
+    /// The number of the frame of `pa`; none has this number if it is no memory.
+    fn frame(&self, pa: u64) -> usize {
+        (pa.wrapping_sub(self.start()) / FRAME_SIZE) as usize
+    }
+
     fn table_index(&self, pa: u64) -> Option<usize> {
-        let index = (pa.checked_sub(self.start())? / FRAME_SIZE) as usize;
-        (index < self.tables.len()).then_some(index)
+        Some(self.frame(pa)).filter(|index| *index < self.tables.len())
     }
 
     fn region_index(&self, pa: u64) -> Option<usize> {
@@ -165,12 +157,8 @@ impl Memory {
         self.check_free(index)?;
         self.fill(pa, ENTRY_COUNT, 0);
         let time = self.moment();
-        let frame = &mut self.tables[index];
-        frame.lives.begin(time);
-        match &mut frame.history {
-            Some(history) => history.restart(time),
-            None => frame.history = Some(History::new(time)),
-        }
+        self.tables[index].begin(time);
+        History::begin(&mut self.histories[index], time);
         Ok(Some(pa))
     }
 
@@ -185,7 +173,7 @@ impl Memory {
 
     fn check_free(&self, index: usize) -> Result<(), String> {
         let pa = self.start() + index as u64 * FRAME_SIZE;
-        let expected = if self.tables[index].lives.has_none() { 0 } else { POISON };
+        let expected = if self.tables[index].has_none() { 0 } else { POISON };
         match self.entries(pa).is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == expected)) {
             true => Ok(()),
             false => Err(format!("{} was written to after it was freed", self.name(pa))),
@@ -198,7 +186,7 @@ impl Memory {
         let Some(index) = self.table_index(pa) else { return false };
         self.sync([pa]);
         let time = self.moment();
-        if !self.tables[index].lives.end(time) {
+        if !self.tables[index].end(time) {
             return false;
         }
         self.fill(pa, ENTRY_COUNT, POISON);
@@ -219,22 +207,21 @@ impl Memory {
     pub(crate) fn allocate_region(&mut self, tracked: &[usize]) -> Option<u64> {
         let index = self.free_regions.take()?;
         let pa = self.regions_start() + index as u64 * REGION_SIZE;
+        let first = self.frame(pa);
         for frame in 0..REGION_FRAMES {
-            if core::mem::take(&mut self.regions[index].touched[frame]) {
+            if core::mem::take(&mut self.touched[first + frame]) {
                 self.fill(pa + frame as u64 * FRAME_SIZE, ENTRY_COUNT, 0);
             }
         }
         let time = self.moment();
-        let region = &mut self.regions[index];
-        region.lives.begin(time);
-        for (frame, history) in region.histories.iter_mut().enumerate() {
-            match history {
-                _ if !tracked.contains(&frame) => *history = None,
-                Some(history) => history.restart(time),
-                None => *history = Some(History::new(time)),
+        self.regions[index].begin(time);
+        for (frame, history) in self.histories[first..][..REGION_FRAMES].iter_mut().enumerate() {
+            match tracked.contains(&frame) {
+                true => History::begin(history, time),
+                false => *history = None,
             }
         }
-        tracked.iter().for_each(|&frame| region.touched[frame] = true);
+        tracked.iter().for_each(|&frame| self.touched[first + frame] = true);
         Some(pa)
     }
 
@@ -242,13 +229,13 @@ impl Memory {
     pub(crate) fn free_region(&mut self, pa: u64) -> bool {
         let Some(index) = self.region_index(pa) else { return false };
         let time = self.moment();
-        if !self.regions[index].lives.end(time) {
+        if !self.regions[index].end(time) {
             return false;
         }
         let start = self.regions_start() + index as u64 * REGION_SIZE;
-        for frame in 0..REGION_FRAMES {
-            if self.regions[index].touched[frame] {
-                self.fill(start + frame as u64 * FRAME_SIZE, POISONED_WORDS, POISON);
+        for frame in (start..start + REGION_SIZE).step_by(FRAME_SIZE as usize) {
+            if self.touched[self.frame(frame)] {
+                self.fill(frame, POISONED_WORDS, POISON);
             }
         }
         self.free_regions.put(index);
@@ -258,17 +245,15 @@ impl Memory {
     /// Declares that software will write the word at `pa`; it is poisoned and zeroed with the
     /// region.
     pub(crate) fn touch(&mut self, pa: u64) {
-        if let Some(index) = self.region_index(pa) {
-            let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
-            self.regions[index].touched[frame as usize] = true;
+        let frame = self.frame(pa);
+        if self.region_index(pa).is_some() {
+            self.touched[frame] = true;
         }
     }
 
     /// The words of a region's frame at `pa`, up to the last one that is not zero.
     pub(crate) fn copy(&self, pa: u64) -> Vec<u64> {
-        let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
-        let is_touched =
-            self.region_index(pa).is_some_and(|index| self.regions[index].touched[frame as usize]);
+        let is_touched = self.touched.get(self.frame(pa)).is_some_and(|touched| *touched);
         let words = self.bytes.entries(pa).filter(|_| is_touched);
         let mut words: Vec<_> = words.into_iter().flatten().map(|word| word.load(Relaxed)).collect();
         words.truncate(words.iter().rposition(|&word| word != 0).map_or(0, |last| last + 1));
@@ -286,27 +271,20 @@ impl Memory {
     /// Whether the frame of `pa` was in use at `time`.
     pub(crate) fn presence(&self, pa: u64, time: u64) -> Presence {
         let lives = match (self.table_index(pa), self.region_index(pa)) {
-            (Some(index), _) => &self.tables[index].lives,
-            (_, Some(index)) => &self.regions[index].lives,
+            (Some(index), _) => &self.tables[index],
+            (_, Some(index)) => &self.regions[index],
             _ => return Presence::Free,
         };
         lives.at(time)
     }
 
     fn history(&self, pa: u64) -> Option<&History> {
-        if let Some(index) = self.table_index(pa) {
-            return self.tables[index].history.as_deref();
-        }
-        let frame = (pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE;
-        self.regions[self.region_index(pa)?].histories[frame as usize].as_deref()
+        self.histories.get(self.frame(pa))?.as_deref()
     }
 
     fn history_mut(&mut self, pa: u64) -> Option<&mut History> {
-        if let Some(index) = self.table_index(pa) {
-            return self.tables[index].history.as_deref_mut();
-        }
-        let (frame, index) = ((pa - self.regions_start()) % REGION_SIZE / FRAME_SIZE, self.region_index(pa)?);
-        self.regions[index].histories[frame as usize].as_deref_mut()
+        let frame = self.frame(pa);
+        self.histories.get_mut(frame)?.as_deref_mut()
     }
 
     /// The word at `pa` at `time`; `None` if that is not known. Memory without tables has its
@@ -365,12 +343,12 @@ impl Memory {
     }
 
     fn table_words(&self, pa: u64) -> Option<(&[u64; ENTRY_COUNT], &History)> {
-        let frame = &self.tables[self.table_index(pa)?];
-        let is_alive = matches!(frame.lives.at(self.now), Presence::Alive(_));
+        let lives = &self.tables[self.table_index(pa)?];
+        let is_alive = matches!(lives.at(self.now), Presence::Alive(_));
         let entries = self.entries(pa).filter(|_| is_alive)?;
         // SAFETY: atomics have the layout of their integers, and nothing runs at the same time.
         let words = unsafe { &*core::ptr::from_ref(entries).cast() };
-        Some((words, frame.history.as_deref()?))
+        Some((words, self.history(pa)?))
     }
 
     fn differs(&self, pa: u64) -> bool {

@@ -5,7 +5,7 @@ use core::sync::atomic::AtomicU32;
 
 use crate::tests::prelude::*;
 use baremetal::aarch64::guarded::Fault;
-use baremetal::aarch64::{interrupts, processors};
+use baremetal::aarch64::interrupts;
 use hostile::allowed::sysregs;
 
 /// Number of instructions in a page, each followed by a RET.

@@ -1,7 +1,6 @@
 //! The interrupt controller, with more interrupts than it has list registers.
 
 use crate::tests::prelude::*;
-use baremetal::aarch64::clock;
 
 pub(super) const DISTRIBUTOR: u64 = 0x0800_0000;
 /// The first processor's redistributor: its frame of SGIs and PPIs.

@@ -2,7 +2,6 @@
 
 use crate::tests::prelude::*;
 use baremetal::aarch64::guarded::{self, Fault};
-use baremetal::aarch64::{clock, processors};
 use baremetal::guarded;
 
 /// Exception classes for the same exception level.

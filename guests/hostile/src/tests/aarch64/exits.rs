@@ -2,7 +2,7 @@
 
 use core::sync::atomic::AtomicBool;
 
-use baremetal::aarch64::{clock, gic, interrupts, power, processors};
+use baremetal::aarch64::{gic, interrupts, power};
 use hostlink::phase::HINT_FIRST;
 
 use super::controller;

@@ -54,10 +54,10 @@ pub(crate) fn operation(kind: u64, random: &mut Random, number: usize) {
         11 | 12 => call(random, number),
         13 => {
             let target = random.below(machine::count() as u64) as usize;
-            gic::send(baremetal::aarch64::processors::id(target), random.word() as u8 & 15);
+            gic::send(processors::id(target), random.word() as u8 & 15);
         }
         14 if number != 0 => sleep(),
-        _ => (0..random.below(64)).for_each(|_| baremetal::aarch64::clock::relax()),
+        _ => (0..random.below(64)).for_each(|_| clock::relax()),
     }
 }
 
@@ -94,7 +94,7 @@ fn quiet_timers() {
 /// Sleeps, with a timer, in case no other processor wakes it.
 fn sleep() {
     open_interface();
-    baremetal::aarch64::clock::set_timer(500);
+    clock::set_timer(500);
     // SAFETY: a masked interrupt ends it.
     unsafe { asm!("dsb sy", "wfi", options(nostack, preserves_flags)) };
     quiet_timers();
@@ -156,26 +156,28 @@ fn load(address: u64, size: u64) {
     };
 }
 
+/// Disables 32 interrupts, of which none pends or is active then: ICENABLER, ICPENDR, ICACTIVER.
+fn clear(frame: u64) {
+    [0x180, 0x280, 0x380].into_iter().for_each(|register| store(frame + register, 0xffff_ffff, 2));
+}
+
 /// Restores the processor's own state, and on the first one the shared state.
 pub(crate) fn put_in_order(number: usize) {
     if number == 0 {
         for word in 1..SHARED_WORDS {
-            // ICENABLER, ICPENDR, ICACTIVER.
-            [0x180, 0x280, 0x380]
-                .into_iter()
-                .for_each(|register| store(GICD + register + 4 * word, 0xffff_ffff, 2));
+            clear(GICD + 4 * word);
         }
         let _ = gic::enable_distributor();
         CONSOLE.set_up();
         while CONSOLE.receive().is_some() {}
     }
     let own = GICR + number as u64 * GICR_SIZE + 0x1_0000;
-    [0x180, 0x280, 0x380].into_iter().for_each(|register| store(own + register, 0xffff_ffff, 2));
+    clear(own);
     // SAFETY: MDSCR_EL1: no debug exceptions; ICC_CTLR_EL1 is set with the rest.
     unsafe { asm!("msr mdscr_el1, xzr", "isb", options(nostack, preserves_flags)) };
     open_interface();
     drain();
-    [0x180, 0x280, 0x380].into_iter().for_each(|register| store(own + register, 0xffff_ffff, 2));
+    clear(own);
     open_interface();
 }
 
@@ -263,7 +265,7 @@ fn call(random: &mut Random, number: usize) {
     if is_psci && function & 0xffff == 1 {
         // CPU_SUSPEND waits as WFI does.
         open_interface();
-        baremetal::aarch64::clock::set_timer(500);
+        clock::set_timer(500);
     }
     let (first, second, third) = (value(random), value(random), value(random));
     let arguments = [function, first, second, third];

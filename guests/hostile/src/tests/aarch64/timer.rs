@@ -2,7 +2,7 @@
 
 use core::sync::atomic::AtomicU32;
 
-use baremetal::aarch64::{clock, interrupts};
+use baremetal::aarch64::interrupts;
 
 use super::controller;
 use crate::tests::prelude::*;

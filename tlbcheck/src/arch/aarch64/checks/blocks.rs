@@ -5,7 +5,6 @@
 
 use super::pages::{alternate, at_block, block_memory};
 use super::prelude::*;
-use crate::arch::aarch64::watch::Watch;
 use crate::arch::aarch64::window::table_entry;
 
 const ROUNDS: u32 = 100;
@@ -17,7 +16,7 @@ const POISON: u64 = 0xdead_beef;
 /// Two tables that alternate, and the page that a table maps while it is not in use.
 fn spare() -> &'static [Page] {
     static PAGES: spin::Once<&[Page]> = spin::Once::new();
-    PAGES.call_once(|| window::take(3, 1))
+    PAGES.call_once(|| take(3, 1))
 }
 
 /// A table whose entries map the block's memory in pages.
@@ -34,91 +33,51 @@ fn poison(table: &Page) {
     table.words().iter().for_each(|entry| entry.store(page_entry(page.address()), Ordering::Release));
 }
 
-/// A change of a block at [`BLOCK_WINDOW`] to a table or back.
-struct Change {
-    asid: u16,
-}
-
-impl Change {
-    fn entry(&self) -> &'static core::sync::atomic::AtomicU64 {
-        TestSpace::shared().entry(BLOCK_WINDOW, 2)
-    }
-
-    /// Break: no processor sees the block or the pages any more: the whole ASID is flushed.
-    fn take_away(&self, watch: &mut Watch, pages: bool) -> Verdict {
-        replace(self.entry(), 0);
-        let kind = if pages { Kind::Asid } else { Kind::Va };
-        tlbi::flush(Form(Scope::Inner, kind), TlbiOperand::page(BLOCK_WINDOW + 0x12_3000, self.asid));
-        watch.expect(Expected::Gone, BASE)
-    }
-
-    /// Make: all see it.
-    fn put(&self, watch: &mut Watch, value: u64) -> Verdict {
-        write(self.entry(), value);
-        watch.expect(Expected::Kept, BASE)
-    }
-}
-
-/// Makes all processors check a block while `steps` changes its entry.
-fn with_block(is_table_first: bool, steps: impl FnOnce(&mut Watch, &Change) -> Verdict) -> Verdict {
-    let memory = block_memory();
-    for (page, word) in memory.iter().step_by((PLACE_EVERY / PAGE) as usize).zip(0..) {
+/// A block at [`LARGE_WINDOW`] becomes a table; or a table becomes a block, and is then reused. The
+/// former one is no longer visible when the entry is invalid: to flush the pages of a table, the
+/// whole ASID is flushed.
+pub(super) fn changed(is_table_first: bool) -> Verdict {
+    let (space, memory) = (TestSpace::shared(), block_memory());
+    let entry = space.entry(LARGE_WINDOW, 2);
+    let target = TlbiOperand::page(LARGE_WINDOW + 0x12_3000, space.asid());
+    let kind = if is_table_first { Kind::Asid } else { Kind::Va };
+    for (page, word) in memory.iter().step_by((SEEN_EVERY / PAGE) as usize).zip(0..) {
         page.write(&[BASE + word]);
     }
-    let change = Change { asid: TestSpace::shared().asid() };
     fill(&spare()[0]);
-    let first = if is_table_first { table_entry(&spare()[0]) } else { block_entry(memory[0].address()) };
+    // The entry before the change to or from this table, and after it.
+    let states = |table| {
+        let (block, table) = (block_entry(memory[0].address()), table_entry(table));
+        if is_table_first { (table, block) } else { (block, table) }
+    };
+    let put = |value| {
+        write(entry, value);
+        (Expected::Kept, BASE)
+    };
+    let take = |_| {
+        replace(entry, 0);
+        (Expected::Gone, BASE)
+    };
     let verdict = watch::during(at_block(), |watch| {
-        watch.notices(
-            |_| {
-                write(change.entry(), first);
-                (Expected::Kept, BASE)
-            },
-            |_| {
-                replace(change.entry(), 0);
-                (Expected::Gone, BASE)
-            },
-        )?;
-        steps(watch, &change)
+        watch.notices(|_| put(states(&spare()[0]).0), take)?;
+        for round in rounds(ROUNDS) {
+            let table = &spare()[round as usize % 2];
+            let (first, second) = states(table);
+            fill(table);
+            settle(entry, 0);
+            watch.expect(put(first))?;
+            let gone = take(round.into());
+            tlbi::flush(Form(Scope::Inner, kind), target);
+            watch.expect(gone)?;
+            if is_table_first {
+                poison(table);
+            }
+            watch.expect(put(second))?;
+        }
+        Ok(())
     });
-    replace(change.entry(), 0);
-    tlbi::settle();
+    settle(entry, 0);
     verdict
-}
-
-/// A block becomes a table; the block is no longer visible when the entry is invalid.
-pub(super) fn to_table() -> Verdict {
-    with_block(false, |watch, change| {
-        let block = block_entry(block_memory()[0].address());
-        for round in rounds(ROUNDS) {
-            let table = &spare()[round as usize % 2];
-            fill(table);
-            replace(change.entry(), 0);
-            tlbi::settle();
-            change.put(watch, block)?;
-            change.take_away(watch, false)?;
-            change.put(watch, table_entry(table))?;
-        }
-        Ok(())
-    })
-}
-
-/// A table becomes a block, and is then reused.
-pub(super) fn to_block() -> Verdict {
-    with_block(true, |watch, change| {
-        let block = block_entry(block_memory()[0].address());
-        for round in rounds(ROUNDS) {
-            let table = &spare()[round as usize % 2];
-            fill(table);
-            replace(change.entry(), 0);
-            tlbi::settle();
-            change.put(watch, table_entry(table))?;
-            change.take_away(watch, true)?;
-            poison(table);
-            change.put(watch, block)?;
-        }
-        Ok(())
-    })
 }
 
 /// A table that is detached, flushed and reused is not walked any more (P1): neither through cached
@@ -127,7 +86,7 @@ pub(super) fn to_block() -> Verdict {
 pub(super) fn freed(form: Form) -> Verdict {
     let space = TestSpace::shared();
     // 1 GiB after the blocks: a table of its own.
-    let address = BLOCK_WINDOW + (1 << 30);
+    let address = LARGE_WINDOW + (1 << 30);
     let entry = space.entry(address, 2);
     let page = page_of(BASE);
     let what = What { address, ..at_window(2, PAGE) };

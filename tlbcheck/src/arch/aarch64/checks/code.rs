@@ -48,10 +48,7 @@ fn take_turns(number: usize) {
     let scope = if IS_BROADCAST.load(Ordering::Relaxed) != 0 { Scope::Inner } else { Scope::Local };
     window::enter(space.register());
     let end = clock::now() + clock::ticks(BUDGET_US);
-    for round in 0..ROUNDS {
-        if clock::now() > end {
-            break;
-        }
+    for round in (0..ROUNDS).take_while(|_| clock::now() <= end) {
         let wanted = round % 2;
         replace(leaf, 0);
         tlbi::flush(Form(scope, Kind::VaLast), TlbiOperand::page(place, space.asid()));

@@ -17,8 +17,7 @@ fn with_control(control: u64, round: impl Fn(&AtomicU64, u32) -> Verdict) -> Ver
     window::set_control(control, true);
     let verdict = rounds(ROUNDS).try_for_each(|number| round(leaf, number));
     window::set_control(control, false);
-    replace(leaf, 0);
-    tlbi::settle();
+    settle(leaf, 0);
     window::leave();
     verdict
 }
@@ -30,8 +29,7 @@ fn flush() {
 /// A clear access flag is noticed after a flush, even if the page was in the TLB.
 pub(super) fn faults() -> Verdict {
     with_control(0, |leaf, round| {
-        replace(leaf, entry());
-        tlbi::settle();
+        settle(leaf, entry());
         ensure!(guarded::load(WINDOW) == Ok(7), "the page is not there, round {round}");
         replace(leaf, entry() & !ACCESSED);
         flush();
@@ -44,8 +42,7 @@ pub(super) fn faults() -> Verdict {
 /// D8.5.1: no TLB caches an entry whose access flag faults, so that setting it needs no flush.
 pub(super) fn fault_is_not_kept() -> Verdict {
     with_control(0, |leaf, round| {
-        replace(leaf, entry() & !ACCESSED);
-        tlbi::settle();
+        settle(leaf, entry() & !ACCESSED);
         let cause = guarded::load(WINDOW).map_err(|fault| fault.cause());
         ensure!(cause == Err(Cause::AccessFlag(3)), "{cause:x?} with a clear flag, round {round}");
         window::write(leaf, entry());
@@ -94,8 +91,7 @@ pub(super) fn dirty_by_processor() -> Verdict {
 /// Without hardware management of the dirty state a clean page is read-only.
 pub(super) fn clean_is_read_only() -> Verdict {
     with_control(0, |leaf, round| {
-        replace(leaf, entry());
-        tlbi::settle();
+        settle(leaf, entry());
         // SAFETY: the page belongs to this row.
         let first = unsafe { guarded::store(WINDOW, 7) };
         ensure!(first.is_ok(), "{first:x?} at a store to a writable page, round {round}");
@@ -120,7 +116,7 @@ pub(super) fn dirty_again() -> Verdict {
     let what = What { control: KEEPS_DIRTY, each: PAGE, ..at_window(1, PAGE) };
     let verdict = watch::during(what, |watch| {
         for round in rounds(ROUNDS).map(u64::from) {
-            watch.expect(Expected::Writable, round)?;
+            watch.expect((Expected::Writable, round))?;
             for leaf in all() {
                 leaf.fetch_or(READ_ONLY, Ordering::AcqRel);
             }
@@ -130,7 +126,7 @@ pub(super) fn dirty_again() -> Verdict {
                 tlbi::issue(form, TlbiOperand::page(place(number), space.asid()));
             }
             tlbi::complete(form.0);
-            watch.expect(Expected::Writable, round + 1)?;
+            watch.expect((Expected::Writable, round + 1))?;
             let clean = all().filter(|leaf| leaf.load(Ordering::Acquire) & READ_ONLY != 0).count();
             ensure!(clean == 0, "{clean} pages are clean after each has been written to, round {round}");
         }

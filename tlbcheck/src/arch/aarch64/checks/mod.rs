@@ -18,14 +18,14 @@ use super::tlbi::{Form, Kind};
 use crate::arch::rows::{Row, row};
 
 const LOCAL: [Row; 12] = [
-    row("vae1-leaves-page", || pages::page(Form(Local, Kind::Va))),
-    row("vale1-leaves-page", || pages::page(Form(Local, Kind::VaLast))),
-    row("vaae1-leaves-page", || pages::page(Form(Local, Kind::VaAll))),
-    row("vaale1-leaves-page", || pages::page(Form(Local, Kind::VaAllLast))),
-    row("aside1-leaves-page", || pages::page(Form(Local, Kind::Asid))),
-    row("vmalle1-leaves-page", || pages::page(Form(Local, Kind::All))),
+    row("vae1-leaves-page", || pages::page(Form(Local, Kind::Va), None)),
+    row("vale1-leaves-page", || pages::page(Form(Local, Kind::VaLast), None)),
+    row("vaae1-leaves-page", || pages::page(Form(Local, Kind::VaAll), None)),
+    row("vaale1-leaves-page", || pages::page(Form(Local, Kind::VaAllLast), None)),
+    row("aside1-leaves-page", || pages::page(Form(Local, Kind::Asid), None)),
+    row("vmalle1-leaves-page", || pages::page(Form(Local, Kind::All), None)),
     row("vae1-leaves-part-of-block", || pages::block(Form(Local, Kind::Va))),
-    row("vae1-with-level-leaves-page", || pages::with_level(Form(Local, Kind::Va))),
+    row("vae1-with-level-leaves-page", || pages::page(Form(Local, Kind::Va), Some(3))),
     row("rvae1-leaves-page", || pages::range(Form(Local, Kind::Va))),
     row("rvale1-leaves-page", || pages::range(Form(Local, Kind::VaLast))),
     row("rvaae1-leaves-page", || pages::range(Form(Local, Kind::VaAll))),
@@ -43,19 +43,19 @@ const SPACES: [Row; 7] = [
 ];
 
 const BROADCAST: [Row; 21] = [
-    row("vae1is-leaves-page", || pages::page(Form(Inner, Kind::Va))),
-    row("vale1is-leaves-page", || pages::page(Form(Inner, Kind::VaLast))),
-    row("vaae1is-leaves-page", || pages::page(Form(Inner, Kind::VaAll))),
-    row("vaale1is-leaves-page", || pages::page(Form(Inner, Kind::VaAllLast))),
-    row("aside1is-leaves-page", || pages::page(Form(Inner, Kind::Asid))),
-    row("vmalle1is-leaves-page", || pages::page(Form(Inner, Kind::All))),
-    row("vae1os-leaves-page", || pages::page(Form(Outer, Kind::Va))),
-    row("vale1os-leaves-page", || pages::page(Form(Outer, Kind::VaLast))),
-    row("vaae1os-leaves-page", || pages::page(Form(Outer, Kind::VaAll))),
-    row("vaale1os-leaves-page", || pages::page(Form(Outer, Kind::VaAllLast))),
-    row("aside1os-leaves-page", || pages::page(Form(Outer, Kind::Asid))),
-    row("vmalle1os-leaves-page", || pages::page(Form(Outer, Kind::All))),
-    row("vae1is-with-level-leaves-page", || pages::with_level(Form(Inner, Kind::Va))),
+    row("vae1is-leaves-page", || pages::page(Form(Inner, Kind::Va), None)),
+    row("vale1is-leaves-page", || pages::page(Form(Inner, Kind::VaLast), None)),
+    row("vaae1is-leaves-page", || pages::page(Form(Inner, Kind::VaAll), None)),
+    row("vaale1is-leaves-page", || pages::page(Form(Inner, Kind::VaAllLast), None)),
+    row("aside1is-leaves-page", || pages::page(Form(Inner, Kind::Asid), None)),
+    row("vmalle1is-leaves-page", || pages::page(Form(Inner, Kind::All), None)),
+    row("vae1os-leaves-page", || pages::page(Form(Outer, Kind::Va), None)),
+    row("vale1os-leaves-page", || pages::page(Form(Outer, Kind::VaLast), None)),
+    row("vaae1os-leaves-page", || pages::page(Form(Outer, Kind::VaAll), None)),
+    row("vaale1os-leaves-page", || pages::page(Form(Outer, Kind::VaAllLast), None)),
+    row("aside1os-leaves-page", || pages::page(Form(Outer, Kind::Asid), None)),
+    row("vmalle1os-leaves-page", || pages::page(Form(Outer, Kind::All), None)),
+    row("vae1is-with-level-leaves-page", || pages::page(Form(Inner, Kind::Va), Some(3))),
     row("rvae1is-leaves-page", || pages::range(Form(Inner, Kind::Va))),
     row("rvale1is-leaves-page", || pages::range(Form(Inner, Kind::VaLast))),
     row("rvaae1is-leaves-page", || pages::range(Form(Inner, Kind::VaAll))),
@@ -67,8 +67,8 @@ const BROADCAST: [Row; 21] = [
 ];
 
 const TABLES: [Row; 4] = [
-    row("block-seen-behind-table", blocks::to_table),
-    row("pages-seen-behind-block", blocks::to_block),
+    row("block-seen-behind-table", || blocks::changed(false)),
+    row("pages-seen-behind-block", || blocks::changed(true)),
     row("freed-table-walked", || blocks::freed(Form(Inner, Kind::Va))),
     row("freed-table-walked-after-vmalle1is", || blocks::freed(Form(Inner, Kind::All))),
 ];

@@ -4,6 +4,7 @@
 //! A processor yields by WFI until its timer: the hypervisor below moves it, or runs another one.
 
 use super::prelude::*;
+use crate::arch::aarch64::watch::is_translation_fault;
 
 /// Rounds of a row: their number ends it, not the clock; a busy machine checks just as much.
 const ROUNDS: u64 = 2000;
@@ -13,9 +14,13 @@ const SLEEPS_EVERY: u64 = 8;
 static WRONG: AtomicU32 = AtomicU32::new(0);
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-fn is_wrong(seen: u64) {
-    SEEN.store(seen, Ordering::Relaxed);
-    WRONG.fetch_add(1, Ordering::AcqRel);
+/// Checks what the processor sees at an address: this word, or nothing.
+fn expect(place: u64, word: Option<u64>) {
+    let seen = guarded::load(place);
+    if !word.map_or_else(|| is_translation_fault(seen), |word| seen == Ok(word)) {
+        SEEN.store(seen.unwrap_or(u64::MAX), Ordering::Relaxed);
+        WRONG.fetch_add(1, Ordering::AcqRel);
+    }
 }
 
 fn verdict() -> Verdict {
@@ -55,10 +60,7 @@ fn look_at_own(number: usize) {
     let (_, word) = own_page(number, 0);
     window::enter(space.register());
     for round in 0..ROUNDS {
-        let seen = guarded::load(PLACE);
-        if seen != Ok(word) {
-            is_wrong(seen.unwrap_or(u64::MAX));
-        }
+        expect(PLACE, Some(word));
         pause(round);
     }
     window::leave();
@@ -73,15 +75,10 @@ fn change_own(number: usize) {
         replace(leaf, 0);
         let kind = if round % 3 == 0 { Kind::All } else { Kind::Va };
         tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(PLACE, ASID));
-        if !is_gone(PLACE) {
-            is_wrong(u64::MAX);
-        }
+        expect(PLACE, None);
         pause(round);
         write(leaf, entry);
-        let seen = guarded::load(PLACE);
-        if seen != Ok(word) {
-            is_wrong(seen.unwrap_or(u64::MAX));
-        }
+        expect(PLACE, Some(word));
         pause(round + 1);
     }
     window::leave();
@@ -132,17 +129,12 @@ fn exchange(number: usize) {
         tlbi::flush(Form(Scope::Local, kind), TlbiOperand::page(place, space.asid()));
         // TLBs where it ran before may still hold the page.
         pause(round + 2);
-        if !is_gone(place) {
-            is_wrong(u64::MAX);
-        }
+        expect(place, None);
         // A different page from the previous one.
         let (entry, word) = own_page(number, round / PAGES_EACH + 1);
         write(leaf, entry);
         pause(round + 4);
-        let seen = guarded::load(place);
-        if seen != Ok(word) {
-            is_wrong(seen.unwrap_or(u64::MAX));
-        }
+        expect(place, Some(word));
     }
     (0..PAGES_EACH).for_each(|page| replace(space.leaf(place(number, page)), 0));
     window::leave();

@@ -26,10 +26,7 @@ fn flush_all(number: usize) {
     let (place, leaf) = (place(number), space.leaf(place(number)));
     window::enter(space.register());
     let end = clock::now() + clock::ticks(BUDGET_US);
-    for round in 0..FLUSHES {
-        if clock::now() > end {
-            break;
-        }
+    for round in (0..FLUSHES).take_while(|_| clock::now() <= end) {
         PAGES[number].write(&[round]);
         write(leaf, page_entry(PAGES[number].address()));
         let is_there = guarded::load(place) == Ok(round);

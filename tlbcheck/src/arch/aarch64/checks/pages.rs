@@ -22,7 +22,7 @@ pub(super) fn page_of(round: u64) -> &'static Page {
 
 /// Whether nothing is mapped at the address, from the processor's view.
 pub(super) fn is_gone(address: u64) -> bool {
-    guarded::load(address).is_err_and(|fault| matches!(fault.cause(), Cause::Translation(_)))
+    watch::is_translation_fault(guarded::load(address))
 }
 
 /// Words at [`WINDOW`] in the shared space.
@@ -30,53 +30,56 @@ pub(super) fn at_window(words: u64, every: u64) -> What {
     What { address: WINDOW, words, every, each: 0, space: TestSpace::shared().register(), control: 0 }
 }
 
-/// The places of a block at [`BLOCK_WINDOW`].
+/// The places of a block at [`LARGE_WINDOW`].
 pub(super) fn at_block() -> What {
-    What { address: BLOCK_WINDOW, words: PLACES, every: PLACE_EVERY, ..at_window(1, PAGE) }
+    What { address: LARGE_WINDOW, words: PIECES_SEEN, every: SEEN_EVERY, ..at_window(1, PAGE) }
 }
 
 /// `map` maps the words with a round's number or unmaps them; after `take`, which is a flush of
 /// `scope`, none of them is seen there.
 fn gone_by(scope: Scope, what: What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
-    if scope != Scope::Local {
-        return gone_everywhere(what, map, take);
+    if scope == Scope::Local {
+        window::enter(what.space);
+        let verdict = gone_here(&what, map, take);
+        tlbi::settle();
+        window::leave();
+        return verdict;
     }
-    window::enter(what.space);
-    let verdict = gone_here(&what, map, take);
-    tlbi::settle();
-    window::leave();
-    verdict
+    let put = |round| {
+        map(Some(round));
+        (Expected::Value, round)
+    };
+    let unmap = |_| {
+        map(None);
+        (Expected::Gone, 0)
+    };
+    alternate(what, put, unmap, take)
 }
 
-/// Maps the words, unmaps them, and takes them; returns the number of words that are still visible.
-fn left(what: &What, round: u64, map: &impl Fn(Option<u64>), take: impl FnOnce()) -> Result<u64, u64> {
+/// Maps the words, unmaps them, and takes them. Returns the number of words that are not visible
+/// before, and of those that are afterwards.
+fn wrong(what: &What, round: u64, map: &impl Fn(Option<u64>), take: impl FnOnce()) -> (usize, usize) {
     let places = || (0..what.words).map(|word| what.address + word * what.every);
     map(Some(round));
-    let missing = places().filter(|place| guarded::load(*place) != Ok(round)).count() as u64;
+    let missing = places().filter(|place| guarded::load(*place) != Ok(round)).count();
     map(None);
     take();
-    let left = places().filter(|place| !is_gone(*place)).count() as u64;
-    if missing == 0 { Ok(left) } else { Err(missing) }
+    (missing, places().filter(|place| !is_gone(*place)).count())
 }
 
 /// Without the flush a word must be seen once after unmapping, otherwise the row is not
 /// significant.
 fn gone_here(what: &What, map: impl Fn(Option<u64>), take: impl Fn(u64)) -> Verdict {
     let notices = (0..TRIES).any(|round| {
-        let left = left(what, round, &map, || tlbi::complete(Scope::Local));
+        let wrong = wrong(what, round, &map, || tlbi::complete(Scope::Local));
         tlbi::settle();
-        left != Ok(0)
+        wrong != (0, 0)
     });
     needs!(notices, "the TLB keeps nothing that is taken away without a flush, in {TRIES} tries");
     for round in rounds(LOCAL_ROUNDS).map(u64::from) {
-        match left(what, round, &map, || take(round)) {
-            Ok(left) => {
-                ensure!(left == 0, "{left} words are seen after they were taken away, round {round}")
-            }
-            Err(missing) => {
-                ensure!(missing == 0, "{missing} words are not as they were mapped, round {round}")
-            }
-        }
+        let (missing, left) = wrong(what, round, &map, || take(round));
+        ensure!(missing == 0, "{missing} words are not as they were mapped, round {round}");
+        ensure!(left == 0, "{left} words are seen after they were taken away, round {round}");
     }
     Ok(())
 }
@@ -95,29 +98,16 @@ pub(super) fn alternate(
         take(0);
         tlbi::settle();
         for round in rounds(ROUNDS).map(u64::from) {
-            let (expected, value) = put(round);
-            watch.expect(expected, value)?;
-            let (expected, value) = take(round);
+            watch.expect(put(round))?;
+            let taken = take(round);
             flush(round);
-            watch.expect(expected, value)?;
+            watch.expect(taken)?;
         }
         Ok(())
     });
     take(0);
     tlbi::settle();
     verdict
-}
-
-fn gone_everywhere(what: What, map: impl Fn(Option<u64>), flush: impl Fn(u64)) -> Verdict {
-    let put = |round| {
-        map(Some(round));
-        (Expected::Value, round)
-    };
-    let take = |_| {
-        map(None);
-        (Expected::Gone, 0)
-    };
-    alternate(what, put, take, flush)
 }
 
 fn needs_of(Form(scope, _): Form) -> Verdict {
@@ -138,19 +128,12 @@ pub(super) fn map_pages(address: u64, count: u64, round: Option<u64>) {
     }
 }
 
-/// A page.
-pub(super) fn page(form: Form) -> Verdict {
+/// A page; with its level in the operand if there is one.
+pub(super) fn page(form: Form, level: Option<u8>) -> Verdict {
     needs_of(form)?;
-    flushed(form, TlbiOperand::page(WINDOW, TestSpace::shared().asid()))
-}
-
-/// The same with the level in the operand.
-pub(super) fn with_level(form: Form) -> Verdict {
-    needs!(machine::get().platform.has_levels, "the processor has no hints of the level (FEAT_TTL)");
-    flushed(form, TlbiOperand { level: Some(3), ..TlbiOperand::page(WINDOW, TestSpace::shared().asid()) })
-}
-
-fn flushed(form: Form, target: TlbiOperand) -> Verdict {
+    let has_levels = machine::get().platform.has_levels;
+    needs!(level.is_none() || has_levels, "the processor has no hints of the level (FEAT_TTL)");
+    let target = TlbiOperand { level, ..TlbiOperand::page(WINDOW, TestSpace::shared().asid()) };
     let map = |round| map_pages(WINDOW, 1, round);
     gone_by(form.0, at_window(1, PAGE), map, |_| tlbi::flush(form, target))
 }
@@ -168,12 +151,12 @@ pub(super) fn global(form: Form) -> Verdict {
 /// Memory for a block, with the same word in each place that is checked.
 pub(super) fn block_memory() -> &'static [Page] {
     static PAGES: spin::Once<&[Page]> = spin::Once::new();
-    PAGES.call_once(|| window::take(512, 512))
+    PAGES.call_once(|| take(512, 512))
 }
 
 /// Maps a block with the round's number in each of its places, or none.
 pub(super) fn map_block(round: Option<u64>) {
-    let entry = TestSpace::shared().entry(BLOCK_WINDOW, 2);
+    let entry = TestSpace::shared().entry(LARGE_WINDOW, 2);
     match round {
         Some(round) => {
             block_memory().iter().for_each(|page| page.write(&[round]));
@@ -187,14 +170,14 @@ pub(super) fn map_block(round: Option<u64>) {
 pub(super) fn block(form: Form) -> Verdict {
     let asid = TestSpace::shared().asid();
     gone_by(form.0, at_block(), map_block, |round| {
-        tlbi::flush(form, TlbiOperand::page(BLOCK_WINDOW + round * 0x1_f123 % BLOCK, asid));
+        tlbi::flush(form, TlbiOperand::page(LARGE_WINDOW + round * 0x1_f123 % LARGE_PAGE, asid));
     })
 }
 
 /// NUM and SCALE of ranges, the number of their pages that are checked, and the distance between
 /// these: up to 512 pages, the size of a table.
 const RANGES: [(u64, u64, u64, u64); 5] =
-    [(0, 0, 2, 1), (4, 0, 10, 1), (31, 0, 64, 1), (0, 1, 64, 1), (7, 1, PLACES, 73)];
+    [(0, 0, 2, 1), (4, 0, 10, 1), (31, 0, 64, 1), (0, 1, 64, 1), (7, 1, PIECES_SEEN, 73)];
 
 /// All pages of a range, including the first and the last.
 pub(super) fn range(form: Form) -> Verdict {
@@ -213,31 +196,25 @@ pub(super) fn range(form: Form) -> Verdict {
 /// A page is unmapped, flushed, and replaced by another one at once: no processor sees the old one.
 pub(super) fn remap() -> Verdict {
     let leaf = TestSpace::shared().leaf(WINDOW);
-    let map = |round: u64| page_entry(page_of(round).address());
+    let map = |round| {
+        write(leaf, page_entry(page_of(round).address()));
+        (Expected::Value, round)
+    };
     let target = TlbiOperand::page(WINDOW, TestSpace::shared().asid());
-    replace(leaf, 0);
-    tlbi::settle();
+    settle(leaf, 0);
     let verdict = watch::during(at_window(1, PAGE), |watch| {
-        watch.notices(
-            |round| {
-                write(leaf, map(2 * round));
-                (Expected::Value, 2 * round)
-            },
-            |round| {
-                replace(leaf, 0);
-                write(leaf, map(2 * round + 1));
-                (Expected::Value, 2 * round + 1)
-            },
-        )?;
+        let change = |round| {
+            replace(leaf, 0);
+            map(2 * round + 1)
+        };
+        watch.notices(|round| map(2 * round), change)?;
         for round in rounds(ROUNDS).map(u64::from) {
             replace(leaf, 0);
             tlbi::flush(Form(Scope::Inner, Kind::VaLast), target);
-            write(leaf, map(round));
-            watch.expect(Expected::Value, round)?;
+            watch.expect(map(round))?;
         }
         Ok(())
     });
-    replace(leaf, 0);
-    tlbi::settle();
+    settle(leaf, 0);
     verdict
 }

@@ -9,8 +9,7 @@ pub(super) fn reduced(kind: Kind) -> Verdict {
     let writable = page_entry(page_of(0).address());
     let target = TlbiOperand::page(WINDOW, TestSpace::shared().asid());
     let put = |round| {
-        replace(leaf, writable);
-        tlbi::settle();
+        settle(leaf, writable);
         (Expected::Writable, round)
     };
     let take = |round| {
@@ -19,7 +18,6 @@ pub(super) fn reduced(kind: Kind) -> Verdict {
     };
     let flush = |_| tlbi::flush(Form(Scope::Inner, kind), target);
     let verdict = alternate(at_window(1, PAGE), put, take, flush);
-    replace(leaf, 0);
-    tlbi::settle();
+    settle(leaf, 0);
     verdict
 }

@@ -13,7 +13,7 @@ const PLACE: u64 = WINDOW + 16 * PAGE;
 fn pair() -> ([TestSpace; 2], &'static [Page]) {
     static SPACES: Once<[TestSpace; 2]> = Once::new();
     static PAGES: Once<&[Page]> = Once::new();
-    (*SPACES.call_once(|| [TestSpace::new(2), TestSpace::new(3)]), PAGES.call_once(|| window::take(2, 1)))
+    (*SPACES.call_once(|| [TestSpace::new(2), TestSpace::new(3)]), PAGES.call_once(|| take(2, 1)))
 }
 
 /// Maps a page in each of the two at [`PLACE`], containing the space's number and the round's.

@@ -12,25 +12,13 @@ const CODE: Status = Status::INVALID_HYPERCALL_CODE;
 const INPUT: Status = Status::INVALID_HYPERCALL_INPUT;
 const PARAMETER: Status = Status::INVALID_PARAMETER;
 
-/// Flags: all address spaces.
-const ALL_SPACES: u64 = 2;
-
-/// The control word of a call, with only its code.
-fn control(kind: Kind) -> Control {
-    Control::new().with_call_code(kind.code().0)
-}
-
-fn list(reps: u16) -> Control {
-    control(Kind::List).with_rep_count(reps)
-}
-
 /// Each call must end with one of the statuses, and report no completed elements.
-fn end_with(calls: &[(u64, &[Status])], words: &[u64]) -> Verdict {
+fn end_with(statuses: &[Status], calls: &[Control], words: &[u64]) -> Verdict {
     machine::flushes()?;
-    for (word, statuses) in calls {
-        let result = call_with(Control::from_bits(*word), words);
+    for control in calls {
+        let result = call_with(*control, words);
         let good = statuses.iter().any(|status| result == Ok(HvResult::of(*status, 0)));
-        ensure!(good, "control word {word:#x}: {result:x?}, wanted {statuses:x?}");
+        ensure!(good, "control word {:#x}: {result:x?}, wanted {statuses:x?}", control.into_bits());
     }
     Ok(())
 }
@@ -63,18 +51,18 @@ pub(super) fn ring3() -> Verdict {
 
 /// Calls that do not exist (H19).
 pub(super) fn codes() -> Verdict {
-    let calls = [0x0000, 0x7fff, 0xffff, 0x1_ffff].map(|code| (code, &[CODE][..]));
-    end_with(&calls, &[0, ALL_SPACES, 1])?;
-    end_with(&[(0xf000_f000_f800_ffff, &[CODE, INPUT])], &[0, ALL_SPACES, 1])
+    let calls = [0x0000, 0x7fff, 0xffff, 0x1_ffff].map(Control::from_bits);
+    end_with(&[CODE], &calls, &[0, ALL_SPACES, 1])?;
+    end_with(&[CODE, INPUT], &[Control::from_bits(0xf000_f000_f800_ffff)], &[0, ALL_SPACES, 1])
 }
 
 /// Bits of the control word that must be zero (H1).
 pub(super) fn reserved() -> Verdict {
-    let space = control(Kind::Space).into_bits();
     // The nested bit is for guests with a hypervisor below them; here there is none.
     for bit in [27, 28, 29, 30, 44, 45, 46, 47, 60, 61, 62, 63] {
-        end_with(&[(space | 1 << bit, &[INPUT])], &[0, ALL_SPACES, 1])?;
-        end_with(&[(list(1).into_bits() | 1 << bit, &[INPUT])], &[0, ALL_SPACES, 1, 0])?;
+        let with_bit = |control: Control| Control::from_bits(control.into_bits() | 1 << bit);
+        end_with(&[INPUT], &[with_bit(control(Kind::Space))], &[0, ALL_SPACES, 1])?;
+        end_with(&[INPUT], &[with_bit(list(1))], &[0, ALL_SPACES, 1, 0])?;
     }
     Ok(())
 }
@@ -82,29 +70,26 @@ pub(super) fn reserved() -> Verdict {
 /// Counts and indices of elements (H2).
 pub(super) fn reps() -> Verdict {
     let space = control(Kind::Space);
-    let calls: [(u64, &[Status]); 7] = [
-        (space.with_rep_count(1).into_bits(), &[INPUT]),
-        (space.with_rep_start(1).into_bits(), &[INPUT]),
-        (list(0).into_bits(), &[INPUT]),
-        (list(0).with_rep_start(1).into_bits(), &[INPUT]),
-        (list(1).with_rep_start(1).into_bits(), &[INPUT]),
-        (list(5).with_rep_start(6).into_bits(), &[INPUT]),
-        (list(2).with_rep_start(0xfff).into_bits(), &[INPUT]),
+    let calls = [
+        space.with_rep_count(1),
+        space.with_rep_start(1),
+        list(0),
+        list(0).with_rep_start(1),
+        list(1).with_rep_start(1),
+        list(5).with_rep_start(6),
+        list(2).with_rep_start(0xfff),
     ];
-    end_with(&calls, &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0])?;
+    end_with(&[INPUT], &calls, &[0, ALL_SPACES, 1, 0, 0, 0, 0, 0])?;
     offers(Kind::ListEx, Via::Memory)?;
-    let ex = control(Kind::SpaceEx).with_rep_count(1).into_bits();
-    end_with(&[(ex, &[INPUT]), (control(Kind::ListEx).into_bits(), &[INPUT])], &[0, ALL_SPACES, 0, 0, 0])
+    let calls = [control(Kind::SpaceEx).with_rep_count(1), control(Kind::ListEx)];
+    end_with(&[INPUT], &calls, &[0, ALL_SPACES, 0, 0, 0])
 }
 
 /// A variable header where none is allowed.
 pub(super) fn header_size() -> Verdict {
-    let calls: [(u64, &[Status]); 3] = [
-        (control(Kind::Space).with_variable_header_words(1).into_bits(), &[INPUT]),
-        (list(1).with_variable_header_words(1).into_bits(), &[INPUT]),
-        (list(1).with_variable_header_words(0x3ff).into_bits(), &[INPUT]),
-    ];
-    end_with(&calls, &[0, ALL_SPACES, 1, 0, 0])
+    let calls = [(control(Kind::Space), 1), (list(1), 1), (list(1), 0x3ff)]
+        .map(|(control, words)| control.with_variable_header_words(words));
+    end_with(&[INPUT], &calls, &[0, ALL_SPACES, 1, 0, 0])
 }
 
 /// Flags that must be zero.
@@ -112,12 +97,11 @@ pub(super) fn flags() -> Verdict {
     let hyperv = machine::flushes()?;
     for bit in [5, 7, 10, 31, 32, 63] {
         let words = [0, ALL_SPACES | 1 << bit, 1, 0];
-        end_with(&[(control(Kind::Space).into_bits(), &[PARAMETER])], &words)?;
-        end_with(&[(list(1).into_bits(), &[PARAMETER])], &words)?;
+        end_with(&[PARAMETER], &[control(Kind::Space), list(1)], &words)?;
     }
     // The format of a list that is not offered must not be mistaken for the other one.
     if !hyperv.interface().extended_ranges {
-        end_with(&[(list(1).into_bits(), &[PARAMETER])], &[0, ALL_SPACES | 1 << 3, 1, 0])?;
+        end_with(&[PARAMETER], &[list(1)], &[0, ALL_SPACES | 1 << 3, 1, 0])?;
     }
     Ok(())
 }
@@ -126,7 +110,7 @@ pub(super) fn flags() -> Verdict {
 pub(super) fn set_format() -> Verdict {
     offers(Kind::SpaceEx, Via::Memory)?;
     for format in [2, 3, 1 << 32, u64::MAX] {
-        end_with(&[(control(Kind::SpaceEx).into_bits(), &[PARAMETER])], &[0, ALL_SPACES, format, 0])?;
+        end_with(&[PARAMETER], &[control(Kind::SpaceEx)], &[0, ALL_SPACES, format, 0])?;
     }
     Ok(())
 }
@@ -138,10 +122,10 @@ pub(super) fn bank_count() -> Verdict {
         let mut words = [1; 68];
         words[..4].copy_from_slice(&[0, ALL_SPACES, 0, valid]);
         let call = control(Kind::SpaceEx).with_variable_header_words(banks);
-        end_with(&[(call.into_bits(), &[INPUT, PARAMETER])], &words)?;
+        end_with(&[INPUT, PARAMETER], &[call], &words)?;
     }
     let call = control(Kind::SpaceEx).with_variable_header_words(65);
-    end_with(&[(call.into_bits(), &[INPUT, PARAMETER])], &[0, ALL_SPACES, 0, u64::MAX])
+    end_with(&[INPUT, PARAMETER], &[call], &[0, ALL_SPACES, 0, u64::MAX])
 }
 
 /// Completed elements are counted from the list's first, whatever the start index (H3).
@@ -160,17 +144,13 @@ pub(super) fn xmm_limit() -> Verdict {
     let words = [0, ALL_SPACES, 1, 0, 0];
     let result = call_with(list(11).with_fast(true), &words);
     ensure!(result == Ok(HvResult::of(Status::SUCCESS, 11)), "11 elements: {result:x?}");
-    let calls: [(u64, &[Status]); 2] = [
-        (list(12).with_fast(true).into_bits(), &[INPUT]),
-        (list(0xfff).with_fast(true).into_bits(), &[INPUT]),
-    ];
-    end_with(&calls, &words)?;
+    end_with(&[INPUT], &[12, 0xfff].map(|reps| list(reps).with_fast(true)), &words)?;
     offers(Kind::ListEx, Via::Xmm)?;
     let ex = |reps| control(Kind::ListEx).with_variable_header_words(1).with_rep_count(reps).with_fast(true);
     let words = [0, ALL_SPACES, 0, 1, 1];
     let result = call_with(ex(9), &words);
     ensure!(result == Ok(HvResult::of(Status::SUCCESS, 9)), "9 elements beside a bank: {result:x?}");
-    end_with(&[(ex(10).into_bits(), &[INPUT])], &words)
+    end_with(&[INPUT], &[ex(10)], &words)
 }
 
 /// If input in XMM registers is not offered, the instruction is undefined (H15).
@@ -184,10 +164,10 @@ pub(super) fn xmm_without_offer() -> Verdict {
 
 /// An empty mask is an error or means all, and an empty set is an error or means none (H8).
 pub(super) fn empty() -> Verdict {
-    let either: &[Status] = &[Status::SUCCESS, PARAMETER];
-    end_with(&[(control(Kind::Space).into_bits(), either)], &[0, ALL_SPACES, 0])?;
+    let either = [Status::SUCCESS, PARAMETER];
+    end_with(&either, &[control(Kind::Space)], &[0, ALL_SPACES, 0])?;
     offers(Kind::SpaceEx, Via::Memory)?;
-    end_with(&[(control(Kind::SpaceEx).into_bits(), either)], &[0, ALL_SPACES, 0, 0])?;
+    end_with(&either, &[control(Kind::SpaceEx)], &[0, ALL_SPACES, 0, 0])?;
     let one = control(Kind::SpaceEx).with_variable_header_words(1);
-    end_with(&[(one.into_bits(), either)], &[0, ALL_SPACES, 0, 1, 0])
+    end_with(&either, &[one], &[0, ALL_SPACES, 0, 1, 0])
 }

@@ -5,16 +5,11 @@ use baremetal::x86_64::boot;
 use super::prelude::*;
 use crate::arch::x86_64::hypercall::{call, input};
 
-const ALL_SPACES: u64 = 2;
 const OK: Result<HvResult, Fault> = Ok(HvResult::of(Status::SUCCESS, 0));
 const MISPLACED: Result<HvResult, Fault> = Ok(HvResult::of(Status::INVALID_ALIGNMENT, 0));
 
 fn space() -> Control {
-    Control::new().with_call_code(Kind::Space.code().0)
-}
-
-fn list(reps: u16) -> Control {
-    Control::new().with_call_code(Kind::List.code().0).with_rep_count(reps)
+    control(Kind::Space)
 }
 
 pub(super) fn misaligned() -> Verdict {
@@ -116,7 +111,6 @@ pub(super) fn changing() -> Verdict {
 }
 
 fn call_meanwhile() -> Verdict {
-    let control = |kind: Kind| Control::new().with_call_code(kind.code().0);
     let controls = [
         (Kind::Space, control(Kind::Space)),
         (Kind::List, list(2)),

@@ -5,7 +5,7 @@ use tlfs::PAGE_WORDS;
 
 use super::prelude::*;
 use super::sets::flush_all;
-use super::stale::{FLUSHED, with_large_page};
+use super::stale::FLUSHED;
 use crate::arch::x86_64::window::FILLER;
 
 const ROUNDS: u32 = 3;
@@ -20,16 +20,14 @@ pub(super) fn places(kind: Kind, via: Via) -> Verdict {
     offers(kind, via)?;
     let processor = machine::second()?;
     let vp = machine::vp(processor);
-    let replace = |round| replace(WINDOW, round, false);
     let mut words = [0; PAGE_WORDS];
-    watch::during(What::page(processor, WINDOW), replace, |watch| {
-        watch.notices(replace, || flush_list(kind, via, vp, FlushFlags::new(), &[WINDOW]))?;
+    watch::during(What::page(processor, WINDOW), |watch| {
+        watch.notices(|| flush_list(kind, via, vp, FlushFlags::new(), &[WINDOW]))?;
         for (length, place) in spans::places(kind.elements_max(via, 1)) {
             for filler in [Filler::PagesFrom(FILLER), Filler::Nothing] {
                 let list = spans::list(&mut words, length, place, WINDOW, filler);
                 for _ in rounds(ROUNDS) {
-                    let stale =
-                        watch.round(replace, || flush_list(kind, via, vp, FlushFlags::new(), list))?;
+                    let stale = watch.round(|| flush_list(kind, via, vp, FlushFlags::new(), list))?;
                     ensure!(stale == 0, "element {place} of {length} is not flushed");
                 }
             }
@@ -45,11 +43,10 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
     let processor = machine::second()?;
     let vp = machine::vp(processor);
     let Some(Span { watched, .. }) = spans.clone().next() else { return Ok(()) };
-    let replace = |round| replace(watched, round, false);
     let whole =
         || flush_list(Kind::List, Via::Memory, vp, FlushFlags::new(), &[Element::Plain.word(watched, 0)]);
-    watch::during(What::page(processor, watched), replace, |watch| {
-        watch.notices(replace, whole)?;
+    watch::during(What::page(processor, watched), |watch| {
+        watch.notices(whole)?;
         for span in spans {
             for (kind, via) in ways().filter(|(kind, _)| kind.is_list()) {
                 // Alone, and after another element: the first may be the only right one.
@@ -57,7 +54,7 @@ pub(super) fn spans(element: Element, spans: impl Iterator<Item = Span> + Clone)
                 for list in [&list[1..], &list] {
                     for _ in rounds(ROUNDS) {
                         let flush = || flush_list(kind, via, vp, element.flags(), list);
-                        let stale = watch.round(replace, flush)?;
+                        let stale = watch.round(flush)?;
                         ensure!(stale == 0, "{:#x} by {kind:?}, {via:?}: not flushed", span.word);
                     }
                 }
@@ -72,15 +69,14 @@ pub(super) fn not_canonical() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
     let vp = machine::vp(processor);
-    let replace = |round| replace(WINDOW, round, false);
-    watch::during(What::page(processor, WINDOW), replace, |watch| {
-        watch.notices(replace, flush_all)?;
+    watch::during(What::page(processor, WINDOW), |watch| {
+        watch.notices(flush_all)?;
         for kind in kinds().filter(|kind| kind.is_list()) {
             for word in spans::NOT_CANONICAL {
                 let list = [word, word, WINDOW];
                 for list in [&list[..], &list[1..]] {
                     let flush = || flush_list(kind, Via::Memory, vp, FlushFlags::new(), list);
-                    let stale = watch.round(replace, flush)?;
+                    let stale = watch.round(flush)?;
                     ensure!(stale == 0, "behind {word:#x} nothing is flushed, {kind:?}");
                 }
             }
@@ -94,12 +90,12 @@ pub(super) fn large() -> Verdict {
     let offered = machine::flushes()?.interface();
     let processor = machine::second()?;
     let vp = machine::vp(processor);
-    with_large_page(What::page(processor, LARGE_WINDOW), |watch, replace| {
+    watch::during(What::large_page(processor), |watch| {
         let plain = |address| {
             let list = [Element::Plain.word(address, 0)];
             flush_list(Kind::List, Via::Memory, vp, FlushFlags::new(), &list)
         };
-        watch.notices(replace, || plain(LARGE_WINDOW))?;
+        watch.notices(|| plain(LARGE_WINDOW))?;
         for element in [Element::Plain, Element::Extended4K, Element::Extended2M] {
             if element != Element::Plain && !offered.extended_ranges {
                 continue;
@@ -108,7 +104,7 @@ pub(super) fn large() -> Verdict {
                 for offset in FLUSHED {
                     let list = [element.word(LARGE_WINDOW + offset, 0)];
                     let flush = || flush_list(kind, via, vp, element.flags(), &list);
-                    let stale = watch.round(replace, flush)?;
+                    let stale = watch.round(flush)?;
                     ensure!(stale == 0, "{stale} stale pieces after a flush of {:#x}, {kind:?}", list[0]);
                 }
             }

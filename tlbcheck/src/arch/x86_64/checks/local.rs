@@ -8,7 +8,7 @@ use core::arch::x86_64::{__cpuid, __cpuid_count};
 use x86_64::registers::control::Cr4Flags;
 
 use super::prelude::*;
-use crate::arch::x86_64::window::{LARGE_PAGE, SPLIT_WINDOW, invlpg as drop_page};
+use crate::arch::x86_64::window::{SPLIT_WINDOW, invlpg as drop_page};
 
 /// Rounds of each row, and rounds without a flush, one of which must show the old page.
 const ROUNDS: u64 = 200;
@@ -79,7 +79,7 @@ pub(super) fn with_pcids(rows: impl FnOnce() -> Verdict) -> Verdict {
 
 /// Two spaces with PCIDs, and a page at one address in each: no switch without a flush mixes them.
 pub(super) fn pcid_mixes_spaces() -> Verdict {
-    let pages = window::take(2, 1);
+    let pages = take(2, 1);
     let spaces = [window::space() | 1, window::other_space() | 2];
     for (index, leaf) in window::split_leaves(SPLIT_WINDOW).into_iter().enumerate() {
         pages[index].write(&[index as u64]);

@@ -18,8 +18,9 @@ use tlbcheck::spans;
 use x86_64::registers::control::Cr4Flags;
 
 use super::back_end::BackEnd;
-use super::window::{WINDOW, enter_space, invlpg, space};
+use super::window::{enter_space, invlpg, space};
 use crate::arch::rows::{Row, row};
+use crate::arch::window::WINDOW;
 
 /// The guest's end of flush hypercalls, as kernels use it.
 const BY_HYPERCALL: [BackEnd; 1] = [BackEnd::Hypercall];

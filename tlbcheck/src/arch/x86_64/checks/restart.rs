@@ -29,7 +29,7 @@ fn call_and_stay(_: usize) {
 /// former tables map there, which halts it.
 pub(super) fn init() -> Verdict {
     let processor = machine::second()?;
-    let code = &window::take(1, 1)[0];
+    let code = &take(1, 1)[0];
     code.write(&CODE);
     ROOT.store(window::space_with(STARTUP_PAGE, code), Ordering::Release);
     for round in 0..ROUNDS {

@@ -26,13 +26,12 @@ fn all_take(is_global: bool, used_in: u64, cells: &[Cell]) -> Verdict {
         hypercall::flush(&Flush { space, flags, ..plain(kind, only(kind, vp, &set), &elements) })
     };
     let what = What { space: used_in, global: is_global, ..What::page(processor, WINDOW) };
-    let replace = |round| replace(WINDOW, round, is_global);
-    watch::during(what, replace, |watch| {
-        watch.notices(replace, || make(Kind::Space, (ALL_SPACES, 0)))?;
+    watch::during(what, |watch| {
+        watch.notices(|| make(Kind::Space, (ALL_SPACES, 0)))?;
         for kind in kinds() {
             for (flags, space) in cells {
                 for _ in rounds(ROUNDS) {
-                    let stale = watch.round(replace, || make(kind, (*flags, *space)))?;
+                    let stale = watch.round(|| make(kind, (*flags, *space)))?;
                     ensure!(stale == 0, "{kind:?} of space {space:#x} with flags {:#x}", flags.into_bits());
                 }
             }

@@ -35,16 +35,15 @@ pub(super) fn flush_all() -> Verdict {
 
 /// Makes `processor` check while every call flushes it, with each of `targets`.
 fn flushed(processor: usize, kinds: &[Kind], targets: &[Targets<'_>]) -> Verdict {
-    let replace = |round| replace(WINDOW, round, false);
     let elements = [Element::Plain.word(WINDOW, 0)];
-    watch::during(What::page(processor, WINDOW), replace, |watch| {
-        watch.notices(replace, flush_all)?;
+    watch::during(What::page(processor, WINDOW), |watch| {
+        watch.notices(flush_all)?;
         for (kind, targets) in
             kinds.iter().flat_map(|kind| targets.iter().map(move |targets| (*kind, *targets)))
         {
             let flush = plain(kind, targets, &elements);
             for _ in 0..ROUNDS {
-                let stale = watch.round(replace, || hypercall::flush(&flush))?;
+                let stale = watch.round(|| hypercall::flush(&flush))?;
                 ensure!(stale == 0, "processor {processor} is not flushed, {kind:?} of {targets:x?}");
             }
         }

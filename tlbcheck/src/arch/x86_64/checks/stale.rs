@@ -5,6 +5,7 @@ use baremetal::x86_64::interrupts::{VECTOR_NMI, count, handle};
 
 use super::prelude::*;
 use crate::arch::x86_64::back_end::others;
+use crate::arch::x86_64::watch::Rounds;
 
 const ROUNDS: u32 = 100;
 
@@ -68,8 +69,7 @@ pub(super) fn each_form(
 pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
     offers(kind, via)?;
     let processor = machine::second()?;
-    let replace = |round| replace(WINDOW, round, false);
-    watch::during(What::page(processor, WINDOW), replace, |watch| {
+    watch::during(What::page(processor, WINDOW), |watch| {
         let mut is_first = true;
         each_form(kind, via, machine::vp(processor), WINDOW, |flush| {
             if matches!(flush.targets, Targets::AllFlag | Targets::AllFormat(_)) {
@@ -77,10 +77,10 @@ pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
                 return Ok(());
             }
             if core::mem::take(&mut is_first) {
-                watch.notices(replace, || hypercall::flush(flush))?;
+                watch.notices(|| hypercall::flush(flush))?;
             }
             for round in rounds(ROUNDS) {
-                let stale = watch.round(replace, || hypercall::flush(flush))?;
+                let stale = watch.round(|| hypercall::flush(flush))?;
                 ensure!(stale == 0, "{stale} stale reads in round {round}, {:x?}", flush.targets);
             }
             Ok(())
@@ -92,15 +92,14 @@ pub(super) fn pinned(kind: Kind, via: Via) -> Verdict {
 pub(super) fn by_engine(back_ends: &[BackEnd], is_page: bool) -> Verdict {
     let processor = machine::second()?;
     let what = What { interrupts: true, ..What::page(processor, WINDOW) };
-    let replace = |round| replace(WINDOW, round, false);
     let scope = if is_page { Scope::Pages(&[WINDOW]) } else { Scope::Everything };
     for back_end in back_ends {
         let flush = || back_end.flush(&[processor], scope);
         among(&[processor], || {
-            watch::during(what, replace, |watch| {
-                watch.notices(replace, flush)?;
+            watch::during(what, |watch| {
+                watch.notices(flush)?;
                 for round in rounds(ROUNDS) {
-                    let stale = watch.round(replace, flush)?;
+                    let stale = watch.round(flush)?;
                     ensure!(stale == 0, "{}: {stale} stale reads in round {round}", back_end.name());
                 }
                 Ok(())
@@ -116,11 +115,10 @@ pub(super) fn every_processor_by_ipi() -> Verdict {
     let all = others(usize::MAX);
     let each = |processor: usize| {
         let what = What { interrupts: true, ..What::page(processor, WINDOW) };
-        let replace = |round| replace(WINDOW, round, false);
-        watch::during(what, replace, |watch| {
-            watch.notices(replace, || BackEnd::Concurrent.flush(&all, Scope::Everything))?;
+        watch::during(what, |watch| {
+            watch.notices(|| BackEnd::Concurrent.flush(&all, Scope::Everything))?;
             for back_end in BackEnd::BY_IPI {
-                let stale = watch.round(replace, || back_end.flush(&all, Scope::Pages(&[WINDOW])))?;
+                let stale = watch.round(|| back_end.flush(&all, Scope::Pages(&[WINDOW])))?;
                 ensure!(stale == 0, "{}: {stale} stale reads of processor {processor}", back_end.name());
             }
             Ok(())
@@ -129,35 +127,26 @@ pub(super) fn every_processor_by_ipi() -> Verdict {
     among(&all, || all.iter().try_for_each(|processor| each(*processor)))
 }
 
-/// Makes the processor check pieces of a large page while `rounds` replaces it.
-pub(super) fn with_large_page(
-    what: What,
-    rounds: impl FnOnce(&mut watch::Watch<'_>, &dyn Fn(u64)) -> Verdict,
-) -> Verdict {
-    let what = What { address: LARGE_WINDOW, words: PIECES_SEEN, every: SEEN_EVERY, ..what };
-    watch::during(what, window::replace_large, |watch| rounds(watch, &window::replace_large))
-}
-
 /// Offsets in a large page that are flushed.
 pub(super) const FLUSHED: [u64; 5] = [0, PAGE + 0x123, 255 * PAGE + 0xfff, 256 * PAGE + 8, 511 * PAGE];
 
 /// A flush of one address in a page of 2 MiB drops all of it, whatever its form in the TLB (A17).
 pub(super) fn large_by_ipi() -> Verdict {
     let processor = machine::second()?;
-    let what = What { interrupts: true, ..What::page(processor, LARGE_WINDOW) };
-    let rounds = |watch: &mut watch::Watch<'_>, replace: &dyn Fn(u64)| {
-        watch.notices(replace, || BackEnd::Concurrent.flush(&[processor], Scope::Everything))?;
+    let what = What { interrupts: true, ..What::large_page(processor) };
+    let rounds = |watch: &mut Rounds| {
+        watch.notices(|| BackEnd::Concurrent.flush(&[processor], Scope::Everything))?;
         for back_end in BackEnd::BY_IPI {
             for offset in FLUSHED {
                 let pages = [LARGE_WINDOW + offset];
-                let stale = watch.round(replace, || back_end.flush(&[processor], Scope::Pages(&pages)))?;
+                let stale = watch.round(|| back_end.flush(&[processor], Scope::Pages(&pages)))?;
                 let name = back_end.name();
                 ensure!(stale == 0, "{name}: {stale} stale pieces after a flush at {offset:#x}");
             }
         }
         Ok(())
     };
-    among(&[processor], || with_large_page(what, rounds))
+    among(&[processor], || watch::during(what, rounds))
 }
 
 static LOOKS: AtomicU64 = AtomicU64::new(0);
@@ -167,8 +156,7 @@ const NMIS: u32 = 100;
 pub(super) fn in_nmi() -> Verdict {
     machine::flushes()?;
     let processor = machine::second()?;
-    let replace = |round| replace(WINDOW, round, false);
-    watch::during(What::page(processor, WINDOW), replace, |watch| {
+    watch::during(What::page(processor, WINDOW), |watch| {
         handle(
             VECTOR_NMI,
             Some(|_| {
@@ -176,13 +164,13 @@ pub(super) fn in_nmi() -> Verdict {
                 LOOKS.fetch_add(1, Ordering::AcqRel);
             }),
         );
-        let verdict = storm(watch, processor, &replace);
+        let verdict = storm(watch, processor);
         handle(VECTOR_NMI, None);
         verdict
     })
 }
 
-fn storm(watch: &mut watch::Watch<'_>, processor: usize, replace: &dyn Fn(u64)) -> Verdict {
+fn storm(watch: &mut Rounds, processor: usize) -> Verdict {
     let (before, looks) = (count(VECTOR_NMI), LOOKS.load(Ordering::Acquire));
     let vp = machine::vp(processor);
     let flush = |kind| {
@@ -194,7 +182,7 @@ fn storm(watch: &mut watch::Watch<'_>, processor: usize, replace: &dyn Fn(u64)) 
         // Before the flush, or after it.
         let is_early = number % 2 == 0;
         let send = || apic::send_nmi(processors::id(processor));
-        let stale = watch.round(replace, || {
+        let stale = watch.round(|| {
             if is_early {
                 send();
             }

@@ -53,44 +53,36 @@ pub(super) fn by_hypercall(kind: Kind, looks: Looks) -> Verdict {
     offers(kind, Via::Memory)?;
     let processor = machine::second()?;
     let vp = machine::vp(processor);
-    race(processor, false, |random| {
-        let mut written = 0;
+    race(processor, false, looks, |rounds| {
         for via in [Via::Memory, Via::Xmm] {
-            if offers(kind, via).is_err() {
-                continue;
+            if offers(kind, via).is_ok() {
+                each_form(kind, via, vp, WINDOW, |flush| rounds(&|| hypercall::flush(flush)))?;
             }
-            each_form(kind, via, vp, WINDOW, |flush| {
-                for _ in rounds(ROUNDS) {
-                    written += u64::from(round(random, looks, &|| hypercall::flush(flush))?);
-                }
-                Ok(())
-            })?;
         }
-        needs!(written > 0, "no page was written to before it went");
         Ok(())
     })
 }
 
 pub(super) fn by_engine(back_ends: &[BackEnd], looks: Looks) -> Verdict {
     let processor = machine::second()?;
-    let race = || {
-        race(processor, true, |random| {
-            let mut written = 0;
-            for back_end in back_ends {
-                let flush = || back_end.flush(&[processor], Scope::Pages(&[WINDOW]));
-                for _ in rounds(ROUNDS) {
-                    written += u64::from(round(random, looks, &flush)?);
-                }
-            }
-            needs!(written > 0, "no page was written to before it went");
-            Ok(())
+    let flush = |back_end: &BackEnd| back_end.flush(&[processor], Scope::Pages(&[WINDOW]));
+    among(&[processor], || {
+        race(processor, true, looks, |rounds| {
+            back_ends.iter().try_for_each(|back_end| rounds(&|| flush(back_end)))
         })
-    };
-    among(&[processor], race)
+    })
 }
 
-/// Makes the processor read and write while `rounds` runs.
-fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> Verdict) -> Verdict {
+/// Rounds with one kind of flush.
+type Rounds<'a> = dyn FnMut(&dyn Fn() -> Verdict) -> Verdict + 'a;
+
+/// Makes the processor read and write during the rounds of every flush that `flushes` gives.
+fn race(
+    processor: usize,
+    interrupts: bool,
+    looks: Looks,
+    flushes: impl FnOnce(&mut Rounds<'_>) -> Verdict,
+) -> Verdict {
     let entry = window::leaf(WINDOW);
     entry.store(0, Ordering::SeqCst);
     window::invlpg(WINDOW);
@@ -99,12 +91,20 @@ fn race(processor: usize, interrupts: bool, rounds: impl FnOnce(&mut Random) -> 
     // An earlier row's page may be in its TLB; the job begins without any of these.
     machine::on(processor, |_| window::enter_space(window::space()))?;
     machine::give(processor, read_and_write)?;
-    let verdict = rounds(&mut Random::new(0xd1e7));
+    let (mut random, mut written) = (Random::new(0xd1e7), 0);
+    let verdict = flushes(&mut |flush| {
+        for _ in rounds(ROUNDS) {
+            written += u64::from(round(&mut random, looks, flush)?);
+        }
+        Ok(())
+    });
     ENDS.store(true, Ordering::Release);
     machine::join(processor)?;
     entry.store(0, Ordering::SeqCst);
     window::invlpg(WINDOW);
-    verdict
+    verdict?;
+    needs!(written > 0, "no page was written to before it went");
+    Ok(())
 }
 
 /// Waits until the writer has completed this many more turns, or has stopped for good.
