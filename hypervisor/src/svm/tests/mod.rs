@@ -6,6 +6,8 @@ mod block;
 mod cpuid;
 pub(crate) mod due;
 mod entry;
+#[path = "../../x86/tests/exits.rs"]
+mod exits;
 pub(crate) mod guest;
 mod handed;
 mod instructions;

@@ -9,6 +9,9 @@ mod control;
 mod cpuid;
 mod delivery;
 mod events;
+#[path = "../../x86/tests/exits.rs"]
+#[expect(clippy::duplicate_mod, reason = "as above")]
+mod exits;
 #[path = "../../x86/tests/memory.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod memory;
