@@ -1,8 +1,6 @@
 //! The rows that the tables of exits have in common, with mock exits; each kind of processor has
 //! its own codes.
 
-use hostlink::counters::Counter;
-
 use super::processor::{CODE, DATA, Guest, processor, with_guest};
 use super::rows::{
     Event, GP, IOIO, Instruction, OWN_EXITS, Row, UD, codes, intercepts_debug, leave, leave_and_say, shadow,
@@ -12,6 +10,7 @@ use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
 use crate::svm::tests::rows::port;
 use crate::vm::Next;
+use crate::vm::mock::EXITS;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr0, Cr4, Dr6, Pat, Rflags};
 use crate::x86::vcpu::checks;
@@ -19,21 +18,6 @@ use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
 use crate::x86::{DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF};
-
-const EXITS: [Counter; 12] = [
-    Counter::ExitRegisterRead,
-    Counter::ExitRegisterWrite,
-    Counter::ExitCpuid,
-    Counter::ExitHypercall,
-    Counter::ExitWait,
-    Counter::ExitPause,
-    Counter::ExitControl,
-    Counter::ExitOther,
-    Counter::ExitInterrupt,
-    Counter::ExitWindow,
-    Counter::ExitIo,
-    Counter::ExitNested,
-];
 
 /// Those to be tried on a machine each: all, or some where they are many.
 fn some_of<T>(codes: Vec<T>) -> impl Iterator<Item = T> {
