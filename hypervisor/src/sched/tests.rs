@@ -15,6 +15,14 @@ fn next(sched: &Scheduler, cpu: u32) -> Option<(u32, bool)> {
     sched.next(Cpu(cpu), 0).map(|turn| (turn.vcpu.0, turn.migrated))
 }
 
+/// The vCPU on `cpu` blocks, until a time at most; who has the CPU then.
+fn block(sched: &Scheduler, cpu: u32, now: u64, until: u64) -> Option<Turn> {
+    match sched.block(Cpu(cpu), now, until, || Some(Released::made())) {
+        Block::Next(turn) => turn,
+        Block::Refused => panic!("it may block"),
+    }
+}
+
 fn enqueue(sched: &Scheduler, cpu: u32, vcpus: impl IntoIterator<Item = u32>) {
     for vcpu in vcpus {
         let _ = sched.enqueue(Cpu(cpu), Vcpu(vcpu), Standing::default());
@@ -55,9 +63,7 @@ fn blocking_hands_the_cpu_to_whoever_waits_with_the_timer_in_sight() {
     let sched = scheduler(1, 3);
     enqueue(&sched, 0, 0..3);
     assert_eq!(next(&sched, 0), Some((0, false)));
-    let Block::Next(Some(turn)) = sched.block(Cpu(0), 5, 300, || Some(Released::made())) else {
-        panic!("nobody has the CPU")
-    };
+    let turn = block(&sched, 0, 5, 300).expect("nobody has the CPU");
     let queue_state = sched.queue_state(Cpu(0), 5);
     assert_eq!((turn.vcpu.0, queue_state.has_waiting, queue_state.next_event), (1, true, 300));
     assert!(sched.has_waiting(Cpu(0)), "vCPU 2");
@@ -68,7 +74,7 @@ fn waking_early_forgets_the_timer() {
     let sched = scheduler(1, 1);
     sched.wake(Vcpu(0), QueueClass::Work, 0);
     next(&sched, 0);
-    sched.block(Cpu(0), 5, 100, || Some(Released::made()));
+    block(&sched, 0, 5, 100);
     sched.wake(Vcpu(0), QueueClass::Work, 0);
     assert_eq!(sched.pop_expired(Cpu(0), 1000), None);
 }
@@ -84,9 +90,7 @@ fn an_interrupt_helps_whoever_waits_behind_expired_timers() {
     assert_eq!(sched.promote(Vcpu(0)), Nudge::Nothing, "it runs");
     assert_eq!(sched.promote(Vcpu(3)), Nudge::Running(Vcpu(0)));
     assert_eq!(sched.promote(Vcpu(3)), Nudge::Nothing, "it has been helped");
-    let Block::Next(Some(turn)) = sched.block(Cpu(0), 0, u64::MAX, || Some(Released::made())) else {
-        panic!("nobody has the CPU")
-    };
+    let turn = block(&sched, 0, 0, u64::MAX).expect("nobody has the CPU");
     assert_eq!((turn.vcpu.0, sched.promote(Vcpu(3))), (3, Nudge::Nothing));
 }
 
@@ -112,7 +116,7 @@ fn u15_cpus_with_gaps() {
     );
     assert_eq!(next(&sched, 4), Some((2, true)));
     enqueue(&sched, 1, [1, 3]);
-    sched.block(Cpu(4), 0, u64::MAX, || Some(Released::made()));
+    block(&sched, 4, 0, u64::MAX);
     assert!(next(&sched, 4).is_some(), "it takes work from the other one");
 }
 
@@ -145,9 +149,7 @@ fn a_turn_says_how_long_the_vcpu_waited_for_it() {
     let _ = sched.wake(Vcpu(1), QueueClass::Timer, 400);
     let (turn, _) = sched.switch(Cpu(0), 1000, PutBack::Preempted, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((1, 600)), "since it woke");
-    let Block::Next(turn) = sched.block(Cpu(0), 1700, u64::MAX, || Some(Released::made())) else {
-        panic!("it may block")
-    };
+    let turn = block(&sched, 0, 1700, u64::MAX);
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((0, 700)), "since it was put back");
     // While it blocked it did not wait, and a clock that is ahead takes nothing back.
     let _ = sched.wake(Vcpu(1), QueueClass::Work, 5000);
@@ -166,9 +168,9 @@ fn whoever_is_taken_by_another_cpu_has_waited_since_before() {
     for vcpu in [1, 3] {
         let _ = sched.wake(Vcpu(vcpu), QueueClass::Work, 50);
     }
-    let both = [0, 1].map(Cpu).map(|cpu| match sched.block(cpu, 80, u64::MAX, || Some(Released::made())) {
-        Block::Next(turn) => turn.or_else(|| sched.next(cpu, 80)).map(|turn| turn.waited),
-        Block::Refused => None,
+    let both = [0, 1].map(|cpu| {
+        let turn = block(&sched, cpu, 80, u64::MAX).or_else(|| sched.next(Cpu(cpu), 80));
+        turn.map(|turn| turn.waited)
     });
     assert_eq!(both, [Some(30), Some(30)]);
 }
@@ -184,9 +186,7 @@ fn what_a_vcpu_had_and_what_it_waited_is_the_time_that_it_was_runnable() {
     let (turn, _) = sched.switch(Cpu(0), 1000, PutBack::Preempted, Released::made());
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((1, 900)));
     assert_eq!([0, 1].map(|vcpu| sched.used_by(Vcpu(vcpu), 1500)), [870, 500], "the other one runs");
-    let Block::Next(turn) = sched.block(Cpu(0), 1600, u64::MAX, || Some(Released::made())) else {
-        panic!("it may block")
-    };
+    let turn = block(&sched, 0, 1600, u64::MAX);
     assert_eq!(turn.map(|turn| (turn.vcpu.0, turn.waited)), Some((0, 600)));
     assert_eq!([0, 1].map(|vcpu| sched.used_by(Vcpu(vcpu), 1700)), [970, 600], "one of them sleeps");
     assert_eq!((970 + 30 + 600, 600 + 900), (1700 - 100, 1600 - 100));

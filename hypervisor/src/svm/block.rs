@@ -46,32 +46,50 @@ const fn group(field: Field) -> u32 {
     }
 }
 
-impl Vmcb {
-    #[inline(always)]
-    const fn register(&mut self, field: Field) -> &mut u64 {
-        match field {
-            Field::Rip => &mut self.rip,
-            Field::Rsp => &mut self.rsp,
-            Field::Rflags => &mut self.rflags,
-            Field::Cr0 => &mut self.cr0,
-            Field::Cr2 => &mut self.cr2,
-            Field::Cr3 => &mut self.cr3,
-            Field::Cr4 => &mut self.cr4,
-            Field::Dr6 => &mut self.dr6,
-            Field::Dr7 => &mut self.dr7,
-            Field::Efer => &mut self.efer,
-            Field::Pat => &mut self.pat,
-            Field::TscOffset => &mut self.tsc_offset,
-            Field::Star => &mut self.star,
-            Field::Lstar => &mut self.lstar,
-            Field::Cstar => &mut self.cstar,
-            Field::Sfmask => &mut self.sfmask,
-            Field::KernelGs => &mut self.kernel_gs_base,
-            Field::SysenterCs => &mut self.sysenter_cs,
-            Field::SysenterEsp => &mut self.sysenter_esp,
-            Field::SysenterEip => &mut self.sysenter_eip,
+/// A register's place in a VMCB, by value or borrowed.
+macro_rules! register {
+    ($field:expr, $($borrow:tt)+) => {
+        match $field {
+            Field::Rip => $($borrow)+.rip,
+            Field::Rsp => $($borrow)+.rsp,
+            Field::Rflags => $($borrow)+.rflags,
+            Field::Cr0 => $($borrow)+.cr0,
+            Field::Cr2 => $($borrow)+.cr2,
+            Field::Cr3 => $($borrow)+.cr3,
+            Field::Cr4 => $($borrow)+.cr4,
+            Field::Dr6 => $($borrow)+.dr6,
+            Field::Dr7 => $($borrow)+.dr7,
+            Field::Efer => $($borrow)+.efer,
+            Field::Pat => $($borrow)+.pat,
+            Field::TscOffset => $($borrow)+.tsc_offset,
+            Field::Star => $($borrow)+.star,
+            Field::Lstar => $($borrow)+.lstar,
+            Field::Cstar => $($borrow)+.cstar,
+            Field::Sfmask => $($borrow)+.sfmask,
+            Field::KernelGs => $($borrow)+.kernel_gs_base,
+            Field::SysenterCs => $($borrow)+.sysenter_cs,
+            Field::SysenterEsp => $($borrow)+.sysenter_esp,
+            Field::SysenterEip => $($borrow)+.sysenter_eip,
         }
-    }
+    };
+}
+
+/// The same for a segment register.
+macro_rules! segment {
+    ($name:expr, $($borrow:tt)+) => {
+        match $name {
+            SegmentName::Es => $($borrow)+.es,
+            SegmentName::Cs => $($borrow)+.cs,
+            SegmentName::Ss => $($borrow)+.ss,
+            SegmentName::Ds => $($borrow)+.ds,
+            SegmentName::Fs => $($borrow)+.fs,
+            SegmentName::Gs => $($borrow)+.gs,
+            SegmentName::Gdtr => $($borrow)+.gdtr,
+            SegmentName::Ldtr => $($borrow)+.ldtr,
+            SegmentName::Idtr => $($borrow)+.idtr,
+            SegmentName::Tr => $($borrow)+.tr,
+        }
+    };
 }
 
 impl ControlBlock for Vmcb {
@@ -90,34 +108,13 @@ impl ControlBlock for Vmcb {
 
     #[inline(always)]
     fn read(&self, field: Field) -> u64 {
-        match field {
-            Field::Rip => self.rip,
-            Field::Rsp => self.rsp,
-            Field::Rflags => self.rflags,
-            Field::Cr0 => self.cr0,
-            Field::Cr2 => self.cr2,
-            Field::Cr3 => self.cr3,
-            Field::Cr4 => self.cr4,
-            Field::Dr6 => self.dr6,
-            Field::Dr7 => self.dr7,
-            Field::Efer => self.efer,
-            Field::Pat => self.pat,
-            Field::TscOffset => self.tsc_offset,
-            Field::Star => self.star,
-            Field::Lstar => self.lstar,
-            Field::Cstar => self.cstar,
-            Field::Sfmask => self.sfmask,
-            Field::KernelGs => self.kernel_gs_base,
-            Field::SysenterCs => self.sysenter_cs,
-            Field::SysenterEsp => self.sysenter_esp,
-            Field::SysenterEip => self.sysenter_eip,
-        }
+        register!(field, self)
     }
 
     #[inline(always)]
     fn write(&mut self, field: Field, value: u64) {
         let own = if let Field::Efer = field { Self::EFER_OWN } else { 0 };
-        *self.register(field) = value | own;
+        *register!(field, &mut self) = value | own;
         if group(field) != 0 {
             self.mark_dirty(group(field));
         }
@@ -125,34 +122,11 @@ impl ControlBlock for Vmcb {
 
     #[inline(always)]
     fn segment(&self, name: SegmentName) -> Segment {
-        match name {
-            SegmentName::Es => self.es,
-            SegmentName::Cs => self.cs,
-            SegmentName::Ss => self.ss,
-            SegmentName::Ds => self.ds,
-            SegmentName::Fs => self.fs,
-            SegmentName::Gs => self.gs,
-            SegmentName::Gdtr => self.gdtr,
-            SegmentName::Ldtr => self.ldtr,
-            SegmentName::Idtr => self.idtr,
-            SegmentName::Tr => self.tr,
-        }
+        segment!(name, self)
     }
 
     fn set_segment(&mut self, name: SegmentName, segment: Segment) {
-        let register = match name {
-            SegmentName::Es => &mut self.es,
-            SegmentName::Cs => &mut self.cs,
-            SegmentName::Ss => &mut self.ss,
-            SegmentName::Ds => &mut self.ds,
-            SegmentName::Fs => &mut self.fs,
-            SegmentName::Gs => &mut self.gs,
-            SegmentName::Gdtr => &mut self.gdtr,
-            SegmentName::Ldtr => &mut self.ldtr,
-            SegmentName::Idtr => &mut self.idtr,
-            SegmentName::Tr => &mut self.tr,
-        };
-        *register = segment;
+        *segment!(name, &mut self) = segment;
         self.mark_dirty(clean::SEGMENTS | clean::TABLES);
     }
 

@@ -7,17 +7,20 @@ use stay::tagged::start_over;
 
 use super::apic::ApicLocation;
 use super::controls::{self, Word};
-use super::copies::Copied;
+use super::copies::{self, BASE, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR};
 use super::soft_state::Register;
 use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
 use crate::devices::pc::lapic::Lapic;
-use crate::vm::arch::Cpus;
 use crate::vm::defects::Defects;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA};
 
+/// A segment cannot be used (25.4.1).
+const UNUSABLE: u32 = 1 << 16;
+/// Present, in access rights and in attributes.
+const PRESENT: u32 = 1 << 7;
 /// Of the debug exceptions that pend: one of them is enabled (25.4.2).
 const PENDING_ENABLED: u64 = 1 << 12;
 
@@ -95,18 +98,36 @@ impl ControlBlock for Vmcs {
         }
     }
 
-    #[inline(always)]
     fn segment(&self, name: SegmentName) -> Segment {
-        self.segment_of(name)
+        let part = |part| self.copy_at(copies::place(name, part));
+        Segment {
+            selector: part(SELECTOR) as u16,
+            attributes: self.attributes(name),
+            limit: part(LIMIT) as u32,
+            base: part(BASE),
+        }
     }
 
     #[inline(always)]
     fn attributes(&self, name: SegmentName) -> u16 {
-        self.attributes_of(name)
+        let rights = self.copy_at(copies::place(name, RIGHTS)) as u32;
+        let rights = if rights & UNUSABLE != 0 { rights & !PRESENT } else { rights };
+        (rights & 0xff | rights >> 4 & 0xf00) as u16
     }
 
+    /// One that is not present cannot be used.
     fn set_segment(&mut self, name: SegmentName, segment: Segment) {
-        self.set_segment_of(name, segment);
+        let Segment { selector, attributes, limit, base } = segment;
+        let attributes = u32::from(attributes);
+        let rights = attributes & 0xff | (attributes & 0xf00) << 4;
+        let rights = if rights & PRESENT == 0 { rights | UNUSABLE } else { rights };
+        let parts = [selector.into(), rights.into(), limit.into(), base];
+        for (part, value) in parts.into_iter().enumerate() {
+            let place = copies::place(name, part);
+            if FIELDS[place] != 0 {
+                self.set_copy_at(place, value);
+            }
+        }
     }
 
     /// That of SS's descriptor.
@@ -255,13 +276,6 @@ impl ControlBlock for Vmcs {
         own.owe_flush();
     }
 
-    fn note_flush(_: &mut AsidSlot) {}
-
-    fn reset(_: &mut AsidSlot) {}
-
-    /// Virtual NMIs: the processor knows when the handler ends, and an exit says it.
-    fn begin_nmi(_: &mut VcpuState<Self>) {}
-
     /// By NMI-window exiting. A processor may exit at once where STI alone holds the NMI off
     /// (26.2): the other window is asked for, too, and opens behind the next instruction.
     fn await_nmi(&mut self) -> bool {
@@ -286,8 +300,4 @@ impl ControlBlock for Vmcs {
         }
         Ok(())
     }
-
-    fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _: bool) {}
-
-    fn end_step(_: &mut VcpuState<Self>) {}
 }

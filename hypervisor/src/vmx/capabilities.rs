@@ -66,7 +66,6 @@ pub mod ept {
     pub const WALK_4: u64 = 1 << 6;
     pub const WRITE_BACK: u64 = 1 << 14;
     pub const PAGES_2M: u64 = 1 << 16;
-    pub const PAGES_1G: u64 = 1 << 17;
     pub const INVEPT: u64 = 1 << 20;
     pub const ACCESSED_DIRTY: u64 = 1 << 21;
     pub const INVEPT_ONE: u64 = 1 << 25;

@@ -135,7 +135,7 @@ fn has_rights(vmcs: &Vmcs, name: SegmentName, attributes: u16, is_checked: bool)
         attributes >> 5 & 3
     }
     let is_long = vmcs.read(Efer) & EFER_LMA != 0;
-    let [code, stack] = [SegmentName::Cs, SegmentName::Ss].map(|name| vmcs.attributes_of(name));
+    let [code, stack] = [SegmentName::Cs, SegmentName::Ss].map(|name| vmcs.attributes(name));
     let kind = attributes & 0x1f;
     let is_kind = match name {
         SegmentName::Tr => kind == 11 || kind == 3 && !is_long,

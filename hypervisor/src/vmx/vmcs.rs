@@ -13,21 +13,13 @@ use super::active::Active;
 use super::apic::{ApicLocation, VirtualApic};
 use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
-use super::copies::{
-    ALL, BASE, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, LIMIT, RIGHTS, SELECTOR, is_read_at_once, place,
-};
+use super::copies::{ALL, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, is_read_at_once};
 use super::fields as f;
 use super::soft_state::{Register, SoftState};
 use crate::pages::Pages;
-use crate::x86::vcpu::block::{Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::Permissions;
 use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
-
-/// A segment cannot be used (25.4.1).
-const UNUSABLE: u32 = 1 << 16;
-/// Present, in access rights and in attributes.
-const PRESENT: u32 = 1 << 7;
 
 /// Reads a register of the processor.
 pub(super) type Read<T> = fn(T) -> u64;
@@ -206,7 +198,7 @@ impl Vmcs {
     }
 
     #[inline(always)]
-    const fn set_copy_at(&mut self, place: usize, value: u64) {
+    pub(super) const fn set_copy_at(&mut self, place: usize, value: u64) {
         self.copies[place] = value;
         self.dirty |= 1 << place;
         if !is_read_at_once(place) {
@@ -239,39 +231,6 @@ impl Vmcs {
         let [fixed, _] = self.masks[(real as u8 == Copied::Cr4 as u8) as usize];
         self.set_copy(real, value | fixed);
         self.set_copy(shadow, value);
-    }
-
-    /// A segment register.
-    pub(super) fn segment_of(&self, name: SegmentName) -> Segment {
-        let part = |part| self.copy_at(place(name, part));
-        Segment {
-            selector: part(SELECTOR) as u16,
-            attributes: self.attributes_of(name),
-            limit: part(LIMIT) as u32,
-            base: part(BASE),
-        }
-    }
-
-    /// Its attributes alone.
-    #[inline(always)]
-    pub(super) fn attributes_of(&self, name: SegmentName) -> u16 {
-        let rights = self.copy_at(place(name, RIGHTS)) as u32;
-        let rights = if rights & UNUSABLE != 0 { rights & !PRESENT } else { rights };
-        (rights & 0xff | rights >> 4 & 0xf00) as u16
-    }
-
-    /// Changes a segment register. One that is not present cannot be used.
-    pub(super) fn set_segment_of(&mut self, name: SegmentName, segment: Segment) {
-        let Segment { selector, attributes, limit, base } = segment;
-        let attributes = u32::from(attributes);
-        let rights = attributes & 0xff | (attributes & 0xf00) << 4;
-        let rights = if rights & PRESENT == 0 { rights | UNUSABLE } else { rights };
-        let parts = [selector.into(), rights.into(), limit.into(), base];
-        for (part, value) in parts.into_iter().enumerate() {
-            if FIELDS[place(name, part)] != 0 {
-                self.set_copy_at(place(name, part), value);
-            }
-        }
     }
 
     /// The tag.
@@ -375,11 +334,6 @@ impl Vmcs {
     /// Whether the guest exits as soon as it can take an NMI.
     pub const fn set_nmi_window(&mut self, wanted: bool) {
         self.set_control(Word::Primary, controls::NMI_WINDOW, wanted);
-    }
-
-    /// Whether the guest exits after an instruction, or after the event that the entry delivers.
-    pub const fn set_monitor_trap(&mut self, wanted: bool) {
-        self.set_control(Word::Primary, controls::MONITOR_TRAP, wanted);
     }
 
     /// The guest exits when its task priority falls below this one, which is not above the present.

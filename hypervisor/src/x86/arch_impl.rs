@@ -15,7 +15,7 @@ use crate::devices::pc::{platform, power};
 use crate::devices::region::Region;
 use crate::iommu::messages::AmdVi;
 use crate::iommu::routes::Receiver;
-use crate::loader::{EntryState, LoadError};
+use crate::loader::{EntryState, LoadError, MemoryLayout};
 use crate::owned::{DeviceOwner, Holding, OwnedFunctions};
 use crate::sched::Turn;
 use crate::vm::arch::{Arch, Cpus};
@@ -25,12 +25,12 @@ use crate::vm::load::Plan;
 use crate::vm::memory::NestedTables;
 use crate::vm::space::{FlushScratch, Flushed, VmMemory};
 use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
-use crate::x86::enter;
 use crate::x86::guest::flush::Ipi;
 use crate::x86::guest::{self, Claim, Common, Shared};
 use crate::x86::processor::{Processor, Vendor};
 use crate::x86::vcpu::signals::{self, Workspace};
 use crate::x86::vcpu::state::VcpuState;
+use crate::x86::{cpuid, enter};
 
 /// The architecture of x86-64 guests on a kind of processor.
 pub struct OnX86<V>(PhantomData<V>);
@@ -86,11 +86,11 @@ where
     }
 
     fn ram(config: &Config<'_>) -> Result<Vec<Range<u64>>, LoadError> {
-        guest::ram(config.memory)
+        Ok(MemoryLayout::new(config.memory)?.slots().into_iter().collect())
     }
 
     fn physical_address_bits() -> u32 {
-        guest::physical_address_bits::<Self>()
+        cpuid::physical_address_bits::<Self>()
     }
 
     fn largest_page() -> Level {

@@ -2,7 +2,6 @@
 
 use super::Lab;
 use super::expect::{expect_battery, expect_status, with_console};
-use super::Lab;
 use crate::guest::cache::{self, Unavailable};
 use crate::guest::cpio::Archive;
 use crate::machine::emulator;

@@ -64,9 +64,6 @@ impl Shared {
             local_maintenance,
             vcpus,
         } = self;
-        macro_rules! named {
-            ($($field:ident)*) => { vec![$((stringify!($field), format!("{:x?}", $field)),)*] };
-        }
-        named!(former distributor uart rtc pci has_functions wires vmid_churn root configuration local_maintenance vcpus)
+        crate::devices::state_checks::named!(former distributor uart rtc pci has_functions wires vmid_churn root configuration local_maintenance vcpus)
     }
 }

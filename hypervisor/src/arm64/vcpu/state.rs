@@ -254,10 +254,7 @@ impl<P> VcpuState<P> {
             place,
             processor: _,
         } = self;
-        macro_rules! named {
-            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:?}", $field)),)*] };
-        }
-        named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm base spin place)
+        crate::devices::state_checks::named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm base spin place)
     }
 }
 

@@ -130,21 +130,22 @@ fn a_function_behind_a_bridge_translates_by_the_bridges_id() {
     });
 }
 
-fn several(machine: &'static Machine) -> &'static Board<MockSvm> {
-    board_of_several(
+fn several() -> (&'static Machine, &'static Board<MockSvm>) {
+    let machine = Machine::new();
+    let board = board_of_several(
         machine,
         &[
             "name=a\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme 00:05.0",
             "name=b\nvcpus=1\nmemory=16777216\nstart=manual\ndevices=nvme",
             "name=c\nvcpus=1\nmemory=16777216\nstart=manual",
         ],
-    )
+    );
+    (machine, board)
 }
 
 #[test]
 fn what_a_destroyed_guest_owned_is_the_next_ones() {
-    let machine = Machine::new();
-    let board = several(machine);
+    let (machine, board) = several();
     let first = board.answer(&["guest-create a", "memory", "guest-create b"]);
     assert_eq!(first[0], "1 ok");
     let seen = first.last().unwrap();
@@ -163,8 +164,7 @@ fn what_a_destroyed_guest_owned_is_the_next_ones() {
 
 #[test]
 fn a_function_that_does_not_answer_after_its_guests_end_is_nobodys() {
-    let machine = Machine::new();
-    let board = several(machine);
+    let (machine, board) = several();
     board.answer(&["guest-create a"]);
     machine.bus.answers_late(NVME, u32::MAX);
     assert!(board.answer(&["guest-destroy a"]).contains(&"1 ok".to_owned()));
@@ -177,8 +177,7 @@ fn a_function_that_does_not_answer_after_its_guests_end_is_nobodys() {
 
 #[test]
 fn a_destroyed_guests_functions_are_blocked_before_its_slots_go_and_reset_before_they_are_free() {
-    let machine = Machine::new();
-    let board = several(machine);
+    let (machine, board) = several();
     board.answer(&["guest-create a"]);
     let free = board.host().free.lock().total();
     machine.bus.set_master(NVME);
@@ -214,8 +213,7 @@ fn a_destroyed_guests_functions_are_blocked_before_its_slots_go_and_reset_before
 fn an_iommu_that_does_not_go_on_ends_the_run_before_anything_is_freed() {
     // Also if it goes on later.
     for stops in [true, false] {
-        let machine = Machine::new();
-        let board = several(machine);
+        let (machine, board) = several();
         board.answer(&["guest-create a"]);
         let free = board.host().free.lock().total();
         if stops {
@@ -231,8 +229,7 @@ fn an_iommu_that_does_not_go_on_ends_the_run_before_anything_is_freed() {
 
 #[test]
 fn a_guest_that_runs_is_destroyed_with_its_functions() {
-    let machine = Machine::new();
-    let board = several(machine);
+    let (machine, board) = several();
     board.answer(&["guest-create a", "guest-start a"]);
     assert_eq!(machine.iommu.entry_in_memory(device_id(NVME))[0] >> 61, 3);
     machine.notes.take();
@@ -321,8 +318,7 @@ fn a_guest_that_cannot_be_created_keeps_nothing() {
 
 #[test]
 fn stores_to_a_guests_memory_are_not_logged_while_it_owns_functions() {
-    let machine = Machine::new();
-    let board = several(machine);
+    let (_, board) = several();
     let found = board.answer(&[
         "guest-create a",
         "guest-create c",

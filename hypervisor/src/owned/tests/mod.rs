@@ -59,7 +59,7 @@ fn board_of_several(machine: &'static Machine, configs: &[&'static str]) -> &'st
 /// The same with so many CPUs.
 fn board_of(machine: &'static Machine, count: usize, configs: &[&'static str]) -> &'static Board<MockSvm> {
     set_machine(Some(machine));
-    processor::board_of(count, configs).unwrap_or_else(|why| panic!("{why}"))
+    processor::board_of(count, configs)
 }
 
 thread_local! {

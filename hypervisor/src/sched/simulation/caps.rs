@@ -6,8 +6,7 @@ use super::*;
 
 #[track_caller]
 fn check(cpus: u32, guests: &[Guest], expected: &[f64]) {
-    let mut machine = Machine::new(cpus, guests);
-    machine.run(500 * MS);
+    let mut machine = Machine::after(500 * MS, cpus, guests);
     let got = machine.measure(20_000 * MS);
     let is_close = |(got, expected): (&f64, &f64)| (got - expected).abs() <= expected / 100.0;
     assert!(got.iter().zip(expected).all(is_close), "{got:.2?} instead of {expected:.1?}");
@@ -51,8 +50,7 @@ fn what_a_cap_leaves_goes_to_the_others() {
 fn a_guest_that_was_held_is_not_owed_the_time() {
     // Held for most of the time; beside it a guest of the same weight that sleeps now and then.
     let guests = [guest(100, vec![Works]).capped(40), guest(100, vec![Sleeps(4 * MS, 2 * MS)])];
-    let mut machine = Machine::new(1, &guests);
-    machine.run(10_000 * MS);
+    let machine = Machine::after(10_000 * MS, 1, &guests);
     assert!(machine.waited_max(1) <= 2 * SLICE, "{}", machine.waited_max(1));
 }
 
@@ -68,8 +66,7 @@ fn no_window_has_more_than_the_cap_and_the_burst_whoever_sleeps() {
         let sleeps = |_| Sleeps(1 + random.below(200 * MS), 1 + random.below(600 * MS));
         let sleepers = (0..1 + seed % 4).map(sleeps).collect();
         guests.push(guest(random.weight(), sleepers).capped(5 + random.below(150) as u32));
-        let mut machine = Machine::new(cpus, &guests);
-        machine.run(3000 * MS);
+        let machine = Machine::after(3000 * MS, cpus, &guests);
         for (group, windows) in machine.windows.iter().enumerate() {
             let burst = 2 * SLICE * u64::from(windows.cap.unwrap_or(0));
             let late = 2 * SLICE * u64::from(cpus - 1) + SLICE / 8;

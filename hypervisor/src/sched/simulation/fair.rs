@@ -122,8 +122,7 @@ fn a_light_guest_gets_no_more_than_its_weight_by_its_set() {
 fn what_is_wrong(cpus: u32, guests: &[Guest]) -> Option<String> {
     let limits: Vec<_> = guests.iter().map(|guest| Limit::of(guest, cpus)).collect();
     let due = due(&limits);
-    let mut machine = Machine::new(cpus, guests);
-    machine.run(1000 * MS);
+    let mut machine = Machine::after(1000 * MS, cpus, guests);
     let got = machine.measure(20_000 * MS);
     let is_close = |(got, due): (&f64, &f64)| (got - 100.0 * due).abs() <= (5.0 * due).max(1.0);
     if got.iter().zip(&due).all(is_close) {

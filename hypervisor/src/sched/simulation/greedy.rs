@@ -20,8 +20,7 @@ const WRONG_MAX: [u64; 2] = [0, 42];
 fn what_lacks(cpus: u32, guests: &[Guest]) -> (Option<String>, u64) {
     let limits: Vec<_> = guests.iter().map(|guest| Limit::of(guest, cpus)).collect();
     let due = due(&limits);
-    let mut machine = Machine::new(cpus, guests);
-    machine.run(1000 * MS);
+    let mut machine = Machine::after(1000 * MS, cpus, guests);
     machine.wasted = 0;
     let got = machine.measure(10_000 * MS);
     let lacks = |at: &usize| {

@@ -42,8 +42,7 @@ fn accounts_begin_with_the_second_guest_and_end_with_it() {
 fn a_guest_that_is_put_first_runs_within_a_slice_of_each_cpu() {
     for cpus in 1..=2 {
         let works = |weight| guest(weight, vec![Works; cpus as usize]);
-        let mut machine = Machine::new(cpus, &[works(10_000), works(1), works(1).capped(1)]);
-        machine.run(10_000 * MS);
+        let mut machine = Machine::after(10_000 * MS, cpus, &[works(10_000), works(1), works(1).capped(1)]);
         for group in [1, 2] {
             let before = machine.had();
             machine.run(100 * MS);
@@ -72,8 +71,7 @@ fn a_guest_that_is_put_first_all_the_time_has_no_more_than_its_share_and_its_cap
             (works(1000, vcpus).capped(1), 1.0),
             (works(1000, vcpus).capped(20), 20.0),
         ] {
-            let mut machine = Machine::new(cpus, &[heavy(), first]);
-            machine.run(1000 * MS);
+            let mut machine = Machine::after(1000 * MS, cpus, &[heavy(), first]);
             let before = machine.had()[1];
             for _ in 0..2000 {
                 machine.sched.put_first(1, machine.now);

@@ -108,6 +108,13 @@ impl Guest {
 }
 
 impl Machine {
+    /// The machine with these guests when so many ticks have passed.
+    fn after(ticks: u64, cpus: u32, guests: &[Guest]) -> Self {
+        let mut machine = Self::new(cpus, guests);
+        machine.run(ticks);
+        machine
+    }
+
     /// Starts guests whose vCPUs begin one after the other.
     fn new(cpus: u32, guests: &[Guest]) -> Self {
         let rows = guests.iter().map(|guest| guest.habits.len() as u32).sum();

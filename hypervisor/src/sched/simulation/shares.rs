@@ -34,8 +34,7 @@ fn check_for(time: u64, cpus: u32, guests: Vec<(Guest, f64)>, tolerance: f64) {
     let wanted: Vec<_> = guests.iter().map(|(guest, most)| (guest.share.weight, *most)).collect();
     let entitled = entitled(cpus, &wanted);
     let guests: Vec<_> = guests.into_iter().map(|(guest, _)| guest).collect();
-    let mut machine = Machine::new(cpus, &guests);
-    machine.run(500 * MS);
+    let mut machine = Machine::after(500 * MS, cpus, &guests);
     let got = machine.measure(time);
     let is_close =
         |(got, entitled): (&f64, &f64)| (got - entitled).abs() <= (entitled * tolerance / 100.0).max(1.0);
@@ -118,11 +117,11 @@ fn guests_that_may_use_some_cpus_only_share_these() {
     let pinned = || guest(300, vec![Works; 2]).on([0]);
     check(2, vec![(pinned(), 100.0), works(100, 2)], 3.0);
     // Two on one CPU, beside one that runs everywhere.
-    let mut machine = Machine::new(
+    let mut machine = Machine::after(
+        500 * MS,
         4,
         &[guest(100, vec![Works; 4]), guest(100, vec![Works]).on([0]), guest(300, vec![Works]).on([0])],
     );
-    machine.run(500 * MS);
     let got = machine.measure(20_000 * MS);
     assert!((got[2] / got[1] - 3.0).abs() < 0.1, "{got:.1?}");
     assert!(got[0] >= 299.0, "{got:.1?}");
@@ -145,16 +144,14 @@ fn a_guest_that_has_all_of_its_set_changes_nothing_for_the_others() {
         let pinned = guest(weight, vec![Works; 2]).on([0]);
         let both = [guest(100, vec![Works; 2]), guest(10, vec![Works; 2])].map(|guest| guest.on([1]));
         let [middle, light] = both;
-        let mut machine = Machine::new(2, &[pinned, middle, light]);
-        machine.run(1000 * MS);
+        let mut machine = Machine::after(1000 * MS, 2, &[pinned, middle, light]);
         let got = machine.measure(20_000 * MS);
         let is_close = |(got, due): (&f64, f64)| (got - due).abs() <= due / 20.0;
         assert!(got.iter().zip([100.0, 90.9, 9.1]).all(is_close), "{weight}: {got:.1?}");
     }
     // The others might use its CPU, too, and leave it alone.
     let guests = [guest(1000, vec![Works; 2]).on([0]), guest(100, vec![Works; 2]), guest(10, vec![Works; 2])];
-    let mut machine = Machine::new(2, &guests);
-    machine.run(1000 * MS);
+    let mut machine = Machine::after(1000 * MS, 2, &guests);
     let got = machine.measure(20_000 * MS);
     assert!(got[0] > 99.0 && (got[2] - 9.1).abs() < 0.5, "{got:.1?}");
 }
@@ -175,8 +172,7 @@ fn nobody_starves() {
         guest(100, vec![Bursts(400, 3 * MS); 8]),
         guest(100, vec![Waits(100); 3]),
     ];
-    let mut machine = Machine::new(2, &guests);
-    machine.run(10_000 * MS);
+    let machine = Machine::after(10_000 * MS, 2, &guests);
     for group in 0..5 {
         // A rotation of all vCPUs, with room.
         let bound = 33 * SLICE * 2;
@@ -210,15 +206,13 @@ fn no_vcpu_starves_while_another_one_of_its_guest_has_a_cpu_for_itself() {
 #[test]
 fn a_guest_that_wakes_runs_within_a_slice() {
     let guests = [guest(100, vec![Works; 32]), guest(100, vec![Sleeps(200, 20 * MS)])];
-    let mut machine = Machine::new(1, &guests);
-    machine.run(10_000 * MS);
+    let machine = Machine::after(10_000 * MS, 1, &guests);
     assert!(machine.waited_max(1) <= SLICE / 4, "{}", machine.waited_max(1));
 }
 
 #[test]
 fn a_turn_beside_another_guest_is_shorter_than_a_slice() {
-    let mut machine = Machine::new(1, &[guest(100, vec![Works]), guest(100, vec![Works])]);
-    machine.run(10_000 * MS);
+    let machine = Machine::after(10_000 * MS, 1, &[guest(100, vec![Works]), guest(100, vec![Works])]);
     for group in 0..2 {
         let waited = machine.waited_max(group);
         assert!(waited <= SLICE - SLICE / 8, "guest {group} waited for {waited}");
@@ -232,8 +226,8 @@ fn turns_that_end_at_different_times_do_not_get_into_step() {
     for (vcpus, habit) in
         [(1, Works), (2, Works), (3, Works), (4, Works), (8, Works), (4, Waits(100)), (4, Yields(50))]
     {
-        let mut machine = Machine::new(2, &[guest(100, vec![habit; vcpus]), guest(100, vec![Works; 2])]);
-        machine.run(500 * MS);
+        let mut machine =
+            Machine::after(500 * MS, 2, &[guest(100, vec![habit; vcpus]), guest(100, vec![Works; 2])]);
         machine.vcpus.iter_mut().for_each(|vcpu| vcpu.waits.clear());
         machine.run(10_000 * MS);
         let waited = machine.waited_max(1);
@@ -247,8 +241,7 @@ fn turns_that_end_at_different_times_do_not_get_into_step() {
 fn a_long_sleep_or_a_long_time_alone_earns_and_costs_little() {
     // Both have a vCPU for each CPU; one sleeps for half a minute while the other is alone.
     let sleeper = guest(100, vec![Sleeps(1000 * MS, 30_000 * MS); 2]);
-    let mut machine = Machine::new(2, &[guest(100, vec![Works; 2]), sleeper]);
-    machine.run(10_000 * MS);
+    let mut machine = Machine::after(10_000 * MS, 2, &[guest(100, vec![Works; 2]), sleeper]);
     while machine.vcpus[2].is_asleep || machine.vcpus[3].is_asleep {
         machine.run(MS);
     }

@@ -21,8 +21,7 @@ fn waited_too_long(machine: &Machine, guests: &[Guest]) -> Option<String> {
 fn a_vcpu_runs_although_another_one_of_its_guest_has_more_than_its_share() {
     let guests =
         [guest(1000, vec![Waits(950)]), guest(100, vec![Yields(57); 22]), guest(100, vec![Works; 2])];
-    let mut machine = Machine::new(2, &guests);
-    machine.run(40_000 * MS);
+    let machine = Machine::after(40_000 * MS, 2, &guests);
     assert_eq!(waited_too_long(&machine, &guests), None);
 }
 
@@ -34,8 +33,7 @@ fn a_vcpu_that_is_sent_on_again_and_again_runs() {
         guest(8000, vec![Bursts(528, 4032); 4]),
         guest(1000, vec![Works]).on([2]),
     ];
-    let mut machine = Machine::new(5, &guests);
-    machine.run(10_000 * MS);
+    let machine = Machine::after(10_000 * MS, 5, &guests);
     assert_eq!(waited_too_long(&machine, &guests), None);
 }
 
@@ -46,8 +44,7 @@ fn no_vcpu_waits_for_ever_whatever_guests_there_are() {
         let mut random = Random::new(seed);
         let cpus = 1 + random.below(6) as u32;
         let guests: Vec<_> = (0..1 + random.below(5)).map(|_| random.any(cpus)).collect();
-        let mut machine = Machine::new(cpus, &guests);
-        machine.run(10_000 * MS);
+        let machine = Machine::after(10_000 * MS, cpus, &guests);
         if let Some(waited) = waited_too_long(&machine, &guests) {
             wrong.push(format!("seed {seed}, {cpus} CPUs: {waited}"));
         }
@@ -62,8 +59,7 @@ fn a_vcpu_that_spins_has_more_than_a_moment_beside_a_guest_that_polls() {
     for yields in [10, 50] {
         for habit in [Works, Yields(yields)] {
             let spins = vec![Yields(yields), Yields(yields), habit, Yields(yields)];
-            let mut machine = Machine::new(2, &[guest(100, spins), guest(100, vec![Yields(10)])]);
-            machine.run(1000 * MS);
+            let machine = Machine::after(1000 * MS, 2, &[guest(100, spins), guest(100, vec![Yields(10)])]);
             let had: Vec<_> = machine.vcpus.iter().map(|vcpu| (vcpu.had, vcpu.waits.len())).collect();
             let turns = |vcpu: &Vcpu| vcpu.waits.len();
             let least = machine.vcpus.iter().filter(|vcpu| !matches!(vcpu.habit, Works)).map(turns).min();

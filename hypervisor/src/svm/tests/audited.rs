@@ -15,6 +15,12 @@ use crate::x86::vcpu::block::ControlBlock;
 
 const GUESTS: [&str; 2] = ["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"];
 
+/// Both guests on a new processor.
+fn new_board() -> &'static Board<MockSvm> {
+    processor(|processor| *processor = Processor::new());
+    board_of(1, &GUESTS)
+}
+
 fn turn(board: &'static Board<MockSvm>, number: u32, act: impl FnOnce(&mut Guest<'_, '_>)) {
     let row: VcpuIndex = board.host().next_guest(number).expect("it starts with the machine").vcpus[0].row;
     let turn = Turn { vcpu: row, migrated: true, waited: 0 };
@@ -43,8 +49,7 @@ fn live(guest: &mut Guest<'_, '_>, number: u64) {
 /// Both vCPUs run in turn, and before the last entry of one of them `spoil` is called. Returns the
 /// finding.
 fn find(number: u32, spoil: impl FnOnce(&mut Processor, &mut Vmcb)) -> Option<String> {
-    processor(|processor| *processor = Processor::new());
-    let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
+    let board = new_board();
     turn(board, 0, |guest| live(guest, 0));
     turn(board, 1, |guest| live(guest, 1));
     turn(board, 1 - number, |guest| assert!(guest.enter(|_, _| {})));
@@ -64,8 +69,7 @@ fn find(number: u32, spoil: impl FnOnce(&mut Processor, &mut Vmcb)) -> Option<St
 /// one's.
 #[test]
 fn u61_breakpoints_that_are_not_loaded_are_not_saved() {
-    processor(|processor| *processor = Processor::new());
-    let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
+    let board = new_board();
     turn(board, 0, |guest| {
         guest.begin(&[]);
         guest.0.state.load_debug_registers::<MockSvm>();
@@ -86,8 +90,7 @@ fn u61_a_vcpu_begins_with_its_own() {
     let begins: [Begin; 2] =
         [|guest| guest.0.state.reset(&guest.0.vcpu.inbox), |guest| guest.0.state.set_init_state()];
     for begin in begins {
-        processor(|processor| *processor = Processor::new());
-        let board = board_of(1, &GUESTS).unwrap_or_else(|why| panic!("{why}"));
+        let board = new_board();
         turn(board, 0, |guest| live(guest, 0));
         turn(board, 1, |guest| live(guest, 1));
         turn(board, 1, |guest| {

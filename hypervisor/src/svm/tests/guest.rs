@@ -232,6 +232,14 @@ impl<A: Kind> Guest<'_, '_, A> {
         self.exit(super::rows::MSR, 1, 0)
     }
 
+    /// An RDMSR by the guest: what EDX and EAX have then. Its code stays at RIP.
+    pub(crate) fn read_msr(&mut self, number: u32) -> u64 {
+        self.begin(&[0x0f, 0x32]);
+        self.set(RCX, number.into());
+        assert_eq!(self.exit(super::rows::MSR, 0, 0), Next::Resume);
+        self.get(RDX) << 32 | self.get(RAX)
+    }
+
     /// Sets the guest OS id, and enables the hypercall page. Restores the bytes at RIP.
     pub(crate) fn enable_hypercalls(&mut self) {
         let code = self.read(CODE);

@@ -7,7 +7,6 @@ use crate::svm::table::{Instruction, Row};
 use crate::vm::Next;
 use crate::x86::RFLAGS_TF;
 use crate::x86::vcpu::block::Segment;
-use crate::x86::vcpu::checks;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX};
 use crate::x86::vcpu::state::Activity;
 
@@ -117,36 +116,6 @@ fn where_the_processor_says_the_next_address_nothing_is_read() {
         assert_eq!(guest.exit(CPUID, 0, 0), Next::Resume);
         assert_eq!((guest.raised(), guest.vmcb().rip), (None, UNMAPPED + 5));
     });
-}
-
-#[test]
-fn what_is_the_kernels_is_refused_to_programs() {
-    for (row, code, info_1) in instructions() {
-        with_guest(row.bytes(), |guest| {
-            guest.vmcb().cpl = 3;
-            guest.set(RAX, 1);
-            guest.set(RCX, 0x277);
-            let pat = guest.vmcb().pat;
-            let next = guest.exit(code, info_1, 0);
-            match row.whose() {
-                checks::Instruction::Anybodys if row == Instruction::Hypercall => {
-                    assert_eq!(guest.raised(), UD)
-                }
-                checks::Instruction::Anybodys => assert_eq!((guest.raised(), guest.advanced()), (None, 2)),
-                _ => assert_eq!((guest.raised(), guest.advanced(), next), (GP, 0, Next::Resume), "{row:?}"),
-            }
-            assert_eq!((guest.vmcb().pat, guest.0.state.activity), (pat, Activity::Running));
-            assert_eq!(processor(|processor| processor.xcr0), 1);
-        });
-    }
-    for (bytes, code) in [(&[0x0f, 0x22, 0xe0][..], 0x14), (&[0x44, 0x0f, 0x22, 0xc0], 0x18)] {
-        with_guest(bytes, |guest| {
-            guest.vmcb().cpl = 3;
-            guest.set(RAX, 0x20);
-            guest.exit(code, 0, 0);
-            assert_eq!((guest.raised(), guest.vmcb().cr4 & 1 << 18), (GP, 1 << 18));
-        });
-    }
 }
 
 #[test]

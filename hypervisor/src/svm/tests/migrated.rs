@@ -17,7 +17,7 @@ use crate::x86::vcpu::state::Activity;
 fn m5_a_guest_of_several_vcpus_is_received_as_it_was_sent() {
     let here = "name=here\nvcpus=3\nmemory=16777216";
     let there = "name=there\nvcpus=3\nmemory=16777216\nstart=manual";
-    let board = board_of(2, &[here, there]).unwrap_or_else(|why| panic!("{why}"));
+    let board = board_of(2, &[here, there]);
     let seen = carry::<MockSvm>(board, Cut::Never, 2);
     board.ask(4_000_000, "1 guest-send here 0x7 live");
     board.ask(4_000_000, "2 guest-receive there 0x9");

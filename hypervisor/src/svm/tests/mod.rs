@@ -6,6 +6,8 @@ mod block;
 mod cpuid;
 pub(crate) mod due;
 mod entry;
+#[path = "../../x86/tests/exits.rs"]
+mod exits;
 pub(crate) mod guest;
 mod handed;
 mod instructions;
@@ -28,11 +30,9 @@ use core::ptr::NonNull;
 
 use crate::svm::table::Exit;
 use crate::vm::CreateError;
-use crate::vm::mock::largest::use_all_twice;
 use crate::x86::guest::check;
 use alloc::format;
 use hostlink::config::Config;
-use memslots::SLOTS_MAX;
 use processor::{MockSvm, Processor, processor};
 use tlfs::XMM_WORDS;
 
@@ -50,22 +50,13 @@ fn what_means_nothing_on_amd64_is_refused() {
     assert!(check::<MockSvm>(&Config::parse("flush=ipi\nflush_pages=64").expect("parses")).is_ok());
 }
 
-#[test]
-fn u7_the_largest_use_of_tables_fits_twice() {
-    for switches in ["", "\nzap=everything"] {
-        let config = format!("vcpus=2\nmemory=16777216\nnested_page=4K{switches}").leak();
-        let used = processor::board_with(config).with_vcpu(0, |context| use_all_twice(context.vm));
-        assert_eq!(used, SLOTS_MAX, "{switches}");
-    }
-}
-
 /// Registers of functions are memory to a page table, too.
 #[test]
 fn u7_the_tables_of_owned_registers_are_counted() {
     let taken = |devices: &str| {
         crate::iommu::mock::set_machine(Some(crate::iommu::mock::Machine::new()));
         let config = &*format!("name=a\nvcpus=1\nmemory=16777216\n{devices}").leak();
-        let board = processor::board_of(1, &[config]).unwrap_or_else(|why| panic!("{why}"));
+        let board = processor::board_of(1, &[config]);
         board.machine().tables.pages().1
     };
     // Beside eight tables of 2 MiB each there is a ninth, twice.

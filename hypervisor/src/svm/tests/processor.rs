@@ -20,7 +20,7 @@ use crate::svm::vendor::OnSvm;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::arch::Arch;
 use crate::vm::mock::{self, OnMockBoard, board_impl};
-use crate::vm::{Context, CreateError, Files, PerCpu};
+use crate::vm::{Context, Files, PerCpu};
 use crate::x86::arch_impl::OnX86;
 use crate::x86::cpuid::kept::Word;
 use crate::x86::hyperv::cpuid::CpuidResult;
@@ -148,13 +148,16 @@ where
     mock::MockBoard::create_from([CpuData::default()], 32 << 20, files).unwrap_or_else(|why| panic!("{why}"))
 }
 
+/// Gives vCPU 0 of a machine with this configuration to `act`.
+pub(crate) fn with_guest_of<R>(config: &'static str, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+    board_with(config).with_vcpu(0, |context| begin_on(context, &[], act))
+}
+
 /// A board with guests of these configurations, which halt, and so many CPUs.
-pub(crate) fn board_of(
-    count: usize,
-    configs: &[&'static str],
-) -> Result<&'static mock::MockBoard<MockSvm>, CreateError> {
+pub(crate) fn board_of(count: usize, configs: &[&'static str]) -> &'static mock::MockBoard<MockSvm> {
     let cpus = core::iter::repeat_with(|| CpuData { halts: true, ..CpuData::default() }).take(count);
     mock::MockBoard::create_several_with(Vec::leak(test_kernel()), cpus, 64 << 20, configs)
+        .unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Gives vCPU 0 of a new machine to `act`, in 64-bit mode at ring 0, with `code` at RIP.

@@ -49,7 +49,7 @@ pub(crate) fn number(random: &mut Random) -> u64 {
 }
 
 /// Instructions that have rows, and some on memory.
-pub(crate) const CODES: [&[u8]; 20] = [
+const CODES: [&[u8]; 20] = [
     &[0x0f, 0x32],
     &[0x0f, 0x30],
     &[0x0f, 0xa2],
@@ -72,7 +72,12 @@ pub(crate) const CODES: [&[u8]; 20] = [
     &[0x0f, 0xb6, 0x07],
 ];
 
-fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> (u64, Next) {
+/// Random code and registers, in each mode now and then: returns the code.
+pub(crate) fn begin_anywhere<A: Kind>(
+    random: &mut Random,
+    guest: &mut GuestOf<'_, '_, A>,
+    real_mode: fn(&mut GuestOf<'_, '_, A>),
+) -> Vec<u8> {
     let code: Vec<u8> = match random.below(3) {
         0 => (0..16).map(|_| random.word() as u8).collect(),
         _ => CODES[random.below(CODES.len() as u64) as usize].to_vec(),
@@ -85,12 +90,17 @@ fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> (u64, Next) {
     match random.below(6) {
         0 => guest.legacy_mode(Segment::DEFAULT_32),
         1 => guest.legacy_mode(0),
-        2 => {
-            let vmcb = guest.vmcb();
-            (vmcb.cr0, vmcb.efer, vmcb.cs.attributes, vmcb.cr4) = (0, EFER_SVME, 0x9b, 0);
-        }
+        2 => real_mode(guest),
         _ => {}
     }
+    code
+}
+
+fn exit_of(random: &mut Random, guest: &mut Guest<'_, '_>) -> (u64, Next) {
+    let code = begin_anywhere(random, guest, |guest| {
+        let vmcb = guest.vmcb();
+        (vmcb.cr0, vmcb.efer, vmcb.cs.attributes, vmcb.cr4) = (0, EFER_SVME, 0x9b, 0);
+    });
     let vmcb = guest.vmcb();
     if random.one_in(3) {
         vmcb.cpl = 3;

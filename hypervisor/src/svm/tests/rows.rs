@@ -2,18 +2,19 @@
 
 use hostlink::counters::Counter;
 
-use super::processor::{CODE, DATA, Guest, HOLE, MockSvm, processor, with_guest};
-use crate::devices::pc::lapic;
-use crate::devices::pc::platform::SerialPort;
-use crate::svm::table::{Event, Instruction, Row};
+use super::exits::{
+    Code, brings_the_breakpoints, cannot_go_on, ends_in_a_report, finds_no_instruction,
+    gets_a_protection_fault, goes_on, shuts_down, test_of_instruction, writes_and_reads_a_port,
+};
+use super::processor::{DATA, Guest, HOLE, MockSvm, with_guest};
+pub(super) use crate::svm::table::{Event, Instruction, Row};
 use crate::svm::vmcb::{Vmcb, vintr};
-use crate::vm::{Context, Next};
+use crate::vm::Next;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
-use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
-use crate::x86::vcpu::state::Activity;
-use crate::x86::{DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF};
+use crate::x86::vcpu::registers::RBX;
+use crate::x86::{DR6_SINGLE_STEP, RFLAGS_TF};
 
 pub(crate) const MSR: u64 = 0x7c;
 pub(crate) const CPUID: u64 = 0x72;
@@ -26,30 +27,36 @@ pub(crate) const PF: Option<u64> = Some(14);
 pub(crate) const UD: Option<u64> = Some(6);
 pub(crate) const GP: Option<u64> = Some(13);
 
-pub(super) fn codes(row: Row) -> Vec<(u64, u64)> {
-    let all = (0..0x500).chain([u64::from(u32::MAX), u64::MAX]).flat_map(|code| [(code, 0), (code, 1)]);
-    all.filter(|&(code, info_1)| Row::of(&super::exit(code, info_1, 0)) == row).collect()
+/// Of moves to control registers.
+pub(super) const OWN_EXITS: [(&[u8], u64); 2] =
+    [(&[0x0f, 0x22, 0xe0], 0x14), (&[0x44, 0x0f, 0x22, 0xc0], 0x18)];
+
+pub(super) fn leave(guest: &mut Guest<'_, '_>, (code, info_1): Code, _length: u64) -> Next {
+    guest.exit(code, info_1, 0)
 }
 
-/// Those to be tried on a machine each: all, or some where they are many.
-pub(crate) fn some_of<T>(codes: Vec<T>) -> impl Iterator<Item = T> {
-    let step = codes.len() / 64 + 1;
-    codes.into_iter().rev().step_by(step)
+/// An exit that says more, which means nothing.
+pub(super) fn leave_and_say(guest: &mut Guest<'_, '_>, (code, _): Code, _length: u64, info: u64) -> Next {
+    guest.exit(code, info, info)
+}
+
+/// The instruction is read, if the processor does not say how long it is.
+pub(super) fn with_instruction(row: Instruction, act: impl FnOnce(&mut Guest<'_, '_>)) {
+    with_guest(row.bytes(), act);
+}
+
+pub(super) fn shadow(guest: &mut Guest<'_, '_>) {
+    guest.vmcb().interrupt_shadow = 1;
+}
+
+pub(super) fn intercepts_debug(guest: &mut Guest<'_, '_>) -> bool {
+    guest.vmcb().intercept_dr != 0
 }
 
 /// The test of a row: a row without a test does not compile.
-fn test_of(row: Row) -> fn(u64) {
+pub(super) fn test_of(row: Row) -> fn(Code) {
     match row {
-        Row::Instruction(row) => match row {
-            Instruction::ReadMsr => reads_an_msr,
-            Instruction::WriteMsr => writes_an_msr,
-            Instruction::Cpuid => says_what_the_processor_is,
-            Instruction::Hypercall => calls,
-            Instruction::Halt => halts,
-            Instruction::Pause => spins,
-            Instruction::SetExtendedControl => sets_xcr0,
-            Instruction::WriteBack | Instruction::Invalidate => goes_on_behind_it,
-        },
+        Row::Instruction(row) => test_of_instruction(row),
         Row::Event(row) => match row {
             Event::Interrupt | Event::Signal => goes_on,
             Event::Window => withdraws_the_request,
@@ -68,137 +75,12 @@ fn test_of(row: Row) -> fn(u64) {
     }
 }
 
-#[test]
-fn each_code_of_each_row_does_what_its_row_says() {
-    for &row in Row::ALL {
-        assert!(!codes(row).is_empty(), "{row:?} cannot happen");
-        some_of(codes(row)).for_each(|(code, _)| test_of(row)(code));
-    }
+pub(super) fn codes(row: Row) -> Vec<(u64, u64)> {
+    let all = (0..0x500).chain([u64::from(u32::MAX), u64::MAX]).flat_map(|code| [(code, 0), (code, 1)]);
+    all.filter(|&(code, info_1)| Row::of(&super::exit(code, info_1, 0)) == row).collect()
 }
 
-#[test]
-fn each_exit_is_counted_once_and_as_its_row_says() {
-    for &row in Row::ALL.iter().filter(|&&row| row != Row::Event(Event::MachineCheck)) {
-        for (code, info_1) in some_of(codes(row)) {
-            with_guest(&[0xf4], |guest| {
-                let exits =
-                    |guest: &Guest<'_, '_>| -> u64 { EXITS.iter().map(|&exit| guest.count(exit)).sum() };
-                let before = (guest.count(row.counter()), exits(guest));
-                guest.exit(code, info_1, 0);
-                let after = (guest.count(row.counter()), exits(guest));
-                assert_eq!((after.0 - before.0, after.1 - before.1), (1, 1), "{row:?} {code:#x}");
-            });
-        }
-    }
-}
-
-pub(crate) const EXITS: [Counter; 12] = [
-    Counter::ExitRegisterRead,
-    Counter::ExitRegisterWrite,
-    Counter::ExitCpuid,
-    Counter::ExitHypercall,
-    Counter::ExitWait,
-    Counter::ExitPause,
-    Counter::ExitControl,
-    Counter::ExitOther,
-    Counter::ExitInterrupt,
-    Counter::ExitWindow,
-    Counter::ExitIo,
-    Counter::ExitNested,
-];
-
-fn reads_an_msr(code: u64) {
-    with_guest(&[0x0f, 0x32], |guest| {
-        guest.set(RCX, lapic::msr::APIC_BASE.into());
-        guest.set(RAX, u64::MAX);
-        guest.set(RDX, u64::MAX);
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        let base = guest.get(RDX) << 32 | guest.get(RAX);
-        assert_eq!((base & 0xffff_f100, guest.advanced(), guest.raised()), (0xfee0_0100, 2, None));
-    });
-}
-
-fn writes_an_msr(code: u64) {
-    with_guest(&[0x0f, 0x30], |guest| {
-        guest.set(RCX, 0x277);
-        guest.set(RAX, 0xffff_ffff_0606_0606);
-        guest.set(RDX, 0x0606_0606);
-        assert_eq!(guest.exit(code, 1, 0), Next::Resume);
-        assert_eq!((guest.vmcb().pat, guest.advanced()), (0x0606_0606_0606_0606, 2));
-    });
-}
-
-fn says_what_the_processor_is(code: u64) {
-    with_guest(&[0x0f, 0xa2], |guest| {
-        guest.set(RAX, 1);
-        guest.set(RBX, u64::MAX);
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!((guest.get(RAX), guest.get(RBX), guest.advanced()), (0x0080_0f12, 0x0002_0800, 2));
-        let found = guest.get(RCX) & (1 << 13 | 1 << 31);
-        assert_eq!(found, 1 << 31, "what is wrong is hidden, a hypervisor is shown");
-        assert_ne!(guest.get(RCX) & 1 << 27, 0, "OSXSAVE as in CR4");
-    });
-}
-
-fn calls(code: u64) {
-    with_guest(&[0x0f, 0x01, 0xd9], |guest| {
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!((guest.raised(), guest.advanced()), (UD, 0), "without a hypercall page");
-        guest.begin(&[0x0f, 0x01, 0xd9]);
-        guest.enable_hypercalls();
-        guest.set(RCX, 0xfff);
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        let found = (guest.get(RAX), guest.advanced(), guest.raised());
-        assert_eq!(found, (2, 3, None), "HV_STATUS_INVALID_HYPERCALL_CODE");
-    });
-}
-
-fn halts(code: u64) {
-    with_guest(&[0xf4], |guest| {
-        guest.vmcb().interrupt_shadow = 1;
-        assert_eq!(guest.exit(code, 0, 0), Next::Halt);
-        assert_eq!((guest.0.state.activity, guest.advanced()), (Activity::Halted, 1));
-        assert_eq!(guest.vmcb().interrupt_shadow, 0);
-    });
-}
-
-fn spins(code: u64) {
-    with_guest(&[0xf3, 0x90], |guest| {
-        assert_eq!(guest.exit(code, 0, 0), Next::Yield);
-        assert_eq!((guest.advanced(), guest.raised()), (2, None));
-    });
-}
-
-fn sets_xcr0(code: u64) {
-    with_guest(&[0x0f, 0x01, 0xd1], |guest| {
-        guest.set(RAX, 3);
-        guest.set(RDX, 0);
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!((processor(|processor| processor.xcr0), guest.advanced()), (3, 3));
-    });
-}
-
-fn goes_on_behind_it(code: u64) {
-    let bytes: &[u8] = if code == 0x89 { &[0x0f, 0x09] } else { &[0x0f, 0x08] };
-    with_guest(bytes, |guest| {
-        let registers = guest.0.state.registers.clone();
-        guest.vmcb().rflags |= RFLAGS_TF | RFLAGS_RF;
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!((guest.advanced(), guest.raised()), (2, Some(event::VECTOR_DB)), "TF does its work");
-        assert_eq!(guest.vmcb().dr6 & DR6_SINGLE_STEP, DR6_SINGLE_STEP);
-        assert_eq!(guest.vmcb().rflags & RFLAGS_RF, 0);
-        assert_eq!(guest.0.state.registers, registers);
-    });
-}
-
-fn goes_on(code: u64) {
-    with_guest(&[0xf4], |guest| {
-        assert_eq!(guest.exit(code, u64::MAX, u64::MAX), Next::Resume);
-        assert_eq!((guest.advanced(), guest.raised()), (0, None));
-    });
-}
-
-fn withdraws_the_request(code: u64) {
+fn withdraws_the_request((code, _): Code) {
     with_guest(&[], |guest| {
         guest.vmcb().interrupt_control |= vintr::IRQ;
         assert_eq!(guest.exit(code, 0, 0), Next::Resume);
@@ -211,20 +93,7 @@ pub(crate) const fn port(port: u16, bytes: u64, is_input: bool) -> u64 {
     (port as u64) << 16 | bytes << 4 | is_input as u64
 }
 
-fn writes_and_reads_a_port(code: u64) {
-    with_guest(&[0xee], |guest| {
-        guest.set(RAX, u64::from(b'q'));
-        assert_eq!(guest.exit(code, port(0x3f8, 1, false), CODE + 1), Next::Resume);
-        assert_eq!(processor(|processor| processor.sent.clone()), [(SerialPort::Com1, b'q')]);
-        assert_eq!(guest.advanced(), 1);
-        guest.begin(&[0xed]);
-        guest.set(RAX, 0x1234_5678_9abc_def0);
-        assert_eq!(guest.exit(code, port(0x9999, 4, true), CODE + 1), Next::Resume);
-        assert_eq!((guest.get(RAX), guest.advanced()), (0xffff_ffff, 1), "nobody is there");
-    });
-}
-
-fn finds_memory(code: u64) {
+fn finds_memory((code, _): Code) {
     with_guest(&[], |guest| {
         assert_eq!(guest.exit(code, 1 << 1, DATA), Next::Resume);
         assert_eq!((guest.count(Counter::NestedInstalled), guest.raised(), guest.advanced()), (1, None, 0));
@@ -234,7 +103,7 @@ fn finds_memory(code: u64) {
     });
 }
 
-fn writes_a_control_register(code: u64) {
+fn writes_a_control_register((code, _): Code) {
     let number = (code - 0x10) as u8;
     with_guest(&[0x0f, 0x22, 0xc0 | number << 3 | 3], |guest| {
         if number == 8 {
@@ -255,17 +124,7 @@ fn writes_a_control_register(code: u64) {
     });
 }
 
-fn brings_the_breakpoints(code: u64) {
-    with_guest(&[], |guest| {
-        processor(|processor| processor.breakpoints = [1, 2, 3, 4]);
-        assert_ne!(guest.vmcb().intercept_dr, 0);
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!((processor(|processor| processor.breakpoints), guest.vmcb().intercept_dr), ([0; 4], 0));
-        assert_eq!((guest.advanced(), guest.raised()), (0, None), "it is executed again");
-    });
-}
-
-fn steps_over_it_next(code: u64) {
+fn steps_over_it_next((code, _): Code) {
     with_guest(&[0x48, 0xcf], |guest| {
         guest.0.state.nmi.post();
         guest.0.state.nmi.take();
@@ -285,7 +144,7 @@ fn steps_over_it_next(code: u64) {
     });
 }
 
-fn gets_the_exception(code: u64) {
+fn gets_the_exception((code, _): Code) {
     let vector = code - 0x40;
     with_guest(&[0xcc], |guest| {
         assert_eq!(guest.exit(code, 0x18, HOLE), Next::Resume);
@@ -298,51 +157,5 @@ fn gets_the_exception(code: u64) {
         guest.vmcb().cr0 = 0;
         guest.exit(0x4d, 0x18, 0);
         assert_eq!(guest.0.state.exception, Some(event::exception(13)), "real mode has no error codes");
-    });
-}
-
-fn ends_in_a_report(code: u64) {
-    with_guest(&[], |guest| {
-        let context: &mut Context<'_, MockSvm> = guest.0;
-        context.state.block.exit_code = code;
-        let report = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            crate::svm::table::handle_exit(context)
-        }));
-        let report = report.expect_err("the machine is broken");
-        let found = report.downcast_ref::<String>().map(String::as_str);
-        assert_eq!(found, Some("machine check while vCPU 0 ran"));
-    });
-}
-
-fn gets_a_protection_fault(code: u64) {
-    with_guest(&[0x0f, 0x33], |guest| {
-        assert_eq!(guest.exit(code, 0, 0), Next::Resume);
-        assert_eq!((guest.raised(), guest.advanced()), (GP, 0));
-        assert_ne!(guest.0.state.exception.unwrap() & event::ERROR_VALID, 0);
-        guest.begin(&[0x0f, 0x33]);
-        guest.vmcb().cr0 = 0;
-        guest.exit(code, 0, 0);
-        assert_eq!(guest.0.state.exception.unwrap() & event::ERROR_VALID, 0, "real mode has no error codes");
-    });
-}
-
-fn finds_no_instruction(code: u64) {
-    with_guest(&[0x0f, 0x01, 0xd8], |guest| {
-        assert_eq!(guest.exit(code, u64::MAX, u64::MAX), Next::Resume);
-        assert_eq!((guest.raised(), guest.advanced()), (UD, 0), "{code:#x}");
-    });
-}
-
-fn shuts_down(code: u64) {
-    with_guest(&[], |guest| {
-        assert_eq!(guest.exit(code, 0, 0), Next::Shutdown);
-        assert_eq!(guest.advanced(), 0);
-    });
-}
-
-fn cannot_go_on(code: u64) {
-    with_guest(&[], |guest| {
-        assert_eq!(guest.exit(code, 0, 0), Next::Dead);
-        assert_eq!(guest.advanced(), 0);
     });
 }

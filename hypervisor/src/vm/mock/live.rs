@@ -65,7 +65,7 @@ impl Machine {
         let runs = thread::spawn(move || {
             use_memory(&memory);
             let bytes = memory.end - memory.start;
-            let board = create_several(2, bytes, &guests).unwrap_or_else(|why| panic!("{why}"));
+            let board = create_several(2, bytes, &guests);
             board.lock().outside = Some(out);
             says.send(board).expect("is waited for");
             assert_eq!(board.run(seed), End::Quiet, "it ends when it is told to");

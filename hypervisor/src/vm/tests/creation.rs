@@ -110,9 +110,7 @@ fn a_guests_memory_is_its_files_and_zeros_and_cleaned_before_it_runs() {
 fn a_new_guest_owes_nothing_and_may_use_its_cpus() {
     let first = "name=first\nvcpus=2\nmemory=4194304\ncpus=0,2";
     let later = "name=later\nvcpus=1\nmemory=2097152\nstart=manual";
-    let host = create_several(3, 64 << 20, &[(first, &[]), (later, &[])])
-        .unwrap_or_else(|why| panic!("{why}"))
-        .host();
+    let host = create_several(3, 64 << 20, &[(first, &[]), (later, &[])]).host();
     // The host tool has asked for something meanwhile.
     let _nobody_runs = host.set_requests_wait(true);
     let _created = host.create_guest(1, &host.bundle.guests[1]).unwrap_or_else(|why| panic!("{why}"));
@@ -132,7 +130,7 @@ fn a_new_guest_owes_nothing_and_may_use_its_cpus() {
 fn the_host_tool_finds_all_counters_and_each_guests_entry() {
     let several: [(_, &[&[Op]]); 2] =
         [("name=first\nmemory=4194304", &[]), ("name=second\nmemory=4194304", &[])];
-    let several = || create_several(2, 64 << 20, &several).unwrap_or_else(|why| panic!("{why}"));
+    let several = || create_several(2, 64 << 20, &several);
     for (board, rows, guests) in
         [(several(), ROWS, MAX_GUESTS), (board(2, "vcpus=3\nmemory=4194304", &[]), 3, 0)]
     {
@@ -155,7 +153,7 @@ fn a_guest_that_has_gone_answers_nobody() {
         ("name=first\nmemory=4194304", &[&[Op::Work(u64::MAX)]]),
         ("name=second\nmemory=4194304", &[&[Op::Work(u64::MAX)]]),
     ];
-    let board = create_several(2, 64 << 20, &works).unwrap_or_else(|why| panic!("{why}"));
+    let board = create_several(2, 64 << 20, &works);
     let (vm, other) = (board.machine(), board.host().guest(1).expect("it is there"));
     let vcpu = &vm.vcpus[0];
     assert_eq!(board.answer(&["guest-destroy first"]), ["1 ok"]);
@@ -179,7 +177,7 @@ fn a_guest_that_has_gone_answers_nobody() {
 fn two(start: &str) -> &'static MockBoard<MockArch> {
     let second = format!("name=second\nvcpus=3\nmemory=4194304\nstart={start}").leak();
     let guests: [(_, &[&[Op]]); 2] = [("name=first\nvcpus=2\nmemory=4194304", &[]), (second, &[])];
-    create_several(1, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"))
+    create_several(1, 64 << 20, &guests)
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::vm::mock::processor::{OFF, Op, create_several};
 /// One that has a bit which is the same in all of them is easier to guess.
 #[test]
 fn each_bit_of_an_id_is_drawn() {
-    let host = create_several(1, 16 << 20, &[(HERE, &[])]).unwrap_or_else(|why| panic!("{why}")).host();
+    let host = create_several(1, 16 << 20, &[(HERE, &[])]).host();
     let ids: Vec<u128> = (0..64).map(|identity| of_start(host, identity)).collect();
     assert_eq!((ids.iter().fold(0, |any, id| any | id), ids.iter().fold(!0, |all, id| all & id)), (!0, 0));
 }
@@ -20,7 +20,7 @@ const THERE: &str = "name=there\nvcpus=2\nmemory=4194304\nstart=manual";
 fn m11_a_guest_that_arrives_gets_another_id_and_a_reset_keeps_it() {
     let board = {
         let resets: &[&[Op]] = &[&[Start(1), Sleep(8_000_000), ResetBelow(2), Done], &[Done]];
-        create_several(2, 64 << 20, &[(HERE, resets), (THERE, resets)]).unwrap_or_else(|why| panic!("{why}"))
+        create_several(2, 64 << 20, &[(HERE, resets), (THERE, resets)])
     };
     let begun = *board.host().first_guest().expect("it is there").generation.lock();
     let _seen = carry(board, Cut::Never, 1);

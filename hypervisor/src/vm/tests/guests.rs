@@ -24,7 +24,7 @@ const LONG_FIRST: &[Op] =
     &[Load(0x1000, 0), Store(0x1000, 9), Start(1), Work(400_000), Sleep(100_000), Back(3, 120), Done];
 
 fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<MockArch> {
-    create_several(cpus, 64 << 20, guests).unwrap_or_else(|why| panic!("{why}"))
+    create_several(cpus, 64 << 20, guests)
 }
 
 fn states(board: &'static Board<MockArch>) -> Vec<GuestState> {

@@ -36,8 +36,7 @@ type Frame = (Header, Vec<u8>);
 
 /// The frames of a guest that is sent, up to its end; it stays.
 fn recorded() -> Vec<Frame> {
-    let board =
-        create_several(2, 16 << 20, &[(HERE, &[FIRST, SECOND])]).unwrap_or_else(|why| panic!("{why}"));
+    let board = create_several(2, 16 << 20, &[(HERE, &[FIRST, SECOND])]);
     let frames = Arc::new(Mutex::new(Vec::new()));
     let (shared, mut source) = (Arc::clone(&frames), None);
     board.set_tool(Box::new(move |answers| {
@@ -171,7 +170,7 @@ fn deliver(side: &mut Side, stream: &mut vec::IntoIter<Frame>, left: &mut u32) {
 /// Returns how many of the streams are guests that run.
 fn run(recorded: &[Frame], seed: u64) -> usize {
     let guests: [(_, &[&[Op]]); 2] = [("name=beside\nmemory=2097152", &[BESIDE]), (THERE, &[FIRST, SECOND])];
-    let board = create_several(2, 24 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+    let board = create_several(2, 24 << 20, &guests);
     let mut random = Random::new(seed);
     let streams = (0..STREAMS).map(|_| changed(recorded, &mut random).into_iter()).collect();
     let mut tool = Tool { streams, asked: 0, side: None, left: 0 };

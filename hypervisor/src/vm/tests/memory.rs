@@ -125,7 +125,7 @@ fn memory_that_is_added_comes_with_the_tables_for_it() {
         ("name=first\nvcpus=1\nmemory=4194304", programs),
         ("name=second\nvcpus=1\nmemory=4194304", programs),
     ];
-    let board = create_several(1, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+    let board = create_several(1, 64 << 20, &guests);
     let tables = || board.host().next_guest(0).expect("it is there").tables.pages().1;
     let before = tables();
     board.ask(2000, &format!("1 @first add {ADDED:#x} {MUCH:#x} rw"));

@@ -261,7 +261,7 @@ pub(in crate::vm) fn board() -> &'static Board<MockArch> {
 }
 
 pub(super) fn board_with(programs: &[&[Op]]) -> &'static Board<MockArch> {
-    create_several(2, 64 << 20, &[(HERE, programs), (THERE, programs)]).unwrap_or_else(|why| panic!("{why}"))
+    create_several(2, 64 << 20, &[(HERE, programs), (THERE, programs)])
 }
 
 pub(super) fn states(board: &'static Board<MockArch>) -> [GuestState; 2] {
@@ -349,7 +349,7 @@ fn m6_a_guest_that_a_reset_could_not_load_does_not_arrive() {
     for (there, memory, why) in [(bad, 64, "kernel: big-endian"), (THERE, 15, "no 4164 KiB of free memory")] {
         let sleeps: &[&[Op]] = &[&[Sleep(60_000_000), Done]];
         let guests: [(_, &[&[Op]]); 2] = [("name=here\nmemory=2097152", sleeps), (there, &[])];
-        let board = create_several(1, memory << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+        let board = create_several(1, memory << 20, &guests);
         let asked = ["memory", "guest-receive there 0x9", "memory", "guest-receive there 0x9", "memory"];
         for (number, line) in (1..).zip(asked) {
             board.ask(number * 4_000_000, &std::format!("{number} {line}"));

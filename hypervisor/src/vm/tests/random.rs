@@ -105,7 +105,7 @@ fn run(seed: u64) -> (u64, usize) {
     let habits: Vec<_> = NAMES.map(|name| (name, HABITS[random.below(7) as usize])).into();
     let mut guests = vec![keeper];
     guests.extend(habits.iter().map(|(name, habit)| (guest(&mut random, name, cpus), &habit[..])));
-    let board = create_several(cpus as usize, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+    let board = create_several(cpus as usize, 64 << 20, &guests);
     board.zero_takes(random.below(1000));
     super::migration::cut_all(board, seed);
 

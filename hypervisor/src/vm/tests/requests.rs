@@ -17,7 +17,7 @@ const SLICE: u64 = 5 * MS;
 const PAGE_TICKS: u64 = 16_384;
 
 fn several(cpus: usize, guests: &[(&'static str, &[&[Op]])]) -> &'static Board<MockArch> {
-    create_several(cpus, 128 << 20, guests).unwrap_or_else(|why| panic!("{why}"))
+    create_several(cpus, 128 << 20, guests)
 }
 
 fn asked(requests: &[(u64, &str)]) -> Vec<(u64, String)> {

@@ -119,7 +119,7 @@ fn a_guest_that_cannot_be_loaded_again_ends_alone() {
     let config = |name| &*String::leak(format!("name={name}\nvcpus=2\nmemory=4194304\ncmdline=plans=3"));
     for seed in 0..6 {
         let guests: [(_, &[&[Op]]); 2] = [(config("resets"), resets), (config("works"), works)];
-        let board = create_several(2, 64 << 20, &guests).unwrap_or_else(|why| panic!("{why}"));
+        let board = create_several(2, 64 << 20, &guests);
         board.ask(35_000_000, "0 guests");
         board.ask(40_000_000, "1 guest-start resets");
         board.ask(45_000_000, "2 guest-destroy resets");

@@ -261,8 +261,7 @@ fn what_is_typed_is_taken_though_no_guest_is_there() {
     // It arrives, or it was never created.
     for start in ["auto", "manual"] {
         let config = String::leak(format!("name=guest\nmemory=4194304\nstart={start}"));
-        let board =
-            create_several(1, 16 << 20, &[(config, &[&[Done]])]).unwrap_or_else(|why| panic!("{why}"));
+        let board = create_several(1, 16 << 20, &[(config, &[&[Done]])]);
         if let Some(vm) = board.host().guest(0) {
             board.host().set_state(vm, GuestState::Arriving, 0);
         }
@@ -278,7 +277,7 @@ fn a_kick_that_is_lost_is_made_up_for_by_the_tick_and_counted() {
     let second: &[Op] = &[WaitFor(0), Note, Done];
     for (lost_from, count, late) in [(u64::MAX, 0, 0..1_000_000), (4_000_000, 1, 90_000_000..101_000_000)] {
         let guest: (_, &[&[Op]]) = ("name=guest\nvcpus=2\nmemory=4194304", &[first, second]);
-        let board = create_several(2, 16 << 20, &[guest]).unwrap_or_else(|why| panic!("{why}"));
+        let board = create_several(2, 16 << 20, &[guest]);
         board.lose_kicks(lost_from);
         assert_eq!(board.run(1), OFF);
         assert_eq!(counted(board, Counter::KickMissing), count, "from {lost_from} on");

@@ -19,7 +19,7 @@ fn a_guest_that_is_slowed_down_has_no_more_than_its_share_and_its_cap() {
         let here = String::leak(std::format!("name=here\nvcpus=1\nmemory=4194304\n{share}"));
         let busy = "name=busy\nvcpus=1\nmemory=4194304\nweight=1000";
         let guests: &[(&str, &[&[Op]])] = &[(here, &[&[Work(40_000_000), Done]]), (busy, &[BUSY])];
-        let board = create_several(1, 64 << 20, guests).unwrap_or_else(|why| panic!("{why}"));
+        let board = create_several(1, 64 << 20, guests);
         let (mut source, seen) = (None, Arc::new(Mutex::new((0, 0, 0))));
         let shared = Arc::clone(&seen);
         board.set_tool(Box::new(move |answers| {

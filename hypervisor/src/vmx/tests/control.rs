@@ -2,14 +2,14 @@
 
 use super::processor::{DATA, Guest, HOLE, TABLES, Tested, with_guest, written};
 use super::refusal::wrong_field;
-use super::rows::{GP, MSR};
+use super::rows::GP;
 use crate::vm::Next;
 use crate::vmx::fields;
 use crate::x86::cpuid;
 use crate::x86::vcpu::block::Field::{Cr0, Cr3, Cr4, Efer, Pat};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
 use crate::x86::vcpu::msr;
-use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
+use crate::x86::vcpu::registers::RBX;
 use crate::x86::{CR0_PE, CR0_PG, CR4_PAE, CR4_PCIDE, EFER_LMA, EFER_LME};
 
 const CD: u64 = 1 << 30;
@@ -235,10 +235,8 @@ fn clts_and_lmsw_change_their_bits_alone() {
 }
 
 fn read(guest: &mut Guest<'_, '_>, number: u32) -> Option<u64> {
-    guest.begin(&[0x0f, 0x32]);
-    guest.set(RCX, number.into());
-    guest.exit(MSR, 0, 0);
-    guest.raised().is_none().then(|| guest.get(RDX) << 32 | guest.get(RAX))
+    let value = guest.read_msr(number);
+    guest.raised().is_none().then_some(value)
 }
 
 #[test]

@@ -9,6 +9,9 @@ mod control;
 mod cpuid;
 mod delivery;
 mod events;
+#[path = "../../x86/tests/exits.rs"]
+#[expect(clippy::duplicate_mod, reason = "as above")]
+mod exits;
 #[path = "../../x86/tests/memory.rs"]
 #[expect(clippy::duplicate_mod, reason = "as above")]
 mod memory;
@@ -31,29 +34,19 @@ mod reset;
 mod rows;
 mod said;
 
-use alloc::format;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use mock::{Stay, page};
-use processor::{DATA, Guest, INVALIDATED, Invalidated, MockVmx, with_guest, with_guest_of, written};
+use processor::{DATA, Guest, INVALIDATED, Invalidated, MockVmx, with_guest, written};
 
 use super::fields;
 use super::intercepts::permission_maps;
 use crate::vm::Next;
 use crate::vm::arch::Arch;
-use crate::vm::mock::largest::use_all_twice;
 use crate::x86::vcpu::block::ControlBlock;
-use memslots::{DirtyLog, Gpa, SLOTS_MAX};
+use memslots::{DirtyLog, Gpa};
 use paging::Tables;
 use stay::tagged::two_flushes::{Invept, Invvpid};
-
-#[test]
-fn u7_the_largest_use_of_tables_fits_twice() {
-    for switches in ["", "\nzap=everything"] {
-        let config = format!("vcpus=2\nmemory=16777216\nnested_page=4K{switches}").leak();
-        assert_eq!(with_guest_of(config, |guest| use_all_twice(guest.0.vm)), SLOTS_MAX, "{switches}");
-    }
-}
 
 #[test]
 fn a_flush_of_the_tag_and_one_of_nested_tables_are_an_instruction_each() {

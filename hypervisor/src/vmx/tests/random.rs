@@ -9,7 +9,7 @@ use super::refusal::wrong_field;
 use super::said::Said;
 use crate::devices::pc::message::Trigger;
 use crate::svm::tests::due::Due;
-use crate::svm::tests::random::{CODES, each_seed, goes_on, number};
+use crate::svm::tests::random::{begin_anywhere, each_seed, goes_on, number};
 use crate::vm::Next;
 use crate::vmx::fields as f;
 use crate::vmx::table::{ENTRY_FAILURE, EXCEPTION};
@@ -22,27 +22,13 @@ use crate::x86::vcpu::signals;
 use crate::x86::{CR0_PE, CR4_PAE, DR6_SINGLE_STEP, EFER_LME, RFLAGS_IF, RFLAGS_TF};
 
 fn begin(random: &mut Random, guest: &mut Guest<'_, '_>) {
-    let code: Vec<u8> = match random.below(3) {
-        0 => (0..16).map(|_| random.word() as u8).collect(),
-        _ => CODES[random.below(CODES.len() as u64) as usize].to_vec(),
-    };
-    guest.begin(&code);
-    for register in 0..16 {
-        let value = number(random);
-        guest.set(register, value);
-    }
-    match random.below(6) {
-        0 => guest.legacy_mode(Segment::DEFAULT_32),
-        1 => guest.legacy_mode(0),
-        2 => {
-            for (field, value) in [(Efer, 0), (Cr0, 0x10), (Cr4, 0)] {
-                guest.set_field(field, value);
-            }
-            let code = Segment { selector: 0x100, attributes: 0x9b, limit: 0xffff, base: 0x1000 };
-            guest.0.state.block.set_segment(SegmentName::Cs, code);
+    begin_anywhere(random, guest, |guest| {
+        for (field, value) in [(Efer, 0), (Cr0, 0x10), (Cr4, 0)] {
+            guest.set_field(field, value);
         }
-        _ => {}
-    }
+        let code = Segment { selector: 0x100, attributes: 0x9b, limit: 0xffff, base: 0x1000 };
+        guest.0.state.block.set_segment(SegmentName::Cs, code);
+    });
     if guest.field(Efer) == 0 {
         guest.set_field(Efer, random.one_of([0, EFER_LME]));
         guest.set_field(Cr4, random.one_of([0, CR4_PAE]));

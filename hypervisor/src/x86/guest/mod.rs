@@ -11,7 +11,6 @@ use ::pci::function::Windows;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::marker::PhantomData;
-use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hostlink::config::Config;
 use memslots::Gpa;
@@ -43,11 +42,6 @@ use crate::x86::processor::X86;
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
 const APIC_HZ: u64 = 1_000_000_000;
 
-/// Width of guest physical addresses.
-pub fn physical_address_bits<A: X86>() -> u32 {
-    cpuid::physical_address_bits::<A>()
-}
-
 /// Refuses a configuration that this image or processor cannot serve.
 pub fn check<A: X86>(config: &Config<'_>) -> Result<(), CreateError> {
     if let Some(foreign) = config.switches.foreign(A::ARCHITECTURE) {
@@ -64,11 +58,6 @@ pub fn check<A: X86>(config: &Config<'_>) -> Result<(), CreateError> {
             Ok(())
         }
     }
-}
-
-/// Guest physical ranges of RAM.
-pub fn ram(size: u64) -> Result<Vec<Range<u64>>, LoadError> {
-    Ok(MemoryLayout::new(size)?.slots().into_iter().collect())
 }
 
 /// What all guests share.
@@ -254,10 +243,7 @@ impl Shared {
         } = self;
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let maps = permission_maps.each_ref().map(|map| map.words().iter().map(load).collect::<Vec<_>>());
-        macro_rules! named {
-            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:x?}", $field)),)*] };
-        }
-        named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
+        crate::devices::state_checks::named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
     }
 }
 

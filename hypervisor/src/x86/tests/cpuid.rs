@@ -1,7 +1,7 @@
 //! What a guest is shown works: on a processor whose CPUID is all ones.
 
 use super::processor::{Guest, TABLES, Tested, processor, with_guest};
-use super::rows::{CPUID, MSR, XSETBV};
+use super::rows::{CPUID, XSETBV};
 use crate::devices::pc::apic_ids::ApicId;
 use crate::x86::cpuid::kept::{Hidden, WORDS, Why, Word};
 use crate::x86::cpuid::{self, View, answer};
@@ -64,10 +64,7 @@ fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
                 && u64::from(ask(guest, 0xd, 0)[0]) & components == components
         }
         Why::Register(numbers) | Why::Own(numbers) => numbers.iter().all(|&number| {
-            guest.begin(&[0x0f, 0x32]);
-            guest.set(RCX, number.into());
-            guest.exit(MSR, 0, 0);
-            let value = guest.get(RDX) << 32 | guest.get(RAX);
+            let value = guest.read_msr(number);
             let is_read = guest.raised().is_none();
             guest.write_msr(number, value);
             msr::passes_through::<Tested>(number) || is_read && guest.raised().is_none()

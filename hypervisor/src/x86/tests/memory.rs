@@ -2,11 +2,13 @@
 
 use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
+use memslots::SLOTS_MAX;
 use paging::Progress;
 
-use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest};
+use super::processor::{CODE, DATA, Guest, HOLE, MEMORY, with_guest, with_guest_of};
 use super::rows::{GP, IOIO, NESTED, UD, VMMCALL, port};
 use crate::devices::pc::pci::{CONFIG_ADDRESS, CONFIG_DATA};
+use crate::vm::mock::largest::use_all_twice;
 use crate::vm::{Next, VpIndex};
 use crate::x86::vcpu::block::Field::{Cr0, Rflags, Rip, Rsp};
 use crate::x86::vcpu::block::{ControlBlock, Segment, SegmentName};
@@ -14,6 +16,14 @@ use crate::x86::vcpu::event;
 use crate::x86::vcpu::instruction::build_decoder;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDI, RDX};
 use crate::x86::{RFLAGS_TF, RFLAGS_VM};
+
+#[test]
+fn u7_the_largest_use_of_tables_fits_twice() {
+    for switches in ["", "\nzap=everything"] {
+        let config = alloc::format!("vcpus=2\nmemory=16777216\nnested_page=4K{switches}").leak();
+        assert_eq!(with_guest_of(config, |guest| use_all_twice(guest.0.vm)), SLOTS_MAX, "{switches}");
+    }
+}
 
 #[test]
 fn hypercalls_read_inputs_only_from_memory() {

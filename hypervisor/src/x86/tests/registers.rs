@@ -194,12 +194,9 @@ fn each_register_reads_as_what_it_is_after_a_reset() {
         for ((number, value), is_intels) in all.chain(amds.map(|register| (register, false))) {
             let is_there = both.contains(&(number, value)) || is_intels == Tested::IS_INTEL;
             for round in 0..2 {
-                guest.begin(&[0x0f, 0x32]);
-                guest.set(RCX, number.into());
-                guest.exit(MSR, 0, 0);
-                let found = (guest.raised(), guest.get(RDX) << 32 | guest.get(RAX) & 0xffff_ffff);
-                assert_eq!(found.0, if is_there { None } else { GP }, "{number:#x}");
-                assert!(!is_there || found.1 == value, "{number:#x} {round}: {:#x}", found.1);
+                let found = guest.read_msr(number);
+                assert_eq!(guest.raised(), if is_there { None } else { GP }, "{number:#x}");
+                assert!(!is_there || found == value, "{number:#x} {round}: {found:#x}");
                 if !matches!(number, 0x3b | 0x277 | 0xc000_0080) {
                     guest.write_msr(number, !value);
                     let is_refused = !is_there || number == 0x3a;
@@ -259,10 +256,7 @@ fn interrupts_to_others_are_counted_by_their_targets() {
             });
             let command_of_page = guest.0.state.lapic.read_page(ICR, 0);
             assert_eq!(u64::from(command_of_page) & 0xf_efff, command & 0xf_efff);
-            guest.begin(&[0x0f, 0x32]);
-            guest.set(RCX, tlfs::msr::ICR.into());
-            guest.exit(MSR, 0, 0);
-            assert_eq!((guest.get(RDX) << 32 | guest.get(RAX)) & !(1 << 12), of_interface(command));
+            assert_eq!(guest.read_msr(tlfs::msr::ICR) & !(1 << 12), of_interface(command));
             guest.write_msr(0x1b, 0xfee0_0d00);
             let by_x2apic = counted(guest, &|guest| {
                 guest.write_msr(0x830, command);
@@ -291,10 +285,7 @@ fn the_interfaces_registers_are_the_local_apics_and_its_pages_the_guests() {
     with_guest(&[], |guest| {
         guest.write_msr(tlfs::msr::TPR, 0x53);
         assert_eq!((guest.0.state.lapic.tpr(), guest.raised()), (0x53, None));
-        guest.begin(&[0x0f, 0x32]);
-        guest.set(RCX, tlfs::msr::TPR.into());
-        guest.exit(MSR, 0, 0);
-        assert_eq!((guest.get(RDX), guest.get(RAX)), (0, 0x53));
+        assert_eq!(guest.read_msr(tlfs::msr::TPR), 0x53);
         guest.write_msr(tlfs::msr::TPR, 0);
         guest.0.state.lapic.accept_fixed(0x61, Trigger::Edge);
         guest.0.state.lapic.begin_service(0x61);
@@ -321,11 +312,9 @@ fn the_interfaces_registers_are_the_local_apics_and_its_pages_the_guests() {
 
 /// Units of 100 ns for which the vCPU has run, as the guest reads it.
 fn run_time(guest: &mut Guest<'_, '_>) -> u64 {
-    guest.begin(&[0x0f, 0x32]);
-    guest.set(RCX, tlfs::msr::VP_RUNTIME.into());
-    assert_eq!(guest.exit(MSR, 0, 0), Next::Resume);
+    let time = guest.read_msr(tlfs::msr::VP_RUNTIME);
     assert_eq!(guest.raised(), None);
-    guest.get(RDX) << 32 | guest.get(RAX)
+    time
 }
 
 #[test]

@@ -195,13 +195,14 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// The vCPU's next entry drops all of its translations.
     fn owe_flush(own: &mut Self::Own);
     /// The vCPU has taken a flush of everything.
-    fn note_flush(own: &mut Self::Own);
+    fn note_flush(_: &mut Self::Own) {}
     /// The vCPU is reset: what it has of its own, too.
-    fn reset(own: &mut Self::Own);
+    fn reset(_: &mut Self::Own) {}
     /// The vCPU's state comes from another machine. It has not run here.
     fn begin_elsewhere(_: &mut Self::Own) {}
-    /// The guest takes an NMI: the next waits for the end of its handler.
-    fn begin_nmi(state: &mut VcpuState<Self>);
+    /// The guest takes an NMI: the next waits for the end of its handler, which a processor with
+    /// virtual NMIs knows.
+    fn begin_nmi(_: &mut VcpuState<Self>) {}
 
     /// An NMI waits: has the guest exit as soon as it can take one. False if no block can do that.
     #[inline(always)]
@@ -211,7 +212,7 @@ pub trait ControlBlock: Sized + Send + 'static {
 
     /// The guest is at the instruction that may end an NMI's handler: it executes it, unless an
     /// event comes first.
-    fn prepare_iret<A: Cpus>(state: &mut VcpuState<Self>, is_interrupted: bool);
+    fn prepare_iret<A: Cpus>(_: &mut VcpuState<Self>, _is_interrupted: bool) {}
 
     /// Describes what else the block has of a vCPU that is on no CPU: besides [`Field`]s and
     /// segments, and what the next entry arranges by the state of the vCPU. What is read makes the
@@ -224,7 +225,8 @@ pub trait ControlBlock: Sized + Send + 'static {
 
     /// Ends what [`prepare_iret`](Self::prepare_iret) began, if anything. To be called after each
     /// exit, before other code looks at RFLAGS and DR6.
-    fn end_step(state: &mut VcpuState<Self>);
+    #[inline(always)]
+    fn end_step(_: &mut VcpuState<Self>) {}
 
     /// Whether the guest runs 64-bit code.
     #[inline(always)]

@@ -280,10 +280,7 @@ impl<B: ControlBlock> VcpuState<B> {
             debug,
             tsc_aux,
         } = self;
-        macro_rules! named {
-            ($($field:ident)*) => { alloc::vec![$((stringify!($field), alloc::format!("{:x?}", $field)),)*] };
-        }
-        named!(registers lapic hyperv activity alarm exception nmi tsc_adjust signature view hidden fpu debug tsc_aux)
+        crate::devices::state_checks::named!(registers lapic hyperv activity alarm exception nmi tsc_adjust signature view hidden fpu debug tsc_aux)
     }
 }
 

@@ -22,6 +22,7 @@ use crate::arm64::vcpu::exchanged::Register;
 use crate::arm64::vcpu::state::Activity;
 use crate::devices::virt::map::{PCI_ECAM, PCI_MEMORY};
 use crate::vm::arch::Arch;
+use crate::vm::mock::EXITS;
 
 /// Where memory begins.
 const RAM: u64 = 0x4000_0000;
@@ -33,21 +34,6 @@ const LONG: u64 = 1 << 25;
 /// Addresses of the guest's vectors, and of its code.
 const VECTORS: u64 = 0xffff_8000_0000_1000;
 const CODE: u64 = 0xffff_8000_0008_0000;
-
-const EXITS: [Counter; 12] = [
-    Counter::ExitCpuid,
-    Counter::ExitWait,
-    Counter::ExitPause,
-    Counter::ExitIo,
-    Counter::ExitRegisterRead,
-    Counter::ExitRegisterWrite,
-    Counter::ExitHypercall,
-    Counter::ExitNested,
-    Counter::ExitInterrupt,
-    Counter::ExitWindow,
-    Counter::ExitControl,
-    Counter::ExitOther,
-];
 
 thread_local! {
     /// Rows that had an exit.

@@ -25,8 +25,7 @@ fn u62_a_guests_way_to_unmap_is_its_own() {
         ("stage2_unmap=page", true, 18, &["page", "combined"]),
     ] {
         let vm = machine_on(config, |hardware| hardware.has_ranges = has_ranges).machine();
-        let mut place = workspace(0);
-        turn(vm, 0, 0, &mut place, |context| assert!(enter(context)));
+        turn(vm, 0, 0, &mut workspace(0), |context| assert!(enter(context)));
         let range = FlushRange { start: 0x4000_0000, len: pages << 12, level: Level::Page4K, tables: false };
         let ranges = [range];
         let invalidation = Invalidation::Ranges(&ranges);
@@ -51,8 +50,8 @@ fn u62_a_guests_way_to_unmap_is_its_own() {
 fn u62_an_invalidation_is_for_the_guests_own_vmid_and_tables() {
     let vms =
         machines(["name=one\nmemory=16777216\nvcpus=1", "name=other\nmemory=16777216\nvcpus=1"], |_| {});
-    let mut place = workspace(0);
     let mut loaded = Vec::new();
+    let mut place = workspace(0);
     for vm in vms {
         turn(vm, 0, 0, &mut place, |context| assert!(enter(context)));
         let vttbr = hardware(|hardware| hardware.vttbr);
@@ -80,8 +79,7 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
     const ENABLED: u64 = 1;
     const MASKED: u64 = 2;
     let vm = machine("").machine();
-    let mut place = workspace(0);
-    turn(vm, 0, 0, &mut place, |context| {
+    turn(vm, 0, 0, &mut workspace(0), |context| {
         // Both count from the machine's own zero: before and after now, and as far as can be.
         for value in [0, 1, 999, 5000, i64::MAX as u64, 1 << 63, u64::MAX - 1] {
             for (control, counts) in [(0, false), (ENABLED, true), (ENABLED | MASKED, false), (MASKED, false)]

@@ -147,8 +147,7 @@ fn seen_last(seen: &Rc<RefCell<Vec<(u64, u64)>>>) -> (u64, u64) {
 #[test]
 fn an_entry_that_is_called_off_takes_interrupts() {
     let vm = machine("vcpus=2").machine();
-    let mut place = workspace(0);
-    turn(vm, 0, 0, &mut place, |context| {
+    turn(vm, 0, 0, &mut workspace(0), |context| {
         vm.notify(context.vcpu, Published::NOTHING);
         context.cpu.arch.timers_fired.set(1 << 27);
         context.state.gic.set_line(20, true);
@@ -167,8 +166,7 @@ fn only_interrupts_have_interrupts_looked_for() {
         [(Vector::Interrupt, 1, 1), (Vector::Synchronous, 0, 0), (Vector::SError, 0, 3)]
     {
         let vm = machine("").machine();
-        let mut place = workspace(0);
-        turn(vm, 0, 0, &mut place, |context| {
+        turn(vm, 0, 0, &mut workspace(0), |context| {
             next_stay(move |_| {
                 MockArm64::cpu(CpuIndex(0)).expect("a CPU").arch.timers_fired.set(1 << 30);
                 vector
@@ -239,8 +237,7 @@ fn a_timer_that_is_due_is_in_the_list_registers() {
 #[test]
 fn what_has_no_list_register_asks_for_maintenance() {
     let vm = machine_on("", |hardware| hardware.list_count = 1).machine();
-    let mut place = workspace(0);
-    turn(vm, 0, 0, &mut place, |context| {
+    turn(vm, 0, 0, &mut workspace(0), |context| {
         open(context, 1 << 20 | 1 << 21);
         context.state.gic.set_line(20, true);
         context.state.gic.set_line(21, true);
@@ -275,8 +272,7 @@ fn what_has_no_list_register_asks_for_maintenance() {
 #[test]
 fn who_is_told_to_start_begins_as_after_power_on() {
     let vm = machine("vcpus=2").machine();
-    let mut place = workspace(0);
-    turn(vm, 0, 1, &mut place, |context| {
+    turn(vm, 0, 1, &mut workspace(0), |context| {
         assert_eq!(context.state.activity, Activity::Off);
         take_signals(context);
         context.state.update_activity();
@@ -372,8 +368,7 @@ fn a_vcpu_takes_along_all_that_is_its_own_and_nothing_of_others() {
 #[test]
 fn tcr_is_the_last_that_is_loaded() {
     let vm = machine_on("vcpus=2", |hardware| hardware.speculates = true).machine();
-    let mut place = workspace(0);
-    turn(vm, 0, 0, &mut place, |_| MockArm64::write(Register::Tcr, 0x77));
+    turn(vm, 0, 0, &mut workspace(0), |_| MockArm64::write(Register::Tcr, 0x77));
     hardware(|hardware| hardware.vttbr = 0);
     let mut elsewhere = workspace(0);
     turn(vm, 0, 0, &mut elsewhere, |_| {

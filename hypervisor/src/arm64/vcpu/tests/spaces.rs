@@ -27,9 +27,8 @@ fn a_cpu_that_has_left_a_space_walks_it_no_more_and_loads_it_again() {
 #[test]
 fn registers_are_in_effect_before_anybody_goes_by_them() {
     let vm = machine("").machine();
-    let mut place = workspace(0);
     let is_synchronized = || !hardware(|hardware| hardware.is_unsynchronized);
-    turn(vm, 0, 0, &mut place, |context| {
+    turn(vm, 0, 0, &mut workspace(0), |context| {
         assert!(is_synchronized(), "a turn begins");
         MockArm64::save_state(context);
         MockArm64::reload_state(context);

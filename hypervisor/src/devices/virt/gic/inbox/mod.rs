@@ -123,7 +123,7 @@ mod model;
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicBool;
+    use crate::devices::state_checks::post_from_threads;
 
     #[test]
     fn an_empty_inbox_has_nothing() {
@@ -156,42 +156,18 @@ mod tests {
         assert!(inbox.is_empty());
     }
 
-    /// Posters on other threads, each waiting for its SPI to be taken before it posts again: a lost
-    /// post would leave its poster waiting until the bound.
     #[test]
     fn g6_no_spi_is_lost_between_threads() {
-        const ROUNDS: u64 = 2000;
         let inbox = Inbox::default();
-        let taken: Vec<AtomicU64> = (0..3).map(|_| AtomicU64::new(0)).collect();
-        let stuck = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            for (poster, done) in taken.iter().enumerate() {
-                let (inbox, stuck) = (&inbox, &stuck);
-                scope.spawn(move || {
-                    for round in 0..ROUNDS {
-                        let _ = inbox.post_spi(40 + 70 * poster as u8);
-                        let mut spins = 0_u32;
-                        while done.load(Ordering::Acquire) <= round {
-                            spins += 1;
-                            if spins > 1_000_000 {
-                                return stuck.store(true, Ordering::Relaxed);
-                            }
-                            std::thread::yield_now();
-                        }
-                    }
-                });
-            }
-            let total = || taken.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
-            while total() < 3 * ROUNDS && !stuck.load(Ordering::Relaxed) {
+        post_from_threads(
+            3,
+            |poster| _ = inbox.post_spi(40 + 70 * poster as u8),
+            |served| {
                 if !inbox.is_empty() {
-                    for intid in inbox.take().spis.iter() {
-                        taken[usize::from((intid - 40) / 70)].fetch_add(1, Ordering::Release);
-                    }
+                    inbox.take().spis.iter().for_each(|intid| served(usize::from((intid - 40) / 70)));
                 }
-                std::thread::yield_now();
-            }
-        });
-        assert!(!stuck.load(Ordering::Relaxed), "a post was never taken");
+            },
+        );
         assert!(inbox.is_empty());
     }
 }
