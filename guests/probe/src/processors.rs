@@ -1,4 +1,4 @@
-//! The other processors by their APIC ids, which are also their numbers: start them, give them jobs.
+//! The other processors, which are numbered by their APIC ids: start them, give them jobs.
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, Ordering};

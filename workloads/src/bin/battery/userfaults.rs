@@ -39,8 +39,8 @@ fn request<const REQUEST: Opcode, const WORDS: usize>(
 ) -> Result<(), Errno> {
     const { assert!(REQUEST >> 16 & 0x3fff == size_of::<[u64; WORDS]>() as Opcode) };
     // SAFETY: the request takes a structure of this size. An area outlives its registration or ends
-    // it by its end. A copy reads a page of an area, and makes a page that nobody could read before;
-    // protection changes rights, not contents.
+    // it by its end. A copy reads a page of an area, and makes a page that nobody could read until
+    // then; protection changes rights, not contents.
     unsafe { ioctl(file, Updater::<REQUEST, [u64; WORDS]>::new(words)) }
 }
 
