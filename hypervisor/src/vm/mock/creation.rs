@@ -9,6 +9,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use hostlink::bundle::{self, BundleError, Member, Reader};
 use hostlink::config::{self, Config, Console};
+#[cfg(test)]
+use hostlink::counters::Counter;
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -21,6 +23,23 @@ use crate::vm::arch::Arch;
 use crate::vm::files::{Bundle, CreateError, Files};
 use crate::vm::host::Host;
 use crate::vm::percpu::PerCpu;
+
+/// The counters of exits.
+#[cfg(test)]
+pub(crate) const EXITS: [Counter; 12] = [
+    Counter::ExitCpuid,
+    Counter::ExitWait,
+    Counter::ExitPause,
+    Counter::ExitIo,
+    Counter::ExitRegisterRead,
+    Counter::ExitRegisterWrite,
+    Counter::ExitHypercall,
+    Counter::ExitNested,
+    Counter::ExitInterrupt,
+    Counter::ExitWindow,
+    Counter::ExitControl,
+    Counter::ExitOther,
+];
 
 thread_local! {
     static LAST: Cell<(u64, u64)> = const { Cell::new((0, 0)) };

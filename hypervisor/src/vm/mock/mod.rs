@@ -24,8 +24,6 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-#[cfg(test)]
-use hostlink::counters::Counter;
 use hostlink::exit::ExitCode;
 use hostlink::guests::{GONE, GuestState};
 use std::any::Any;
@@ -48,23 +46,6 @@ use crate::stopping::PAUSE;
 pub(crate) const HZ: u64 = 1_000_000_000;
 /// Turns of CPUs after which a run is ended: no test takes this many.
 const TURNS_MAX: u64 = 2_000_000;
-
-/// The counters of exits.
-#[cfg(test)]
-pub(crate) const EXITS: [Counter; 12] = [
-    Counter::ExitCpuid,
-    Counter::ExitWait,
-    Counter::ExitPause,
-    Counter::ExitIo,
-    Counter::ExitRegisterRead,
-    Counter::ExitRegisterWrite,
-    Counter::ExitHypercall,
-    Counter::ExitNested,
-    Counter::ExitInterrupt,
-    Counter::ExitWindow,
-    Counter::ExitControl,
-    Counter::ExitOther,
-];
 
 /// The guest is to pause, or goes on. No vCPU is told.
 pub(crate) fn set_pause<A: Arch>(vm: &Vm<A>, wanted: bool) {

@@ -10,7 +10,7 @@ use crate::devices::pc::lapic;
 use crate::devices::pc::platform::SerialPort;
 use crate::svm::tests::rows::port;
 use crate::vm::Next;
-use crate::vm::mock::EXITS;
+use crate::vm::mock::creation::EXITS;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr0, Cr4, Dr6, Pat, Rflags};
 use crate::x86::vcpu::checks;

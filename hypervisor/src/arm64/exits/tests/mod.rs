@@ -22,7 +22,7 @@ use crate::arm64::vcpu::exchanged::Register;
 use crate::arm64::vcpu::state::Activity;
 use crate::devices::virt::map::{PCI_ECAM, PCI_MEMORY};
 use crate::vm::arch::Arch;
-use crate::vm::mock::EXITS;
+use crate::vm::mock::creation::EXITS;
 
 /// Where memory begins.
 const RAM: u64 = 0x4000_0000;

@@ -152,4 +152,4 @@ pub fn handle(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -4,7 +4,8 @@ use crate::x86::hyperv::cpuid::PartitionTraits;
 use crate::x86::hyperv::vp::Vp;
 use tlfs::{FlushScope, InputError, Status, Targets, XMM_WORDS, msr};
 
-const LONG: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
+pub(in crate::x86::hyperv) const LONG: Caller =
+    Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
 const LEGACY: Caller = Caller { long_mode_64: false, ..LONG };
 
 fn partition() -> Partition {
@@ -22,7 +23,7 @@ fn enabled() -> Partition {
 
 /// Memory from 0x1000 to 0x3000: the input at 0x1000, followed by zeros, no memory below, no
 /// addresses above.
-struct Memory(&'static [u64]);
+pub(in crate::x86::hyperv) struct Memory(pub(in crate::x86::hyperv) &'static [u64]);
 
 impl InputSource for Memory {
     fn read(&self, gpa: u64, into: &mut [u8]) -> Result<(), InputError> {
@@ -46,9 +47,9 @@ const INDICES: [u32; 4] = [7, 3, 65, 2];
 
 /// Records the vCPUs that each call named, and processes a limited number of list elements at a
 /// time.
-struct Engine {
-    flushes: Vec<Vec<usize>>,
-    interrupts: Vec<(u8, Vec<usize>)>,
+pub(in crate::x86::hyperv) struct Engine {
+    pub(in crate::x86::hyperv) flushes: Vec<Vec<usize>>,
+    pub(in crate::x86::hyperv) interrupts: Vec<(u8, Vec<usize>)>,
     elements: u16,
 }
 

@@ -1,8 +1,9 @@
 use super::*;
 use crate::x86::hyperv::cpuid::{CpuidResult, PartitionTraits, leaf};
-use crate::x86::hyperv::hypercall::{CallOutcome, Caller, Services, handle};
+use crate::x86::hyperv::hypercall::tests::{Engine, LONG, Memory};
+use crate::x86::hyperv::hypercall::{CallOutcome, handle};
 use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
-use tlfs::{CallRegisters, ClusterIpi, FlushCall, InputError, InputPage, InputSource, Status};
+use tlfs::{CallRegisters, InputPage, Status};
 
 const PLATFORM: PartitionTraits = PartitionTraits::ALL;
 
@@ -102,59 +103,27 @@ fn h21_every_feature_works() {
     assert_eq!(vp.expire(&partition, 1_000_000).as_slice(), [0xed], "direct timer");
 
     // A list of one, in registers; and one of 2 MiB pages.
-    assert_eq!(succeeds(&partition, 1 << 32 | 1 << 16 | 0x03, &[1, 0x5000]), Counted { flushes: 1, ipis: 0 });
+    assert_eq!(succeeds(&partition, 1 << 32 | 1 << 16 | 0x03, &[1, 0x5000]), [1, 0]);
     let pages = succeeds(&partition, 1 << 32 | 0x03, &[0, 1 << 3, 1, 1 << 21 | 1 << 11]);
-    assert_eq!(pages, Counted { flushes: 1, ipis: 0 });
+    assert_eq!(pages, [1, 0]);
 }
 
-/// Memory that contains `words` at every address.
-struct Words<'a>(&'a [u64]);
-
-impl InputSource for Words<'_> {
-    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), InputError> {
-        let bytes = self.0.iter().flat_map(|word| word.to_le_bytes());
-        into.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
-        Ok(())
-    }
-
-    fn xmm_words(&self) -> [u64; tlfs::XMM_WORDS] {
-        std::array::from_fn(|index| self.0.get(index).copied().unwrap_or(0))
-    }
-}
-
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Counted {
-    flushes: usize,
-    ipis: usize,
-}
-
-impl Services for Counted {
-    fn flush(&mut self, call: &FlushCall<'_>) -> u16 {
-        self.flushes += 1;
-        call.rep_count
-    }
-
-    fn interrupt(&mut self, _: &ClusterIpi<'_>) {
-        self.ipis += 1;
-    }
-}
-
-const RING_0: Caller = Caller { cpl: 0, protected_mode: true, virtual_8086: false, long_mode_64: true };
-
-/// Makes a call whose input is `words` at any address; returns the outcome and its effects.
-fn call(partition: &Partition, control: u64, words: &[u64]) -> (CallOutcome, Counted) {
+/// Makes a call whose input is `words`; returns the outcome, and how often it flushes and
+/// interrupts.
+fn call(partition: &Partition, control: u64, words: &'static [u64]) -> (CallOutcome, [usize; 2]) {
     // A fast call has words of zero in its two general registers.
     let input = if control >> 16 & 1 == 0 { 0x1000 } else { 0 };
     let parameters = CallRegisters { control, input, output: 0 };
-    let (mut counted, mut page) = (Counted::default(), InputPage::new());
-    (handle(&RING_0, parameters, partition, &Words(words), &mut counted, &mut page), counted)
+    let (mut engine, mut page) = (Engine::default(), InputPage::new());
+    let outcome = handle(&LONG, parameters, partition, &Memory(words), &mut engine, &mut page);
+    (outcome, [engine.flushes.len(), engine.interrupts.len()])
 }
 
-fn succeeds(partition: &Partition, control: u64, words: &[u64]) -> Counted {
-    let (outcome, counted) = call(partition, control, words);
+fn succeeds(partition: &Partition, control: u64, words: &'static [u64]) -> [usize; 2] {
+    let (outcome, counts) = call(partition, control, words);
     let CallOutcome::Complete(result) = outcome else { panic!("{control:#x}: {outcome:?}") };
     assert_eq!(result.status(), Status::SUCCESS, "{control:#x}");
-    counted
+    counts
 }
 
 #[test]
@@ -173,11 +142,11 @@ fn h21_every_hint_can_be_followed() {
         (1 << 17 | 0x13, &[0, 0, 0, 2, 1]),
         (1 << 32 | 1 << 17 | 0x14, &[0, 0, 0, 2, 1, 0x5000]),
     ] {
-        assert_eq!(succeeds(&partition, control, words), Counted { flushes: 1, ipis: 0 });
+        assert_eq!(succeeds(&partition, control, words), [1, 0]);
     }
     // Interrupts, and their form with VP sets.
     for (control, words) in [(0x0b, &[0x40, 1][..]), (1 << 17 | 0x15, &[0x40, 0, 2, 1])] {
-        assert_eq!(succeeds(&partition, control, words), Counted { flushes: 0, ipis: 1 });
+        assert_eq!(succeeds(&partition, control, words), [0, 1]);
     }
     // The spin limit in EBX is useful only if the notification is accepted.
     assert!(matches!(call(&partition, 1 << 16 | 0x08, &[]).0, CallOutcome::Yield(_)));
