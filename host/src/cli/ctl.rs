@@ -53,7 +53,8 @@ pub(crate) enum CtlCommand {
     Log(LogCommand),
     /// Create, start, pause, resume, wake, reset, save, migrate or destroy a guest
     ///
-    /// Example: ./quell ctl guest pause web. docs/migration.md describes saving and migrating guests.
+    /// Example: ./quell ctl guest pause web. docs/migration.md describes saving and migrating
+    /// guests.
     #[command(subcommand)]
     Guest(GuestCommand),
     /// Show how much memory is free

@@ -3,8 +3,9 @@
 use super::manifest::{Described, Description};
 use super::place::{Address, Listener};
 use super::port::{Meanwhile, Talk};
+use super::serve::Host;
 use super::snapshot::Snapshot;
-use super::target::{Host, receive, restore};
+use super::target::{receive, restore};
 use super::wire::{PATIENCE, Secret};
 use crate::machine::control::Found;
 use crate::machine::counters::clock_hz;

@@ -14,6 +14,7 @@
 //! | [`time`] | counters beside the time of day |
 //! | [`arrivals`] | the guests of a run that are restored, or come from elsewhere |
 //! | [`source`], [`target`] | the two machines; which one runs the guest says `migration::handover` |
+//! | [`sending`], [`serve`] | the connection between them, at both ends |
 
 mod arrivals;
 mod greeting;
@@ -25,6 +26,7 @@ mod port;
 mod restored;
 mod seal;
 mod sending;
+mod serve;
 mod snapshot;
 mod source;
 mod target;

@@ -36,9 +36,9 @@ pub(crate) fn listed(fields: Vec<(&str, String)>) -> String {
     fields.into_iter().map(|(name, value)| format!("{name}: {value}, ")).collect()
 }
 
-/// Posters on so many other threads, each waiting for its post to be served before it posts again: a
-/// lost post would leave its poster waiting until the bound. `serve` takes what has been posted, and
-/// says whose it was.
+/// Posters on so many other threads, each waiting for its post to be served before it posts again:
+/// a lost post would leave its poster waiting until the bound. `serve` takes what has been posted,
+/// and says whose it was.
 pub(crate) fn post_from_threads(
     posters: usize,
     post: impl Fn(usize) + Sync,

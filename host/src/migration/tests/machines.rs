@@ -3,8 +3,9 @@
 use super::super::manifest::Described;
 use super::super::place::{Address, Listener};
 use super::super::port::Meanwhile;
+use super::super::serve::Host;
 use super::super::source::Origin;
-use super::super::target::{Host, receive};
+use super::super::target::receive;
 use super::super::wire::Secret;
 use crate::machine::control::{Found, Relay};
 use crate::prelude::*;

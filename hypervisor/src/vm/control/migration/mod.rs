@@ -1,8 +1,8 @@
 //! Guests that leave for another machine or a file, and guests that arrive.
 //!
 //! Both are requests like others: they are served in steps, between which vCPUs run. What is sent
-//! goes through a [channel](migration::channel) to the host tool, which carries it. The tool decides
-//! when the last round begins; who runs the guest is decided here, by
+//! goes through a [channel](migration::channel) to the host tool, which carries it. The tool
+//! decides when the last round begins; who runs the guest is decided here, by
 //! [`migration::handover`].
 //!
 //! # The order of a page and its flush

@@ -1,160 +1,17 @@
-//! The machine at which a guest arrives: from a file, or from another machine.
+//! Takes guests from other machines at a place to listen at.
 
 use super::greeting::{Greeting, Greetings};
 use super::manifest::Description;
 use super::place::Listener;
-use super::port::{Ended, Frame, Meanwhile, PAUSE, Talk};
-use super::seal::random;
-use super::snapshot::{Snapshot, is_of_a_guest};
-use super::time::{Relation, goes_on_now, now_ns, stopped_at, with_clock};
+use super::port::{Frame, Meanwhile, PAUSE, Talk};
+use super::snapshot::is_of_a_guest;
+use super::target::Arriving;
 use super::wire::{Answer, GREETING_MAX, Link, Opening, Secret, Side};
-use crate::machine::control::{Control, Found, Refused, read};
 use crate::prelude::*;
-use hostlink::ctl::Request;
-use hostlink::ctl::record::Received;
-use migration::channel::Sizes;
 use migration::frame::Kind;
-use migration::handover::{Ended as How, Known, SessionStatus};
+use migration::handover::{Known, SessionStatus};
 use std::os::fd::OwnedFd;
 use std::sync::MutexGuard;
-
-/// Begins to receive a guest. It gets a generation id that nobody can guess.
-pub(super) fn receive(
-    machine: &Found,
-    ram: &Arc<Ram>,
-    guest: Name,
-    meanwhile: &mut Meanwhile<'_>,
-) -> Result<Talk> {
-    let control = Control::open(machine)?;
-    let request = Request::Receive { guest, generation: u128::from_le_bytes(random()?) };
-    Talk::begin(control, Arc::clone(ram), request, Sizes::TARGET, meanwhile)
-}
-
-/// A guest that is arriving.
-struct Arriving {
-    talk: Talk,
-    clock: Relation,
-    /// What the hypervisor has said, and nobody has looked at.
-    said: Vec<Frame>,
-    /// It has said that the guest could run, and that it runs.
-    is_ready: bool,
-    runs: bool,
-    /// When it began: until then the guest ran at its source.
-    since: u64,
-    /// What is to be said of its clock.
-    about_clock: Option<String>,
-}
-
-impl Arriving {
-    fn new(talk: Talk, hz: u64) -> Self {
-        let (clock, said, since) = (Relation::new(hz), Vec::new(), now_ns());
-        Self { talk, clock, said, is_ready: false, runs: false, since, about_clock: None }
-    }
-
-    /// Puts a frame as soon as there is room; takes what the hypervisor says meanwhile.
-    fn put(&mut self, frame: &Frame) -> Result<()> {
-        while !self.talk.port.put(frame)? {
-            self.listen_or_wait("the hypervisor takes no more")?;
-        }
-        Ok(())
-    }
-
-    /// Takes what the hypervisor says, or waits a moment; fails if it says nothing any more.
-    fn listen_or_wait(&mut self, ended: &'static str) -> Result<()> {
-        // Before it is listened to: what it said last is heard.
-        let has_ended = self.talk.has_ended();
-        if !self.listen()? {
-            ensure!(!has_ended, ended);
-            thread::sleep(PAUSE);
-        }
-        Ok(())
-    }
-
-    /// Takes what the hypervisor says; false if it says nothing.
-    fn listen(&mut self) -> Result<bool> {
-        let counter = self.talk.port.clock();
-        self.clock.look(counter, now_ns());
-        let Some(frame) = self.talk.port.next()? else { return Ok(false) };
-        match frame.kind {
-            Kind::Ready => self.is_ready = true,
-            Kind::Runs => self.runs = true,
-            Kind::Failed => {}
-            kind => bail!("the hypervisor says {kind:?} while it receives a guest"),
-        }
-        self.said.push(frame);
-        Ok(true)
-    }
-
-    /// Takes what the hypervisor says of a guest from a file, until that runs.
-    fn until_it_runs(&mut self) -> Result<()> {
-        while !self.runs {
-            self.listen_or_wait("the hypervisor restored only a part of the guest")?;
-            self.check("the hypervisor cannot restore the guest: ")?;
-        }
-        Ok(())
-    }
-
-    /// The clock by the counter of this machine, which the hypervisor shows as soon as it listens.
-    fn on_this_machine(&mut self, frame: &Frame) -> Result<Frame> {
-        let begun = Instant::now();
-        while self.clock.counter_at(now_ns()).is_none() && begun.elapsed() < Duration::from_secs(10) {
-            self.listen()?;
-            thread::sleep(PAUSE);
-        }
-        let (mut told, since) = (None, self.since);
-        let frame = with_clock(frame, |clock| {
-            let at;
-            (at, told) = stopped_at(clock.at, since..now_ns());
-            clock.at = self.clock.counter_at(at).context("the machine does not show its counter")?;
-            Ok(())
-        });
-        self.about_clock = told;
-        frame
-    }
-
-    /// Whether the hypervisor goes on with it.
-    fn check(&self, about: &str) -> Result<()> {
-        let failed = self.said.iter().find(|frame| frame.kind == Kind::Failed);
-        failed.map_or(Ok(()), |frame| bail!("{about}{}", frame.text()))
-    }
-
-    /// Cuts the channel. What is known then of where the guest runs.
-    fn end(self) -> (Known, Ended) {
-        let mut known = Known::default();
-        if self.runs {
-            known.runs();
-        }
-        let ended = self.talk.end();
-        known.end(match &ended {
-            Ok(_) => How::Well,
-            Err(error) if error.is::<Refused>() => How::Refused,
-            Err(_) => How::Broken,
-        });
-        (known, ended)
-    }
-}
-
-/// Restores a guest from a file whose files have been read.
-pub(super) fn restore(talk: Talk, mut from: Snapshot) -> Result<Received> {
-    let mut arriving = Arriving::new(talk, 1);
-    let result = restore_into(&mut arriving, &mut from);
-    let (_, ended) = arriving.end();
-    // What the hypervisor says of it is nothing new if the file was at fault.
-    result.and_then(|()| read(&ended?))
-}
-
-fn restore_into(arriving: &mut Arriving, from: &mut Snapshot) -> Result<()> {
-    while let Some(frames) = from.frames()? {
-        for frame in frames {
-            let frame = if frame.kind == Kind::Clock { with_clock(&frame, goes_on_now)? } else { frame };
-            arriving.put(&frame)?;
-            arriving.check("the hypervisor cannot restore the guest: ")?;
-        }
-    }
-    // The file was whole.
-    arriving.put(&Frame::bare(Kind::Go))?;
-    arriving.until_it_runs()
-}
 
 /// Takes a guest, again and again, for as long as the machine lives.
 pub(crate) struct Host {
@@ -296,4 +153,55 @@ fn carry(arriving: &mut Arriving, link: &mut Link, patience: Duration, end: &Sig
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::super::tests::port::Other;
+    use super::super::wire::PATIENCE;
+    use super::*;
+    use migration::channel::Sizes;
+
+    /// How a target ends that carries what both sides say; and what each side has heard then.
+    fn carried(hypervisor: &[Kind], source: &[Kind], patience: Duration) -> (Option<String>, [Vec<Kind>; 2]) {
+        let (talk, mut other, _ends) = Other::talk(Sizes::TARGET, Ok("ok".to_owned()));
+        let [mut there, mut link] = Link::pair(patience);
+        let mut arriving = Arriving::new(talk, 1);
+        hypervisor.iter().for_each(|kind| other.say(&Frame::new(*kind, 0, b"why")));
+        while !hypervisor.is_empty() && arriving.said.len() < hypervisor.len() {
+            arriving.listen().expect("makes sense");
+        }
+        for kind in source {
+            let mut block = Vec::new();
+            Frame::bare(*kind).write_to(&mut block);
+            there.send(&block).expect("is sent");
+        }
+        let ended = carry(&mut arriving, &mut link, patience, &Signals::default());
+        drop(link);
+        let mut heard = Vec::new();
+        while let Ok(Some(block)) = there.receive(patience) {
+            // A sign has none.
+            let frames = Frame::of_block(&block).expect("makes sense");
+            heard.extend(if block.is_empty() {
+                vec![Kind::Hello]
+            } else {
+                frames.iter().map(|it| it.kind).collect()
+            });
+        }
+        (ended.err().map(|error| error.to_string()), [heard, other.heard()])
+    }
+
+    #[test]
+    fn m2_the_source_hears_what_the_hypervisor_says_and_goes_on_when_it_may() {
+        let failed = (Some("why".to_owned()), [vec![Kind::Ready, Kind::Failed], vec![]]);
+        assert_eq!(carried(&[Kind::Ready, Kind::Failed], &[], PATIENCE), failed);
+        let runs = (None, [vec![Kind::Ready, Kind::Runs], vec![Kind::Go]]);
+        assert_eq!(carried(&[Kind::Ready, Kind::Runs], &[Kind::Go], PATIENCE), runs);
+        let not_now = (Some("the source says Go, which it may not now".to_owned()), [vec![], vec![]]);
+        assert_eq!(carried(&[], &[Kind::Go], PATIENCE), not_now);
+    }
+
+    #[test]
+    fn m2_a_target_that_waits_gives_signs_until_the_source_was_silent_for_too_long() {
+        let (why, [signs, _]) = carried(&[], &[], Duration::from_millis(100));
+        assert!(why.is_some_and(|why| why.starts_with("the source has said nothing for ")));
+        assert!(!signs.is_empty() && signs.iter().all(|kind| *kind == Kind::Hello), "{signs:?}");
+    }
+}
