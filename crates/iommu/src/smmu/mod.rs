@@ -21,8 +21,7 @@
 //! | [`event_queue`] | the reader's end of their queue |
 //!
 //! A stream has one stage of translation, which is the hypervisor's own: stage 1 by a context
-//! descriptor with an ASID. There are SMMUs without stage 2. Substreams, ATS, the Secure state and
-//! Realms are not used.
+//! descriptor with an ASID. Stage 2, substreams, ATS, the Secure state and Realms are not used.
 //!
 //! Everything here assumes IDR5.DS = 0 in the tables: addresses of 48 bits with granules of 4 and
 //! 16 KiB, of 52 bits with 64 KiB.

@@ -1,4 +1,4 @@
-//! Tables by which an SMMU translates for a guest's devices, where it has stage 1 only.
+//! Tables by which an SMMU translates for a guest's devices, by stage 1.
 //!
 //! They map what the guest's slots of memory are, and nothing else: no registers of devices. They
 //! are filled when the guest's memory is mapped ahead, and follow the slots in each flush: what no
@@ -15,9 +15,9 @@
 //! Q before B, and it is unmapped; or B before P, and A before B before P: it is not mapped again.
 //! Tables stay in their place, empty, until the guest goes: nothing is freed in between.
 //!
-//! An SMMU with stage 2 could use the guest's own stage 2 instead, as AMD-Vi uses nested tables:
-//! the encodings are in `iommu::smmu`, and a VMID would be the scope. There was none to try it
-//! with.
+//! An SMMU with stage 2 could use the guest's own, as AMD-Vi uses nested tables. But Arm replaces
+//! entries by break-before-make: in between, a vCPU's access faults and is repeated, and a device's
+//! is aborted. The break would have to reach the SMMU, too. Nothing is replaced here.
 
 use arrayvec::ArrayVec;
 use memslots::{SLOTS_MAX, Slot};

@@ -2,8 +2,8 @@
 //! version 3 (IHI 0070), as in [`iommu::smmu`].
 //!
 //! All streams are aborted from the beginning. Those of functions that a guest owns translate by
-//! stage 1, with the guest's [`Mirror`](super::mirror::Mirror) as tables: there are SMMUs without
-//! stage 2. The steps of that are those of [`stay::iommu::smmu`].
+//! stage 1, with the guest's [`Mirror`](super::mirror::Mirror) as tables, which says why. The steps
+//! of that are those of [`stay::iommu::smmu`].
 
 use core::fmt;
 use core::ops::ControlFlow;
