@@ -136,11 +136,9 @@ pub(crate) fn test(args: &TestArgs, signals: &Signals) -> Result<u8> {
         Ok::<_, anyhow::Error>(())
     })?;
     drop(progress);
-    let status = verdict(total, count, signals);
-    if status != 0 || !args.long || !wanted("mutants") {
-        return Ok(status);
-    }
-    mutants::try_some(signals)
+    let has_mutants = args.long && wanted("mutants");
+    let status = if has_mutants && count == 0 { 0 } else { verdict(total, count, signals) };
+    if status == 0 && has_mutants { mutants::try_some(signals) } else { Ok(status) }
 }
 
 /// The default number of concurrent tests: as many as there are CPUs, up to a number at which

@@ -30,8 +30,10 @@ fn a_secret_is_its_users_alone_and_long_enough() {
     assert!(refused().contains("open to others (mode 640)"));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("sets");
     Secret::read(&path).expect("is one");
-    fs::write(&path, "short").expect("writes");
-    assert!(refused().contains("16 to 4096 bytes"));
+    for length in [15, 4097] {
+        fs::write(&path, vec![b'x'; length]).expect("writes");
+        assert!(refused().contains("16 to 4096 bytes"), "{length}");
+    }
 }
 
 #[test]
