@@ -191,7 +191,7 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: &(dyn Fn() -> bool + Sy
     let begin = |meanwhile: &mut Meanwhile<'_>| receive(machine, &ram, guest, meanwhile);
     match way {
         Way::Restored(path, description, then) => {
-            let is_paused = restore_from(&path, &description, begin)?;
+            let is_paused = restore_from(guest, &path, &description, begin)?;
             then(machine, is_paused)
         }
         Way::Incoming(listener, secret) => {
@@ -206,6 +206,7 @@ fn take(machine: &Found, guest: Name, way: Way, is_over: &(dyn Fn() -> bool + Sy
 /// Restores a guest from a file that is the one that was looked at, and notes that in it. Returns
 /// whether the guest is paused, as it was.
 pub(super) fn restore_from(
+    guest: Name,
     path: &Path,
     looked_at: &Description,
     begin: impl FnOnce(&mut Meanwhile<'_>) -> Result<Talk>,
@@ -214,7 +215,7 @@ pub(super) fn restore_from(
     ensure!(from.description == *looked_at, "{} is another file by now", path.display());
     from.files()?;
     if let Err(error) = from.note_restored() {
-        eprintln!("quell: {error:#}");
+        eprintln!("quell: guest {guest}: {error:#}");
     }
     Ok(restore(begin(&mut || Ok(()))?, from)?.paused != 0)
 }
@@ -247,7 +248,7 @@ mod tests {
                     move || have_gone,
                     |_, _, is_over| {
                         while !is_over() {
-                            thread::yield_now();
+                            thread::sleep(Duration::from_millis(1));
                         }
                         bail!("the machine has ended")
                     },
@@ -293,7 +294,7 @@ mod tests {
             || false,
             move |_, _, is_over| {
                 while !is_over() {
-                    thread::yield_now();
+                    thread::sleep(Duration::from_millis(1));
                 }
                 Ok(said.send(())?)
             },

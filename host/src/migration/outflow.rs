@@ -166,9 +166,3 @@ impl Outflow {
 const fn is_end(event: &Event) -> bool {
     matches!(event, Event::Complete | Event::Go)
 }
-
-impl Drop for Outflow {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}

@@ -151,14 +151,16 @@ impl Link {
         Ok(Self { socket, seals, opens, signals: signals.clone(), patience, sent: Instant::now() })
     }
 
-    /// Both ends of a connection, that of the source first.
+    /// Both ends of a connection that has been greeted on, that of the source first. From then on
+    /// they have this patience.
     #[cfg(test)]
     pub(super) fn pair(patience: Duration) -> [Self; 2] {
         let (there, here) = std::os::unix::net::UnixStream::pair().expect("connects");
         let secret = Secret::made_up(b"that of both");
         let greet = |socket, side| {
             let socket = super::place::unix(socket).expect("can be set");
-            Self::greet(socket, &secret, side, &Signals::default(), patience).expect("greets")
+            let greeted = Self::greet(socket, &secret, side, &Signals::default(), PATIENCE);
+            Self { patience, ..greeted.expect("greets") }
         };
         thread::scope(|scope| {
             let there = scope.spawn(|| greet(there, Side::Source));

@@ -28,7 +28,7 @@ fn restored(path: &Path, to: &Side) -> Result<()> {
     assert_eq!((kernel, initrd), (vec![7; 300_000], Some(b"initrd".to_vec())));
     let begin =
         |meanwhile: &mut Meanwhile<'_>| receive(&to.origin.machine, &to.origin.ram, Name::GUEST, meanwhile);
-    assert!(!restore_from(path, &file.description, begin)?, "it was not paused");
+    assert!(!restore_from(Name::GUEST, path, &file.description, begin)?, "it was not paused");
     Ok(())
 }
 
