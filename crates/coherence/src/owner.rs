@@ -374,19 +374,4 @@ mod tests {
         assert!(owner.take_events() && owner.try_halt(Space::UNKNOWN));
         assert_eq!(target.post_event(), Notify::Wake, "once per halt");
     }
-
-    #[test]
-    fn h30_section_is_busy_and_begins_only_after_a_pending_flush() {
-        let target = Target::new();
-        let mut owner = target.owner().unwrap();
-        let section = owner.begin_translation().unwrap();
-        let requested = target.request(Scope::All);
-        assert!(requested.busy && !target.is_quiet(requested.generation));
-        assert_eq!(target.post_event(), Notify::None, "a kick cannot end it");
-        section.end();
-        assert!(target.is_quiet(requested.generation));
-        assert_eq!(owner.begin_translation().unwrap_err(), Pending { flush: true, event: true });
-        owner.take_flush().unwrap().complete();
-        assert!(owner.begin_translation().is_ok(), "an event does not matter");
-    }
 }

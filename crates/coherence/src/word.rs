@@ -8,10 +8,10 @@
 //! | 3 | `KICKED` | poster: claims the interrupt | owner: entry |
 //! | 4 | `OWNED` | owner: claim | owner: drop |
 //! | 5 | `ABSENT` | owner: removal | addition |
-//! | 8 | `FLUSH` | initiator: issue | owner: takes the flush |
+//! | 8 | `FLUSH` | initiator: issue; addition; owner: drops a flush that it took | owner: takes the flush |
 //! | 9 | `EVENT` | poster | owner: takes the event |
-//! | 10 | `ALL` | initiator: issue, together with `FLUSH` | owner: takes the flush |
-//! | 11 | `NESTED` | initiator: issue, together with `ALL` | owner: takes the flush |
+//! | 10 | `ALL` | together with `FLUSH` | owner: takes the flush |
+//! | 11 | `NESTED` | together with `ALL` | owner: takes the flush |
 //! | 16–31 | section | owner: section begins: counts, and wraps | – |
 //! | 32–63 | CPU | owner: entry | – (meaningful while `IN_GUEST`) |
 

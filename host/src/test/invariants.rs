@@ -169,8 +169,8 @@ fn instructions_that_drop_translations_are_in_these_files() {
 
 #[test]
 fn memory_is_accessed_by_its_address_in_these_files() {
-    let sources =
-        sources(&["crates/memslots/src", "crates/stay/src", "hypervisor/src/vm", "hypervisor/src/devices"]);
+    let mut sources = sources(&["crates/memslots/src", "crates/stay/src", "hypervisor/src"]);
+    sources.retain(|name, _| !["/arch/", "/image/"].iter().any(|room| name.contains(room)));
     let words = ["read_volatile", "write_volatile", "copy_nonoverlapping", "from_raw_parts", "::from_ptr("];
     let found = places(&sources, &words);
     assert!(found.keys().eq(expected("dereferences").keys()), "{found:?}");

@@ -95,18 +95,6 @@ fn done(ring: &Ring) -> (Vec<u64>, usize) {
 }
 
 #[test]
-fn one_sync_is_behind_all_commands_of_an_initiator() {
-    for has_word in [false, true] {
-        let ring = ring(has_word, false);
-        let ticket = ring.issue(commands(0..3)).unwrap();
-        assert_eq!(done(&ring), (Vec::new(), 0), "nobody waits yet");
-        ring.wait(ticket).unwrap();
-        assert_eq!(done(&ring), ((0..3).collect(), 1));
-        assert!(matches!(ring.port().done.lock().unwrap().last(), Some(Command([SYNC, 4]))));
-    }
-}
-
-#[test]
 fn several_that_wait_share_a_sync() {
     for has_word in [false, true] {
         let ring = ring(has_word, false);
@@ -173,14 +161,6 @@ fn what_is_passed_is_no_sync_until_one_is_behind_it() {
     assert_eq!(ring.port().head(), 2, "read, but not complete");
     ring.wait(ticket).unwrap();
     assert_eq!(done(&ring).1, 1);
-}
-
-#[test]
-#[should_panic(expected = "reported nothing")]
-fn a_word_with_the_position_of_an_earlier_ring_is_refused() {
-    let ring = ring(true, false);
-    ring.wait(ring.issue(commands(0..1)).unwrap()).unwrap();
-    let _queue = Queue::new(*ring.port(), ring.entries);
 }
 
 #[test]

@@ -61,25 +61,6 @@ fn h6_a_store_that_touches_a_read_only_slot_writes_nothing() {
 }
 
 #[test]
-fn read_modify_writes() {
-    let ram = Backing::new(1);
-    let memslots = memslots(&[ram.slot(1, 0)]);
-    let memory = memslots.memory();
-    assert_eq!(memory.fetch_or(Gpa(4), 0x11u32), Ok(0));
-    assert_eq!(memory.fetch_or(Gpa(4), 0x100u32), Ok(0x11));
-    assert_eq!(memory.fetch_and(Gpa(4), !0x10u32), Ok(0x111));
-    assert_eq!(memory.read_u64(Gpa(0)), Ok(0x101 << 32));
-    assert_eq!(memory.compare_exchange(Gpa(0), 1u64, 2), Ok(0x101 << 32), "not what was expected");
-    assert_eq!(memory.compare_exchange(Gpa(0), 0x101u64 << 32, 2), Ok(0x101 << 32));
-    assert_eq!(memory.read_u64(Gpa(0)), Ok(2));
-    for gpa in [1, 2, 3, 5, PAGE - 2] {
-        assert_eq!(memory.fetch_or(Gpa(gpa), 1u32), Err(AccessError::Unaligned { gpa: Gpa(gpa) }));
-    }
-    assert_eq!(memory.fetch_or(Gpa(4), 1u64), Err(AccessError::Unaligned { gpa: Gpa(4) }));
-    assert_eq!(memory.fetch_or(Gpa(PAGE), 1u64), Err(AccessError::Unmapped { gpa: Gpa(PAGE) }));
-}
-
-#[test]
 fn a_record_sees_every_word_that_changes() {
     let backing = Backing::new(2);
     let memslots = memslots(&[backing.slot(1, 0)]);

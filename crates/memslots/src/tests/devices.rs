@@ -1,13 +1,11 @@
 //! Slots of devices, and translations for devices.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use paging::{Gpa, Level, Permissions, PhysAddr, Progress};
 
 use super::arena::*;
 use super::untouched;
-use crate::space::{Fault, LogWay, Steps};
-use crate::{AccessError, DirtyLog, Slot, SlotError, SlotFlags, SlotId, Sweep};
+use crate::space::Fault;
+use crate::{AccessError, Slot, SlotError, SlotFlags, SlotId};
 
 /// RAM, and a device's registers behind it, whose backing does not exist.
 fn ram_and_registers() -> [Slot; 2] {
@@ -38,24 +36,6 @@ fn software_does_not_touch_registers() {
     assert!(memory.locate(gpa, 8).is_err());
     let beyond = Gpa(4 * MIB);
     assert_eq!(memory.write(Gpa(4 * MIB - 4), &[0; 8]), Err(AccessError::Unmapped { gpa: beyond }));
-}
-
-#[test]
-fn registers_are_no_memory_to_be_cleared() {
-    let slots = untouched(&ram_and_registers());
-    let memory = slots.memory();
-    let mut sweep = Sweep::new(4 * MIB);
-    assert_eq!(sweep.next(&memory).map(|piece| piece.slot.id), Some(SlotId(0)));
-    assert_eq!(sweep.next(&memory), None);
-}
-
-#[test]
-fn stores_to_registers_are_not_logged() {
-    let (space, _) = space(&ram_and_registers(), Level::Page2M);
-    let log = DirtyLog::new(std::boxed::Box::leak(std::boxed::Box::new([])));
-    // SAFETY: it is refused.
-    let refused = unsafe { space.start_log(SlotId(1), log, LogWay::DirtyBits) };
-    assert_eq!(refused.err(), Some(SlotError::Device));
 }
 
 #[test]
@@ -90,18 +70,4 @@ fn p16_a_slot_is_mapped_by_large_pages_and_read_only_memory_without_stores() {
     }
     assert_eq!(leaf_count(&space, 0..4 * MIB), 2);
     assert!(!space.tables().query(4 * MIB).unwrap().permissions.contains(Permissions::WRITE));
-}
-
-#[test]
-fn a_prefault_without_tables_goes_on_when_there_are_some() {
-    let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
-    let mut prefault = space.prefault(SlotId(0), Gpa(0)).unwrap();
-    arena.limit.store(1, Relaxed);
-    assert_eq!(prefault.step(1000), Progress::OutOfTables);
-    arena.limit.store(10, Relaxed);
-    assert_eq!(prefault.step(1000), Progress::Done);
-    drop(prefault);
-    assert_eq!(leaf_count(&space, 0..2 * MIB), 512);
-    let mut job = space.remove(SlotId(0)).unwrap();
-    assert_eq!(job.step(1000, |_| ()), Progress::Flush);
 }

@@ -39,40 +39,6 @@ fn logged(backings: &[Backing; 2]) -> Memslots {
 }
 
 #[test]
-fn p14_every_kind_of_store_marks_the_pages_that_it_touches() {
-    let backings = [Backing::new(6), Backing::new(2)];
-    let memslots = logged(&backings);
-    let memory = || memslots.memory();
-    let at = |page: u64, offset: u64| Gpa(page * PAGE + offset);
-    memory().write(at(2, 0), &[1]).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b1);
-    assert_eq!(fetch(&memslots, 1), 0, "taken");
-    memory().write(at(3, PAGE - 1), &[1; 2]).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b110);
-    memory().write(at(3, PAGE - 1), &[1; 1]).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b10, "up to the last byte");
-    memory().write(at(2, 8), &[7; 6 * PAGE as usize]).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b11_1111, "and on into the next slot");
-    memory().write_u32(at(4, 0), 1).unwrap();
-    memory().write_u64(at(6, 8), 1).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b1_0100);
-    memory().fetch_or(at(3, 8), 1u32).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b10);
-    memory().fetch_and(at(4, 8), 1u64).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b100);
-    memory().compare_exchange(at(7, 8), 7u64, 1).unwrap();
-    assert_eq!(fetch(&memslots, 1), 0b10_0000);
-    let mut bytes = [0; 9];
-    memory().read(at(2, 0), &mut bytes).unwrap();
-    memory().write(at(2, 0), &[]).unwrap();
-    memory().write_u32(at(8, 0), 1).unwrap();
-    assert!(memory().write(at(9, 0), &[1; PAGE as usize + 1]).is_err());
-    assert!(memory().fetch_or(at(2, 2), 1u32).is_err());
-    assert!(memory().write_u64(at(1, PAGE - 4), 1).is_err());
-    assert_eq!(fetch(&memslots, 1), 0, "loads, what fails, other slots");
-}
-
-#[test]
 fn p14_faults_mark_what_they_make_writable() {
     let backings = [Backing::new(6), Backing::new(2)];
     let memslots = logged(&backings);

@@ -1,7 +1,7 @@
 use paging::{Level, Permissions};
 
 use super::{PAGE, slot, untouched, with};
-use crate::{Gpa, Memslots, PhysAddr, Resolution, SLOTS_MAX, Slot, SlotError};
+use crate::{Gpa, Memslots, PhysAddr, Resolution, Slot, SlotError};
 
 fn all(memslots: &Memslots) -> Vec<Slot> {
     let mut slots = Vec::new();
@@ -49,20 +49,6 @@ fn h5_refuses_slots_beyond_the_physical_width_or_around_the_end() {
     assert_eq!(add(slot(3, 0, 1, !0xfff)), Ok(()), "it ends with the address space");
     let widest = Memslots::new(u32::MAX);
     assert_eq!(widest.physical_bits(), crate::PHYSICAL_BITS_MAX);
-}
-
-#[test]
-fn refuses_a_name_twice_and_a_slot_too_many() {
-    assert_eq!(add(slot(2, 0, 1, 0)), Err(SlotError::DuplicateId));
-    let slots: Vec<_> = (0..SLOTS_MAX as u16).map(|id| slot(id, u64::from(id) * 2, 1, 0)).collect();
-    let mut memslots = untouched(&slots);
-    // SAFETY: the test only looks slots up.
-    assert_eq!(unsafe { memslots.add(slot(100, 1, 1, 0)) }, Err(SlotError::Full));
-    let memory = memslots.memory();
-    for expected in slots {
-        assert_eq!(memory.find(Gpa(expected.gpa.0 + 0xfff)), Some(expected));
-        assert_eq!(memory.find(Gpa(expected.gpa.0 + 0x1000)), None);
-    }
 }
 
 #[test]

@@ -139,18 +139,6 @@ fn a_dirty_log_has_each_page_that_was_stored_to_once() {
 }
 
 #[test]
-fn p14_a_slot_that_moves_takes_what_its_leaves_know_along() {
-    for way in [LogWay::DirtyBits, LogWay::Lists] {
-        let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
-        run(&space, start_log(&space, 512, way));
-        store(&space, arena, 5 * PAGE);
-        run(&space, space.move_to(SlotId(0), Gpa(16 * MIB)).unwrap());
-        assert_eq!(leaf_count(&space, 0..2 * MIB), 0);
-        assert_eq!(fetch(&space, 0, 8)[0], 1 << 5);
-    }
-}
-
-#[test]
 fn p14_a_slot_with_a_log_moves_by_two_flushes_and_nobody_stores_after_the_first() {
     let (space, arena) = space(&[slot(0, 0, 2 * MIB)], Level::Page4K);
     run(&space, start_log(&space, 512, LogWay::DirtyBits));

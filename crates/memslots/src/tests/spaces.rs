@@ -1,5 +1,5 @@
 use super::{PAGE, finish, receipt, settle, slot, stamp};
-use crate::{Gpa, Memslots, MmioCache, Retired, SlotError, SlotId, SpaceId, Treatment};
+use crate::{Memslots, Retired, SlotError, SlotId, SpaceId, Treatment};
 
 const OTHER: SpaceId = SpaceId(1);
 
@@ -21,23 +21,6 @@ fn pages(memslots: &Memslots<2>) -> [Vec<u64>; 2] {
         memslots.memory_of(space).for_each(|slot| pages.push(slot.gpa.0 / PAGE));
         pages
     })
-}
-
-#[test]
-fn p11_a_change_of_one_space_is_a_new_generation_of_all() {
-    let memslots = two_spaces();
-    let mut cache = MmioCache::<2>::new();
-    for (space, gpa) in [(OTHER, Gpa(PAGE)), (SpaceId::FIRST, Gpa(0))] {
-        let before = memslots.memory_of(space).generation();
-        assert!(cache.insert(Gpa(5 * PAGE), before) && cache.has(Gpa(5 * PAGE), memslots.generation()));
-        let mut update = memslots.begin_update().unwrap();
-        update.space(space).unwrap().remove(SlotId(1)).unwrap();
-        assert!(memslots.memory().generation().is_in_progress());
-        assert!(memslots.memory_of(OTHER).generation().is_in_progress());
-        finish(update);
-        assert!(memslots.memory_of(space).find(gpa).is_none());
-        assert!(!cache.has(Gpa(5 * PAGE), memslots.generation()));
-    }
 }
 
 #[test]

@@ -146,15 +146,6 @@ mod host {
     }
 
     #[test]
-    fn what_is_not_published_is_not_seen_and_may_be_written_again() {
-        let (mut hypervisor, tool) = channel();
-        hypervisor.write(8, 8, |piece| piece.fill(1)).expect("has room");
-        assert_eq!((tool.filled(), hypervisor.room()), (Ok(0), Ok(64)));
-        assert_eq!(hypervisor.write(57, 8, |_| panic!("there is no room")), Err(Broken));
-        assert_eq!(tool.read(0, 1, |_| panic!("nothing is there")), Err(Broken));
-    }
-
-    #[test]
     fn m6_counts_that_make_no_sense_break_the_ring() {
         for count in [1, 17, u64::MAX] {
             let (hypervisor, mut tool) = channel();

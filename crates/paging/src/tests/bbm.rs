@@ -4,10 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
 use super::observer::Observer;
-use super::{G, M2, R, RWX, last_entry, never_walked};
+use super::{G, M2, R, RWX, never_walked};
 use crate::{
-    Amd64Nested, Arm64Stage1, Arm64Stage2, FlushRange, Format, Installed, Level, MapError, PageTable,
-    PhysAddr, Tables,
+    Amd64Nested, Arm64Stage1, Arm64Stage2, FlushRange, Format, Installed, Level, PageTable, PhysAddr, Tables,
 };
 
 /// A table under observation, with memory mapped.
@@ -101,17 +100,4 @@ fn p3_installing_publishes_tables_and_the_leaf() {
     assert_eq!(publish_count(&arena), 3, "two tables, one leaf");
     table.install(0x1000, PhysAddr(0x1000), Level::Page4K, RWX).unwrap();
     assert_eq!(publish_count(&arena), 4, "more rights");
-}
-
-#[test]
-fn p3_faults_during_a_break_come_again() {
-    let arena = Arena::new(8);
-    let mut table = PageTable::<Arm64Stage2<4>, _>::new(&arena).unwrap();
-    table.map(0..M2, PhysAddr(G), RWX, Level::Page2M).unwrap();
-    let (cell, _) = last_entry(&table, 0);
-    cell.store(crate::format::FROZEN, Relaxed);
-    assert_eq!(table.install(0, PhysAddr(G), Level::Page2M, RWX), Err(MapError::Raced));
-    assert_eq!(table.install(0, PhysAddr(G), Level::Page4K, RWX), Err(MapError::Raced));
-    assert_eq!(table.mark(0, 1), Err(MapError::Raced));
-    assert_eq!(table.query(0), None);
 }

@@ -113,19 +113,6 @@ fn p3_a_detached_entry_is_not_filled_before_it_is_thawed() {
 }
 
 #[test]
-#[should_panic(expected = "was replaced without a break")]
-fn p3_the_automaton_notices_a_table_that_is_replaced_before_the_flush() {
-    let arena = Arena::new(16);
-    let table = observed(&arena);
-    let _ = arena.observe(|observer| observer.look(&arena));
-    let _ = detach(&table, G);
-    // Thawed at once.
-    table.entries(table.root())[0].store(0, Relaxed);
-    table.install(0x1000, PhysAddr(G + 0x1000), Level::Page4K, RWX).unwrap();
-    let _ = arena.observe(|observer| observer.look(&arena));
-}
-
-#[test]
 fn p3_what_was_detached_after_a_flush_is_not_thawed_for_it() {
     let arena = Arena::new(16);
     let table = mapped::<Stage2>(&arena, M2, Level::Page4K);
@@ -152,17 +139,6 @@ fn p3_what_was_detached_after_a_flush_is_not_thawed_for_it() {
     let _ = other.edit().unwrap().thaw(0..u64::MAX, flushed).finish();
     table.edit().unwrap().thaw(0..u64::MAX, flushed).finish().release(&never_walked()).unwrap();
     assert_eq!(table.install(G, PhysAddr(0), Level::Page4K, RWX), Ok(Installed::New(Level::Page4K)));
-}
-
-#[test]
-fn p3_a_flush_that_was_not_needed_thaws_nothing() {
-    let arena = Arena::new(16);
-    let table = mapped::<Stage2>(&arena, M2, Level::Page4K);
-    let early = IssuedAt(table.stamp());
-    let _owed = detach(&table, G);
-    let nothing = table.edit().unwrap().zap(2 * G..3 * G, Tables::Detach).finish();
-    let freeing = nothing.release_in_steps(&early).expect("nothing was there");
-    assert!(freeing.flushed().is_none());
 }
 
 #[test]

@@ -1,8 +1,6 @@
-use std::sync::atomic::Ordering::Relaxed;
-
 use super::arena::Arena;
 use super::{G, M2, R, RW, RX, never_walked};
-use crate::{Amd64Host, Amd64Nested, Format, Level, MapError, PageTable, Permissions, PhysAddr, Tables};
+use crate::{Amd64Host, Format, Level, MapError, PageTable, Permissions, PhysAddr, Tables};
 
 fn host(arena: &Arena) -> PageTable<Amd64Host, &Arena> {
     PageTable::new(arena).unwrap()
@@ -50,46 +48,6 @@ fn map_takes_the_largest_pages_that_fit() {
     table.protect(4 * M2..6 * M2, RX).unwrap().release(&never_walked()).unwrap();
     assert_eq!(count(&leaves(&table), Level::Page2M), 511 + 1);
     assert_eq!([4 * M2 - 1, 4 * M2, 6 * M2].map(|at| table.query(at).unwrap().permissions), [RW, RX, RW]);
-}
-
-#[test]
-fn running_out_of_tables_while_splitting_changes_no_translation() {
-    for capacity in 2..4 {
-        let arena = Arena::new(capacity);
-        let mut table = host(&arena);
-        table.map(0..G, PhysAddr(0), RW, Level::Page1G).unwrap();
-        assert_eq!(table.unmap(0x1000..0x2000).unwrap_err(), MapError::OutOfTables);
-        assert_eq!(table.protect(0x1000..0x2000, R).unwrap_err(), MapError::OutOfTables);
-        for address in [0, 0x1000, M2 - 1, M2, G - 1] {
-            let mapping = table.query(address).unwrap();
-            assert_eq!((mapping.pa, mapping.permissions), (PhysAddr(address), RW));
-        }
-    }
-}
-
-#[test]
-fn p14_bits_that_the_processor_set_survive_splitting_and_protecting() {
-    const DIRTY: u64 = 1 << 6;
-    let arena = Arena::new(8);
-    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    // Not writable, so without D; then the processor is made to set it.
-    table.map(0..G, PhysAddr(0), R, Level::Page1G).unwrap();
-    let leaf = table.cell(first_entry(&table, table.root()), Level::Page1G, 0);
-    leaf.fetch_or(DIRTY, Relaxed);
-    table.protect(0..0x1000, RX).unwrap().release(&never_walked()).unwrap();
-    let middle = first_entry(&table, first_entry(&table, table.root()));
-    let last = first_entry(&table, middle);
-    for (cell, what) in [
-        (table.cell(middle, Level::Page2M, M2), "split off"),
-        (table.cell(last, Level::Page4K, 0x1000), "split off twice"),
-        (table.cell(last, Level::Page4K, 0), "protected"),
-    ] {
-        assert_ne!(cell.load(Relaxed) & DIRTY, 0, "{what}");
-    }
-}
-
-fn first_entry(table: &PageTable<Amd64Nested, &Arena>, at: PhysAddr) -> PhysAddr {
-    Amd64Nested::address(table.entries(at)[0].load(Relaxed), Level::Page4K)
 }
 
 #[test]

@@ -2,9 +2,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::arena::Arena;
 use super::{G, IssuedAt, RWX, never_walked};
-use crate::{
-    Amd64Nested, FlushRange, GATHER_RANGES_MAX, Invalidation, Level, PageTable, PhysAddr, Progress, Tables,
-};
+use crate::{Amd64Nested, FlushRange, Invalidation, Level, PageTable, PhysAddr, Progress, Tables};
 
 fn table(arena: &Arena) -> PageTable<Amd64Nested, &Arena> {
     PageTable::new(arena).unwrap()
@@ -43,23 +41,6 @@ fn p1_a_receipt_of_a_former_table_at_the_same_place_frees_nothing() {
     assert_eq!(table.root(), root);
     fill(&table, 0..1);
     assert!(table.zap(0..G, Tables::Free).release(&receipt).is_err());
-}
-
-#[test]
-fn g4_ranges_that_do_not_fit_become_everything() {
-    let arena = Arena::new(16);
-    let mut table = table(&arena);
-    let max = GATHER_RANGES_MAX as u64;
-    fill(&table, (0..max).map(|index| index * 2));
-    let gather = table.zap(0..G, Tables::Keep);
-    let Invalidation::Ranges(ranges) = gather.invalidation() else { panic!("{gather:?}") };
-    assert_eq!(ranges.len(), GATHER_RANGES_MAX);
-    gather.release(&never_walked()).unwrap();
-
-    fill(&table, (0..=max).map(|index| index * 2));
-    let gather = table.zap(0..G, Tables::Keep);
-    assert_eq!(gather.invalidation(), Invalidation::Everything);
-    gather.release(&never_walked()).unwrap();
 }
 
 #[test]

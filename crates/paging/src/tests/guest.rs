@@ -242,14 +242,6 @@ fn without_paging_nothing_is_read() {
     assert_eq!(result, at(0x2345_6789, 0x1000));
 }
 
-#[test]
-fn p12_an_entry_that_cannot_be_read_ends_the_walk_with_its_address() {
-    let result = GuestPaging::new(&LONG, 40, true).translate(8 << 39, READ, |_| Err("hole"));
-    assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1040), error: "hole" }));
-    let result = GuestPaging::new(&LEGACY, 40, true).translate(3 << 22, READ, |_| Err("hole"));
-    assert_eq!(result, Err(WalkError::Read { gpa: Gpa(0x1008), error: "hole" }), "aligned to 8 bytes");
-}
-
 /// Entries such as a careless or hostile guest might write: mostly present, with any other bit.
 fn garbage() -> impl Strategy<Value = u64> {
     prop_oneof![

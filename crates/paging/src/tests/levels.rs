@@ -63,31 +63,6 @@ fn p18_a_table_that_goes_is_told_and_so_is_the_smallest_leaf() {
 }
 
 #[test]
-fn p18_parts_of_tables_and_whole_ones_are_kept_apart() {
-    let arena = Arena::new(8);
-    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    table.map(0..3 * M2, PhysAddr(0), RWX, Level::Page4K).unwrap();
-    let expected = [
-        leaves(M2 - 0x1000, 0x1000, Level::Page4K),
-        tables(M2, M2, Level::Page4K),
-        leaves(2 * M2, 0x1000, Level::Page4K),
-    ];
-    assert_eq!(ranges(table.zap(M2 - 0x1000..2 * M2 + 0x1000, Tables::Free)), expected);
-}
-
-#[test]
-fn p18_a_collapse_flushes_leaves_and_walk_caches_and_a_split_in_place_nothing() {
-    let arena = Arena::new(8);
-    let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();
-    table.map(0..M2, PhysAddr(0), RWX, Level::Page2M).unwrap();
-    let split = table.edit().unwrap().split(0..M2, Level::Page4K).finish();
-    assert_eq!(split.invalidation(), Invalidation::Nothing);
-    split.release(&never_walked()).unwrap();
-    let collapse = table.edit().unwrap().collapse(0..M2, Level::Page2M, PhysAddr(0), RWX).unwrap();
-    assert_eq!(ranges(collapse.finish()), [tables(0, M2, Level::Page4K)]);
-}
-
-#[test]
 fn p18_a_gather_taken_in_the_middle_of_a_table_covers_the_table_again() {
     let arena = Arena::new(8);
     let mut table = PageTable::<Amd64Nested, _>::new(&arena).unwrap();

@@ -71,21 +71,6 @@ fn p4_a_step_visits_as_many_entries_as_it_is_told() {
 }
 
 #[test]
-fn p4_a_change_that_is_dropped_loses_no_table_that_is_not_cut_off() {
-    let arena = Arena::new(16);
-    let table = table(&arena);
-    let mut change = table.edit().unwrap().zap(0..4 * M2, Tables::Free);
-    assert_eq!(change.step(2 + 1), Progress::More);
-    drop(change);
-    assert!(table.edit().is_some(), "the right to edit is free again");
-    assert_eq!(table.query(0), None, "cut off");
-    assert_eq!(table.query(M2).unwrap().pa, PhysAddr(G + M2), "not met yet");
-    let used_count = arena.used_count();
-    let released = table.dismantle().release(&never_walked()).unwrap();
-    assert_eq!(released.table_count, used_count - 1, "one is leaked");
-}
-
-#[test]
 fn a_split_that_finds_no_table_stops_there_and_can_go_on() {
     let arena = Arena::new(4);
     let mut table = Table::new(&arena).unwrap();

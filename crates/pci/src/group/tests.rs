@@ -57,24 +57,6 @@ fn functions_of_a_device_are_together_unless_they_isolate() {
 }
 
 #[test]
-fn each_isolating_service_is_needed() {
-    for (bit, is_needed) in [(0, true), (1, false), (2, true), (3, true), (4, true)] {
-        let acs = Acs { offset: 0x100, capability: ALL, control: ALL & !(1 << bit) };
-        assert_eq!(acs.isolates(), !is_needed, "{bit}");
-    }
-}
-
-#[test]
-fn what_is_behind_a_port_belongs_to_it_unless_it_isolates() {
-    let below = |acs: fn(Device) -> Device| {
-        groups([("00:01.0", acs(port(1, 1))), ("00:02.0", acs(port(2, 2))), ("01:00.0", endpoint())])
-    };
-    assert_eq!(below(|port| port), ["00:01.0 01:00.0", "00:02.0"]);
-    assert_eq!(below(|port| port.acs(ALL, ON)), ["00:01.0", "00:02.0", "01:00.0"]);
-    assert_eq!(below(|port| port.acs(ALL, 0)), ["00:01.0 01:00.0", "00:02.0"]);
-}
-
-#[test]
 fn a_switch_that_is_part_of_a_device_must_isolate() {
     let found = |switch: Device| {
         let root = port(1, 2).acs(ALL, ON);

@@ -133,19 +133,6 @@ fn extended_capabilities_are_read_behind_express_only() {
 }
 
 #[test]
-fn lists_that_loop_end_and_nothing_is_found_twice() {
-    let first = [0x4010_0009, 0, 0, 0];
-    let device = virtio_net().with(0x40, 0x9800).capability(0x9c, &[]);
-    assert_eq!(one(device).capabilities.vendor.len(), 5, "from the last one to the first");
-    let itself = Device::new(1234, 1, 0).capability(0x40, &first).with(0x40, 0x4000);
-    assert_eq!(one(itself).capabilities.vendor.len(), 1);
-    let extended = nvme().extended(0x100, &[0x1001_0001]);
-    assert_eq!(one(extended).capabilities.ats, None);
-    let two = Device::new(1234, 1, 0).capability(0x40, &[5]).capability(0x60, &[0x0080_0005]);
-    assert_eq!(one(two).capabilities.msi.unwrap().offset, 0x40, "the first one counts");
-}
-
-#[test]
 fn lists_into_the_header_or_absent_ones_are_empty() {
     let header = Device::new(1234, 1, 0).with(0x34, 0x10).with(4, 1 << 20).bar(0, 0, 0x0005_0000, 0x1000);
     assert_eq!(one(header).capabilities, Capabilities::default());

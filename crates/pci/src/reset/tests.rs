@@ -175,22 +175,6 @@ fn registers_are_taken_for_what_they_are() {
     assert_eq!(last.2, 0x2810, "restoring does not reset once more");
 }
 
-#[test]
-fn steps_before_their_time_do_nothing() {
-    let machine = Machine::new([("00:04.0", nvme())]);
-    let physical = Physical::read(&machine, at("00:04.0")).unwrap();
-    let mut reset = Reset::new(&machine, &physical, Method::Flr(0x80));
-    let _ = reset.step(&machine, 7);
-    assert_eq!(reset.step(&machine, 7), Step::NotBefore(100_007));
-    let (reads, writes) = (machine.reads.get(), machine.writes.borrow().len());
-    for now in [0, 7, 100_006] {
-        assert_eq!(reset.step(&machine, now), Step::NotBefore(100_007));
-    }
-    assert_eq!((machine.reads.get(), machine.writes.borrow().len()), (reads, writes));
-    assert_eq!(reset.step(&machine, 100_007), Step::NotBefore(100_007));
-    assert_eq!(reset.step(&machine, u64::MAX), DONE);
-}
-
 /// A virtio device whose window accesses its status: it stops after some looks at it.
 struct Virtio {
     machine: Machine,

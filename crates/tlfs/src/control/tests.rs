@@ -1,7 +1,6 @@
 //! The control word against the text of the TLFS.
 
 use super::*;
-use crate::CallRegisters;
 
 /// Call, rep, variable header: the TLFS's pages of the calls, written down a second time.
 const KNOWN: [(u16, bool, bool); 7] = [
@@ -85,20 +84,4 @@ fn h1_every_code_and_every_header_size() {
             }
         }
     }
-}
-
-#[test]
-fn h25_going_on_changes_the_start_alone() {
-    let control = Control::from_bits(0x0003_01fd_0000_0003);
-    assert_eq!(control.resumed_at(508).into_bits(), 0x01fc_01fd_0000_0003);
-    assert_eq!(control.resumed_at(0xf000).into_bits(), 0x0000_01fd_0000_0003, "reserved bits stay clear");
-    let input = CallRegisters { control: control.into_bits(), input: 0x1000, output: 7 };
-    assert_eq!(input.resumed_at(4), CallRegisters { control: 0x0004_01fd_0000_0003, ..input });
-}
-
-#[test]
-fn h3_the_result_has_its_count_in_bits_43_to_32() {
-    assert_eq!(HvResult::of(Status::SUCCESS, 509).into_bits(), 509 << 32);
-    assert_eq!(HvResult::of(Status::INVALID_PARAMETER, 7).into_bits(), 7 << 32 | 5);
-    assert_eq!(HvResult::of(Status::SUCCESS, 0xffff).into_bits(), 0xfff << 32, "nothing beyond");
 }

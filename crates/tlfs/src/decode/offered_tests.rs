@@ -73,39 +73,6 @@ fn reps(count: u64) -> u64 {
 }
 
 #[test]
-fn h4_entries_that_the_registers_hold() {
-    let set = |count: u64| {
-        let mut words = vec![0, 0, 0, u64::MAX.checked_shr(64 - count as u32).unwrap_or(0)];
-        words.resize(XMM_FAST_WORDS, 1);
-        words
-    };
-    assert_eq!(status(3 | FAST | reps(11), &[0, 0, 1], &STRICT), Status::SUCCESS);
-    assert_eq!(status(3 | FAST | reps(12), &[0, 0, 1], &STRICT), Status::INVALID_HYPERCALL_INPUT);
-    for count in 1..10 {
-        let call = 0x14 | FAST | banks(count);
-        assert_eq!(status(call | reps(10 - count), &set(count), &STRICT), Status::SUCCESS);
-        assert_eq!(status(call | reps(11 - count), &set(count), &STRICT), Status::INVALID_HYPERCALL_INPUT);
-    }
-    assert_eq!(status(0x13 | FAST | banks(10), &set(10), &STRICT), Status::SUCCESS);
-    assert_eq!(status(0x13 | FAST | banks(11), &set(11), &STRICT), Status::INVALID_HYPERCALL_INPUT);
-    assert_eq!(
-        status(0x14 | FAST | banks(64) | reps(4095), &set(10), &STRICT),
-        Status::INVALID_HYPERCALL_INPUT
-    );
-}
-
-#[test]
-fn h15_without_the_offer_the_form_is_undefined() {
-    for code in [0x02, 0x03 | reps(1), 0x13, 0x14 | reps(1), 0x15] {
-        let guest = Guest::new(&[0x20, 1, 1, 1]);
-        let call =
-            guest.call(code | FAST, &mut InputPage::new(), &Profile { xmm_input: false, ..FULL }).err();
-        assert_eq!(call, Some(Reject::UndefinedOpcode), "{code:#x}");
-        assert_eq!(guest.xmm_reads.get(), 0);
-    }
-}
-
-#[test]
 fn h15_xmm_registers_are_read_by_calls_that_need_them_alone() {
     let words = [0x20, 1, 1, 1, 0x5000];
     for (control, reads) in [
@@ -221,16 +188,6 @@ fn h26_vectors_and_trust_levels() {
         assert_eq!(status(0x0b, &[level << 32 | 0x20, 1], &FULL), Status::INVALID_PARAMETER, "{level:#x}");
     }
     assert_eq!(ipi(0x0b, &[0xffff_ff00_0000_00e1, 1]), (0xe1, Some(vec![0])), "padding says nothing");
-}
-
-#[test]
-fn h26_h11_h12_who_gets_an_interrupt() {
-    assert_eq!(ipi(0x0b | FAST, &[0xfe, 1 << 63 | 5]), (0xfe, Some(vec![0, 2, 63])));
-    assert_eq!(ipi(0x15 | banks(2), &[0x10, 0, 0b101, 0x21, 0x4]), (0x10, Some(vec![0, 5, 130])));
-    assert_eq!(ipi(0x15, &[0xff, SET_ALL, 0]), (0xff, None), "all, without banks");
-    assert_eq!(ipi(0x15 | banks(1), &[0xff, SET_ALL, 3, 0]), (0xff, None), "all, with stray banks");
-    assert_eq!(status(0x15, &[0xff, 2, 0], &FULL), Status::INVALID_PARAMETER);
-    assert_eq!(status(0x15 | banks(1), &[0xff, 0, 3, 0], &FULL), Status::INVALID_HYPERCALL_INPUT);
 }
 
 #[test]

@@ -18,30 +18,39 @@ use tree::Tree;
 
 /// The list of survivors, below the root of the source tree.
 const LIST: &str = "docs/mutants.md";
-/// Directories whose code is changed: of the hypervisor and of the tool, and crates.
-const HOUSE: &str = "hypervisor/src/vm hypervisor/src/x86 hypervisor/src/svm hypervisor/src/vmx \
-    hypervisor/src/arm64 hypervisor/src/iommu hypervisor/src/owned hypervisor/src/sched \
-    hypervisor/src/devices hypervisor/src/loader host/src/migration host/src/machine host/src/bench \
-    host/src/test";
-const CRATES: &str = "crates/stay crates/coherence crates/tlfs crates/migration crates/memslots crates/paging \
-    crates/iommu crates/pci crates/pic";
+/// Directories whose code is changed, and how many in a hundred of its mutants a large sample must
+/// kill. Where most is driven by rows with emulators, a room keeps what it had on 2026-11-29.
+const ROOMS: [(&str, usize); 23] = [
+    ("hypervisor/src/vm", 90),
+    ("hypervisor/src/x86", 90),
+    ("hypervisor/src/svm", 90),
+    ("hypervisor/src/vmx", 90),
+    ("hypervisor/src/arm64", 90),
+    ("hypervisor/src/iommu", 90),
+    ("hypervisor/src/owned", 90),
+    ("hypervisor/src/sched", 60),
+    ("hypervisor/src/devices", 75),
+    ("hypervisor/src/loader", 90),
+    ("host/src/migration", 90),
+    ("host/src/machine", 60),
+    ("host/src/bench", 25),
+    ("host/src/test", 10),
+    ("crates/stay", 95),
+    ("crates/coherence", 95),
+    ("crates/tlfs", 95),
+    ("crates/migration", 95),
+    ("crates/memslots", 95),
+    ("crates/paging", 95),
+    ("crates/iommu", 95),
+    ("crates/pci", 95),
+    ("crates/pic", 95),
+];
 /// A room of this package is reached by the tests of the other one's, too.
 const HYPERVISOR: &str = "hypervisor/src";
 const TOOL: &str = "host/src";
 /// What a stay does is driven by the abstract machine: its tests reach it, too.
 const STAY: &str = "crates/stay";
 const MACHINE: &str = "crates/machine";
-/// How many in a hundred mutants the tests of their package must kill there.
-const DUE: [usize; 2] = [90, 95];
-
-/// All of these, each with its share.
-fn rooms() -> impl Iterator<Item = (&'static str, usize)> {
-    [HOUSE, CRATES]
-        .into_iter()
-        .zip(DUE)
-        .flat_map(|(rooms, due)| rooms.split(' ').map(move |room| (room, due)))
-}
-
 /// The package of a room: its directory, and the file that its modules begin in.
 fn package(room: &'static str) -> (&'static str, &'static str) {
     let directory = room.split_once("/src").map_or(room, |(directory, _)| directory);
@@ -59,6 +68,8 @@ struct Tried {
 
 /// Tests that are looked for to kill each mutant, where those are sought that others can replace.
 const KILLERS_IF_REDUNDANT: usize = 5;
+/// Tests that are left for each mutant where others go.
+const KEPT: usize = 2;
 /// Mutants of each room that a long run of all tests tries.
 const SAMPLE_OF_LONG_RUN: usize = 20;
 
@@ -72,7 +83,7 @@ pub(super) fn try_some(signals: &Signals) -> Result<u8> {
 pub(super) fn test(args: &TestArgs, wanted: &str, signals: &Signals) -> Result<u8> {
     let wanted = |room: &str| wanted.split(',').any(|wanted| room.contains(wanted));
     if args.list {
-        rooms().filter(|(room, _)| wanted(room)).for_each(|(room, _)| println!("{room}"));
+        ROOMS.iter().filter(|(room, _)| wanted(room)).for_each(|(room, _)| println!("{room}"));
         return Ok(0);
     }
     try_rooms(args.sample, args.redundant, &wanted, signals)
@@ -86,7 +97,7 @@ fn try_rooms(
 ) -> Result<u8> {
     let progress = ProgressView::new();
     let running = progress.begin("mutants");
-    let rooms: Vec<_> = rooms().map(|(room, _)| wanted(room).then_some(room)).collect();
+    let rooms = ROOMS.map(|(room, _)| wanted(room).then_some(room));
     let mut packages: BTreeSet<_> = rooms.iter().flatten().map(|room| package(room)).collect();
     // The tool's tests run guests on boards of the hypervisor, which move.
     if packages.contains(&package(HYPERVISOR)) {
@@ -155,7 +166,7 @@ fn listed() -> Result<BTreeSet<String>> {
 
 /// The mutants to be tried: of each room the same ones each time, in an order that says nothing.
 fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tried)> {
-    let mut all: Vec<Vec<_>> = rooms().map(|_| Vec::new()).collect();
+    let mut all = ROOMS.map(|_| Vec::new());
     // Of those with one name the first, the second, and so on: no change elsewhere moves them.
     let mut seen = BTreeMap::<String, usize>::new();
     for (number, source, site) in tree.mutants() {
@@ -181,7 +192,7 @@ fn choose(tree: &Tree, sample: usize, equal: &BTreeSet<String>) -> Vec<(u32, Tri
 fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
     let header = ["room", "mutants", "tried", "killed", "survived", "not reached", "killed of 100", "due"];
     let (mut rows, mut passed) = (Vec::new(), (0, 0));
-    for (index, (room, due)) in rooms().enumerate() {
+    for (index, (room, due)) in ROOMS.into_iter().enumerate() {
         let tried: Vec<_> = done.iter().filter(|tried| tried.room == index).collect();
         let all = tree.mutants().filter(|(_, source, _)| source.room == index).count();
         if all == 0 {
@@ -216,50 +227,69 @@ fn table(done: &[Tried], tree: &Tree) -> (usize, usize) {
     passed
 }
 
-/// Prints the tests that kill no mutant which one of the others does not kill, the slowest first.
+/// Prints the tests without which each mutant keeps tests that kill it, the slowest first.
 fn print_redundant(done: &[Tried], tests: &[Test]) {
     let killers = done.iter().filter_map(|tried| match &tried.outcome {
         Outcome::Killed(tests) => Some(tests.iter().map(String::as_str).collect()),
         _ => None,
     });
-    let needed = needed(killers.collect());
-    let mut others: Vec<_> = tests.iter().filter(|test| !needed.contains(test.name.as_str())).collect();
-    others.sort_by_key(|test| std::cmp::Reverse(test.time));
-    for test in &others {
-        println!("kills nothing that others do not kill  {:>6} ms  {}", test.time.as_millis(), test.name);
+    let killers: Vec<_> = killers.collect();
+    let slowest_first: Vec<_> = tests.iter().rev().map(|test| test.name.as_str()).collect();
+    let dispensable = dispensable(&killers, &slowest_first);
+    for test in tests.iter().rev().filter(|test| dispensable.contains(test.name.as_str())) {
+        println!("others kill what it kills  {:>6} ms  {}", test.time.as_millis(), test.name);
     }
-    println!("{} of {} tests kill all", tests.len() - others.len(), tests.len());
+    println!("{} of {} tests can go", dispensable.len(), tests.len());
 }
 
-/// Names that have one in each of these sets: as few as are found when the one that is in the most
-/// sets is taken first.
-fn needed(mut killers: Vec<BTreeSet<&str>>) -> BTreeSet<&str> {
-    let mut needed = BTreeSet::new();
-    loop {
-        killers.retain(|set| set.is_disjoint(&needed));
-        let mut counts = BTreeMap::new();
-        killers.iter().flatten().for_each(|name| *counts.entry(*name).or_insert(0) += 1);
-        let Some((name, _)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return needed };
-        needed.insert(name);
+/// The tests, in this order, that can go so that `KEPT` are left which kill each mutant. One that
+/// kills nothing stays: what it sees is not changed by mutants.
+fn dispensable<'a>(killers: &[BTreeSet<&str>], tests: &[&'a str]) -> BTreeSet<&'a str> {
+    let mut left: Vec<_> = killers.iter().map(BTreeSet::len).collect();
+    let mut gone = BTreeSet::new();
+    for test in tests {
+        let killed = || (0..killers.len()).filter(|&mutant| killers[mutant].contains(test));
+        if killed().next().is_some() && killed().all(|mutant| left[mutant] > KEPT) {
+            killed().for_each(|mutant| left[mutant] -= 1);
+            gone.insert(*test);
+        }
     }
+    gone
 }
 
 #[test]
-fn a_test_is_needed_if_it_kills_what_no_other_kills() {
-    let all = [&["a", "b"][..], &["b", "c"], &["d"], &["b", "d"]];
-    let killers = all.iter().map(|names| names.iter().copied().collect()).collect();
-    assert_eq!(needed(killers).into_iter().collect::<Vec<_>>(), ["b", "d"]);
+fn a_test_can_go_if_two_others_kill_what_it_kills() {
+    let killers = [&["a", "b", "c"][..], &["a", "b", "c", "d"], &["d", "e", "f"], &["e"]];
+    let killers: Vec<_> = killers.iter().map(|names| names.iter().copied().collect()).collect();
+    assert_eq!(dispensable(&killers, &["none", "a", "b", "e", "d"]), BTreeSet::from(["a", "d"]));
 }
 
-/// Whether some of a room's mutants were tried, and so many of a hundred of these were killed.
-const fn has_share(killed: usize, tried: usize, due: usize) -> bool {
-    tried != 0 && killed * 100 >= due * tried
+/// A sample of so many is held to a room's share itself. A smaller one may miss it by what luck in
+/// choosing it explains: two standard deviations.
+const LARGE: usize = 100;
+
+/// Whether some of a room's mutants were killed, and so many of a hundred that were tried.
+fn has_share(killed: usize, tried: usize, due: usize) -> bool {
+    let luck = if tried < LARGE { 2 * (tried * due * (100 - due)).isqrt() } else { 0 };
+    killed != 0 && killed * 100 + luck >= due * tried
 }
 
 #[test]
-fn a_room_without_its_share_has_failed_and_so_has_one_of_which_nothing_was_tried() {
-    let cases = [(9, 10, true), (90, 100, true), (89, 100, false), (8, 10, false), (0, 0, false)];
-    cases
-        .iter()
-        .for_each(|&(killed, tried, is_good)| assert_eq!(has_share(killed, tried, 90), is_good, "{killed}"));
+fn a_room_without_its_share_has_failed_and_so_has_one_of_which_nothing_was_killed() {
+    let cases = [
+        (90, 100, 90, true),
+        (89, 100, 90, false),
+        (285, 300, 95, true),
+        (284, 300, 95, false),
+        (16, 20, 90, true),
+        (15, 20, 90, false),
+        (18, 20, 95, true),
+        (17, 20, 95, false),
+        (1, 20, 10, true),
+        (0, 20, 10, false),
+        (0, 0, 90, false),
+    ];
+    for (killed, tried, due, is_good) in cases {
+        assert_eq!(has_share(killed, tried, due), is_good, "{killed} of {tried}, {due}");
+    }
 }

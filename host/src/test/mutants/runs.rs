@@ -11,17 +11,17 @@ use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 
 /// Tests that run in one process take this long together, and are as many at most.
-const PART_TIME: Duration = Duration::from_secs(3);
+const PART_TIME: Duration = Duration::from_millis(300);
 const PART_TESTS: usize = 200;
 /// A mutant that no test fails in this time, by the tests' usual times, has survived.
 const TRIED_MAX: Duration = Duration::from_secs(20);
 /// How many times as long as usual a test may take, in CPU time, and in time of its own.
 const SLOWER: u32 = 10;
-const SLACK: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(2);
 /// A process that takes less than a tick of CPU time in so long counts as one that does not end: no
 /// test waits so long for time to pass.
 const IDLE_MAX: Duration = Duration::from_secs(20);
@@ -127,6 +127,8 @@ struct Ran {
     over: BTreeSet<String>,
     /// CPU time, which other processes do not change.
     took: Duration,
+    /// It has not come to its end within its bounds.
+    is_stuck: bool,
 }
 
 impl Tests {
@@ -205,9 +207,13 @@ impl Tests {
                 let names: Vec<_> = left.iter().map(|test| test.name.as_str()).collect();
                 let time = left.iter().map(|test| test.time).sum();
                 let chosen = ("QUELL_MUTANT", &*number.to_string());
-                let ran = run(program, &names, chosen, time, enough > 1)?;
+                let ran = run(program, &names, chosen, time, enough - killed.len())?;
                 left.retain(|test| !ran.over.contains(&test.name));
                 killed.extend(ran.failed);
+                // What makes one test go on for ever does so to others.
+                if ran.is_stuck {
+                    return Ok(Some(Outcome::Killed(killed)));
+                }
             }
         }
         Ok(Some(if killed.is_empty() { Outcome::Survived } else { Outcome::Killed(killed) }))
@@ -262,7 +268,7 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
     if !times.exists() {
         let _ = fs::remove_file(file);
         let reached = ("QUELL_MUTANTS_REACHED", &*file.to_string_lossy());
-        let ran = run(program, &[name], reached, Duration::from_secs(60), true)?;
+        let ran = run(program, &[name], reached, Duration::from_secs(60), usize::MAX)?;
         let text = if ran.failed.is_empty() { ran.took.as_millis().to_string() } else { "failed".to_owned() };
         fs::write(&times, text).with_context(|| format!("cannot write {}", times.display()))?;
     }
@@ -273,14 +279,14 @@ fn record(program: &Program, name: &str, file: &Path) -> Result<Option<(Duration
     Ok(Some((Duration::from_millis(millis), numbers)))
 }
 
-/// Runs tests in a process of its own, within bounds that follow from their usual time: until one
-/// fails, or `to_the_end`.
+/// Runs tests in a process of its own, within bounds that follow from their usual time: until
+/// `enough` have failed.
 fn run(
     program: &Program,
     names: &[&str],
     environment: (&str, &str),
     usual: Duration,
-    to_the_end: bool,
+    enough: usize,
 ) -> Result<Ran> {
     let limit = usual * SLOWER + SLACK;
     let mut tests = command(program);
@@ -297,7 +303,7 @@ fn run(
             took = cpu_time(&child)?;
             break Some(child.wait()?);
         }
-        is_enough = !to_the_end && text_of(&output)?.contains(" ... FAILED\n");
+        is_enough = text_of(&output)?.matches(" ... FAILED\n").count() >= enough;
         let had = cpu_time(&child)?;
         if had > took {
             (took, worked) = (had, Instant::now());
@@ -315,7 +321,8 @@ fn run(
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
     }
     let (failed, over) = read(&text, names, status.is_some_and(|status| status.success()));
-    Ok(Ran { failed, over, took })
+    let is_stuck = !is_enough && status.is_none_or(|status| status.signal() == Some(Signal::XCPU.as_raw()));
+    Ok(Ran { failed, over, took, is_stuck })
 }
 
 /// Whether a process has ended, which is not waited for yet.

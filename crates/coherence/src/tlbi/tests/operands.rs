@@ -58,20 +58,6 @@ fn check(granule: Granule, start: u64, len: u64) -> Result<(), TestCaseError> {
 }
 
 #[test]
-fn p17_nothing_is_added_to_sizes_that_can_be_named() {
-    for (scale, num) in (0..4).flat_map(|scale| (0..32).map(move |num| (scale, num))) {
-        let pages: u64 = (num + 1) << (5 * scale + 1);
-        if pages << 12 > PIECE_BYTES_MAX {
-            continue;
-        }
-        let operands: Vec<_> =
-            Ranges::new(Granule::Size4K, 0x8000_0000, pages << 12, None).unwrap().collect();
-        assert_eq!(operands.len(), 1, "SCALE {scale}, NUM {num}");
-        assert_eq!(decoded(operands[0]), (Granule::Size4K, 0x8000_0000, pages << 12, 0));
-    }
-}
-
-#[test]
 fn p17_the_last_page_is_covered_without_going_beyond_it() {
     for granule in GRANULES {
         let last = (BASE_END - 1) << granule.shift();

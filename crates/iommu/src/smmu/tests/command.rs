@@ -47,15 +47,6 @@ fn ranges_bit_by_bit() {
 }
 
 #[test]
-fn p18_reserved_hints_are_none() {
-    // No blocks at level 1 with 16 KiB while DS is 0. The SMMU takes it for no hint, and then
-    // refuses a single granule.
-    let block = |units| Span::range(Granule::Size16K, 0, 0, units, Some(LeafLevel::One), Depth::Leaf);
-    assert_eq!(tlbi(tlbi_nh_va(ASID, block(2))).ttl, 0);
-    assert_eq!(tlbi(tlbi_nh_va(ASID, block(1))).granule, None);
-}
-
-#[test]
 fn p17_one_granule_without_a_hint_is_no_range() {
     for granule in [Granule::Size4K, Granule::Size16K, Granule::Size64K] {
         for depth in [Depth::Leaf, Depth::All] {

@@ -57,21 +57,6 @@ fn check(granule: Granule, stale: Stale, fewest: Option<usize>) -> Result<(), Te
 }
 
 #[test]
-fn p17_no_other_choice_of_lengths_takes_fewer_commands() {
-    const LAST: usize = 1 << 11;
-    // By the fewest lengths that add up to it, whatever they are.
-    let mut fewest = std::vec![0usize; LAST + 1];
-    for pages in 1..=LAST {
-        let lengths = (0..12).flat_map(|scale| (1..=32).map(move |units| units << scale));
-        let rests = lengths.filter_map(|length: usize| pages.checked_sub(length));
-        fewest[pages] = 1 + rests.map(|rest| fewest[rest]).min().unwrap();
-    }
-    for (pages, &fewest) in fewest.iter().enumerate().skip(1) {
-        check(Granule::Size4K, stale(0x7000, (pages as u64) << 12), Some(fewest)).expect("as few");
-    }
-}
-
-#[test]
 fn p17_ranges_end_where_the_address_space_does() {
     for (granule, has_ranges) in GRANULES.into_iter().flat_map(|granule| [(granule, false), (granule, true)])
     {
@@ -86,38 +71,6 @@ fn p17_ranges_end_where_the_address_space_does() {
             check(granule, stale(end - 77 * page, 77 * page), None).expect("covered");
             check(granule, stale(0, end), Some(1)).expect("all of it");
             check(granule, stale(page, end - page), None).expect("all but a page");
-        }
-    }
-}
-
-#[test]
-fn p18_hints_are_for_known_leaves_and_smmus_that_know_them() {
-    for (leaf, bits) in LEVELS.into_iter().flat_map(|leaf| (0..4).map(move |bits| (leaf, bits))) {
-        let (tables, has_ranges) = (bits & 1 != 0, bits & 2 != 0);
-        let setup = Setup { has_ranges, commands_max: 1024, ..SETUP };
-        let commands = commands(&setup, Stale { start: 0x4000_0000, len: 4 << 20, leaf, tables });
-        assert!(!commands.is_empty());
-        for read in commands.into_iter().map(tlbi) {
-            let hint = leaf.filter(|_| has_ranges && !tables).map_or(0, |level| level as u64);
-            assert_eq!((read.ttl, read.leaf), (hint, !tables), "{leaf:?} {has_ranges}");
-            assert!(has_ranges || read.granule.is_none(), "the fields are reserved");
-        }
-    }
-}
-
-#[test]
-fn p18_blocks_go_by_one_command_with_their_hint() {
-    for (granule, has_ranges) in GRANULES.into_iter().flat_map(|granule| [(granule, false), (granule, true)])
-    {
-        let setup = Setup { granule, has_ranges, ..SETUP };
-        let block = 1 << LeafLevel::Two.shift(granule);
-        // A part of it, too: the block has gone as a whole.
-        for (start, len) in [(block, block), (block + granule.bytes(), granule.bytes())] {
-            let stale = Stale { start, len, leaf: Some(LeafLevel::Two), tables: false };
-            let [only] = commands(&setup, stale)[..] else { panic!("one block") };
-            let read = tlbi(only);
-            assert_eq!((read.first, read.ttl), (block, if has_ranges { 2 } else { 0 }));
-            assert!(!has_ranges || read.end == 2 * block);
         }
     }
 }

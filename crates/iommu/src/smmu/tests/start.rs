@@ -1,7 +1,6 @@
 use std::collections::BTreeMap;
 use std::vec::Vec;
 
-use crate::smmu::command::*;
 use crate::smmu::features::Features;
 use crate::smmu::registers::*;
 use crate::smmu::start::*;
@@ -150,14 +149,6 @@ fn settings_follow_what_there_is() {
     ] {
         assert_eq!(smmu.get(register), value, "{register:x?}");
     }
-}
-
-#[test]
-fn everything_is_forgotten_by_commands_that_there_are() {
-    let commands = |features: &Features| forget_all(features).collect::<Vec<_>>();
-    assert_eq!(commands(&features()), [cfgi_all(), tlbi_el2_all(), tlbi_nsnh_all()]);
-    let without = Features { has_el2: false, ..features() };
-    assert_eq!(commands(&without), [cfgi_all(), tlbi_nsnh_all()]);
 }
 
 #[test]

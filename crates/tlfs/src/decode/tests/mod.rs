@@ -52,7 +52,6 @@ const LIST: u64 = 0x03;
 const SPIN: u64 = 0x08;
 const SPACE_EX: u64 = 0x13;
 const LIST_EX: u64 = 0x14;
-const FAST: u64 = 1 << 16;
 const ALL_PROCESSORS: u64 = 1;
 const LENIENT: Profile = Profile {
     empty_targets: EmptyTargets::Lenient,
@@ -117,32 +116,6 @@ fn h3_reps_complete_counts_from_rep_0() {
 }
 
 #[test]
-fn h4_input_fits_its_page_or_is_refused() {
-    for (code, header) in [(LIST, 3), (LIST_EX | banks(1), 5)] {
-        for offset in (0..4096).step_by(8) {
-            let room = ((4096 - offset) / 8) as u64;
-            for count in [1, 2, room.saturating_sub(header), room - header.min(room) + 1, 507, 508, 509, 510]
-            {
-                if count == 0 {
-                    continue;
-                }
-                let memory = Memory::at(offset, &[0, 0, 0, 1, 1][..(header as usize).min(room as usize)]);
-                let input = BASE + offset as u64;
-                let registers = CallRegisters { control: code | reps(count, 0), input, output: 0 };
-                let mut page = InputPage::new();
-                let call = decode(registers, &memory, &mut page, &Profile::default());
-                let fits = header + count <= room;
-                assert_eq!(call.is_ok(), fits, "{code:#x} {offset} {count}");
-                if !fits {
-                    assert_eq!(call, Err(Reject::Failed(HvResult::of(Status::INVALID_ALIGNMENT, 0))));
-                    assert_eq!(memory.reads.get(), 0, "nothing is read of a list that does not fit");
-                }
-            }
-        }
-    }
-}
-
-#[test]
 fn h5_h6_where_the_input_is_not() {
     let memory = Memory::new(&[0, 0, 1]);
     let try_at = |input| {
@@ -192,66 +165,10 @@ fn h8_an_empty_set_is_nobody_or_an_error_and_never_everyone() {
 }
 
 #[test]
-fn h10_the_bank_mask_must_agree_with_the_header() {
-    for (header, mask) in [(0, 1), (1, 0), (1, 0b11), (2, 1), (64, u64::MAX >> 1)] {
-        let mut words = vec![0, 0, 0, mask];
-        words.resize(4 + 64, 1);
-        assert_eq!(status(SPACE_EX | banks(header), &words, &STRICT), Status::INVALID_HYPERCALL_INPUT);
-    }
-}
-
-#[test]
-fn h12_all_ignores_banks_but_not_their_room() {
-    for (header, mask) in [(0, 0), (0, u64::MAX), (2, 0), (2, 0b111), (64, 1)] {
-        let mut words = vec![0, 0, SET_ALL, mask];
-        words.resize(4 + header as usize, u64::MAX);
-        words.push(0x7000);
-        with(LIST_EX | banks(header) | reps(1, 0), &words, &STRICT, |call| {
-            let Ok(Call::Flush(flush)) = call else { panic!("{call:?}") };
-            assert_eq!(flush.targets, Targets::All);
-            let FlushScope::List(list) = flush.scope else { panic!("{flush:?}") };
-            assert!(list.ranges().eq([PageRange { start: 0x7000, pages: 1 }]));
-        });
-    }
-}
-
-#[test]
 fn h12_unknown_formats_are_refused_unless_the_set_does_not_matter() {
     for format in [2, 3, 1 << 32, u64::MAX] {
         assert_eq!(status(SPACE_EX, &[0, 0, format, 0], &STRICT), Status::INVALID_PARAMETER);
         assert_eq!(status(SPACE_EX, &[0, ALL_PROCESSORS, format, 0], &STRICT), Status::SUCCESS);
-    }
-}
-
-#[test]
-fn h15_fast_flushes_are_undefined_whatever_else_is_wrong() {
-    for code in [SPACE, LIST, SPACE_EX, LIST_EX] {
-        for rest in [0, reps(1, 0), banks(1), 1 << 27, 1 << 63] {
-            with(code | FAST | rest, &[0; 8], &STRICT, |call| {
-                assert_eq!(call, Err(Reject::UndefinedOpcode), "{code:#x} {rest:#x}");
-            });
-        }
-    }
-}
-
-#[test]
-fn h16_long_spin_wait_fast_and_slow() {
-    let registers = CallRegisters { control: SPIN | FAST, input: 4711, output: 0 };
-    let memory = Memory::new(&[]);
-    let mut page = InputPage::new();
-    let call = decode(registers, &memory, &mut page, &STRICT);
-    assert_eq!(call, Ok(Call::LongSpinWait { spins: 4711 }));
-    assert_eq!(memory.reads.get(), 0);
-    with(SPIN, &[4711], &STRICT, |slow| assert_eq!(slow, call));
-    assert_eq!(status(SPIN | FAST | reps(1, 0), &[], &STRICT), Status::INVALID_HYPERCALL_INPUT);
-}
-
-#[test]
-fn h22_flags_that_are_not_offered_are_refused() {
-    for bit in 3..64 {
-        for (control, words) in [(SPACE, vec![0, 1 << bit, 1]), (SPACE_EX, vec![0, 1 << bit | 1, 1, 0])] {
-            assert_eq!(status(control, &words, &STRICT), Status::INVALID_PARAMETER, "bit {bit}");
-        }
     }
 }
 
