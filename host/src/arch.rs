@@ -2,6 +2,7 @@
 //! concerned.
 
 use crate::machine::bochs::{Bochs, Model, Tlb};
+use crate::machine::kvm::{self, Accel, Vendor};
 use crate::prelude::*;
 use clap::{Args, ValueEnum};
 use hostlink::architecture::Architecture;
@@ -107,6 +108,8 @@ impl ArmCpu {
 pub(crate) enum Platform {
     /// A q35 machine with an EPYC.
     X86_64,
+    /// A q35 machine with this computer's own processor.
+    Kvm(Vendor),
     /// Bochs, a PC with this CPU.
     Bochs(Bochs),
     /// A `virt` machine with this CPU.
@@ -116,7 +119,7 @@ pub(crate) enum Platform {
 impl Platform {
     pub(crate) const fn arch(self) -> Arch {
         match self {
-            Self::X86_64 | Self::Bochs(_) => Arch::X86_64,
+            Self::X86_64 | Self::Kvm(_) | Self::Bochs(_) => Arch::X86_64,
             Self::Aarch64(_) => Arch::Aarch64,
         }
     }
@@ -126,6 +129,7 @@ impl Platform {
         match self {
             Self::Bochs(Bochs { model: Model::Skylake, .. }) => Architecture::Intel64,
             Self::X86_64 | Self::Bochs(_) => Architecture::Amd64,
+            Self::Kvm(vendor) => vendor.architecture(),
             Self::Aarch64(_) => Architecture::Arm64,
         }
     }
@@ -134,7 +138,7 @@ impl Platform {
     pub(crate) const fn emulator(self) -> &'static str {
         match self {
             Self::Bochs(_) => "Bochs",
-            Self::X86_64 | Self::Aarch64(_) => "QEMU",
+            Self::X86_64 | Self::Kvm(_) | Self::Aarch64(_) => "QEMU",
         }
     }
 
@@ -143,6 +147,7 @@ impl Platform {
         let mut given = PlatformArgs { arch: Some(self.arch()), ..PlatformArgs::default() };
         match self {
             Self::X86_64 => {}
+            Self::Kvm(_) => given.accel = Some(Accel::Kvm),
             Self::Aarch64(cpu) => given.cpu = Some(cpu),
             Self::Bochs(Bochs { model, tlb }) => {
                 let machine = Some(Emulator::Bochs);
@@ -162,6 +167,7 @@ impl Platform {
     pub(crate) fn suffix(self) -> String {
         match self {
             Self::X86_64 => String::new(),
+            Self::Kvm(_) => "@kvm".to_owned(),
             Self::Bochs(bochs) => format!("@{}", bochs.name()),
             Self::Aarch64(cpu) => format!("@{}", cpu.name()),
         }
@@ -183,6 +189,11 @@ pub(crate) struct PlatformArgs {
     pub(crate) cpu: Option<ArmCpu>,
     #[command(flatten)]
     pub(crate) machine: MachineArgs,
+    /// What carries out the machine's instructions: tcg, an emulator; kvm, this computer's own
+    /// processor (x86_64; Quell is KVM's guest, and has guests itself); auto, KVM where it can be
+    /// used [default: tcg, for demo auto]
+    #[arg(long, value_name = "ACCEL")]
+    pub(crate) accel: Option<Accel>,
 }
 
 /// The emulator on the command line.
@@ -223,16 +234,46 @@ impl MachineArgs {
 impl PlatformArgs {
     /// The platform. QEMU has only one model of x86_64.
     pub(crate) fn platform(self) -> Result<Platform> {
-        let arch = self.arch.unwrap_or(Arch::X86_64);
+        let (arch, bochs) = (self.arch.unwrap_or(Arch::X86_64), self.machine.bochs()?);
         ensure!(
             arch == Arch::Aarch64 || self.cpu.is_none(),
             "--cpu names a model of aarch64; give --arch aarch64 as well"
         );
-        if let Some(bochs) = self.machine.bochs()? {
+        if bochs.is_some() {
             ensure!(arch == Arch::X86_64, "Bochs is a PC: --machine bochs is not for --arch aarch64");
-            return Ok(Platform::Bochs(bochs));
         }
-        Ok(self.cpu.map_or(arch.usual(), Platform::Aarch64))
+        let emulated = bochs.map_or(self.cpu.map_or(arch.usual(), Platform::Aarch64), Platform::Bochs);
+        self.accelerated(emulated)
+    }
+
+    /// The platform of a benchmark.
+    pub(crate) fn emulated(self) -> Result<Platform> {
+        ensure!(
+            self.accel.is_none_or(|accel| accel == Accel::Tcg),
+            "benchmarks count an emulator's instructions, or compare two hypervisors in one emulated machine; \
+             leave out --accel"
+        );
+        self.platform()
+    }
+
+    /// This platform, or the same machine by KVM if that is asked for.
+    pub(crate) fn accelerated(self, emulated: Platform) -> Result<Platform> {
+        match self.accel.unwrap_or(Accel::Tcg) {
+            Accel::Tcg => Ok(emulated),
+            Accel::Kvm => {
+                ensure!(emulated.arch() == Arch::X86_64, kvm::NOT_ON_ARM);
+                ensure!(emulated == Platform::X86_64, "Bochs is an emulator; leave out --accel kvm");
+                kvm::vendor().map(Platform::Kvm).context("--accel kvm")
+            }
+            Accel::Auto if emulated == Platform::X86_64 => Ok(kvm::vendor().map_or_else(
+                |why| {
+                    eprintln!("quell: the processor is emulated: {why:#}");
+                    emulated
+                },
+                Platform::Kvm,
+            )),
+            Accel::Auto => Ok(emulated),
+        }
     }
 }
 
@@ -242,8 +283,7 @@ mod tests {
 
     #[test]
     fn a_model_of_another_architecture_is_refused() {
-        let of =
-            |arch, cpu| PlatformArgs { arch: Some(arch), cpu, machine: MachineArgs::default() }.platform();
+        let of = |arch, cpu| PlatformArgs { arch: Some(arch), cpu, ..PlatformArgs::default() }.platform();
         let error = of(Arch::X86_64, Some(ArmCpu::Max)).expect_err("is refused");
         assert!(error.to_string().contains("--arch aarch64"), "{error}");
         assert_eq!(of(Arch::X86_64, None).expect("is one"), Platform::X86_64);

@@ -1,4 +1,4 @@
-//! `quell check`: tlbcheck on the bare machine, on Quell, or on Linux KVM.
+//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM, or on Quell on that.
 
 use crate::cli::CheckArgs;
 use crate::guest::peer::Flushes;
@@ -17,6 +17,33 @@ pub(crate) enum Verdict {
     Skip,
 }
 
+/// What tlbcheck runs on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum On {
+    /// Quell
+    #[default]
+    Quell,
+    /// The emulated machine itself
+    Bare,
+    /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM
+    /// disk
+    Kvm,
+    /// Quell on Linux KVM in the same machine: KVM checks what Quell does with the processor
+    Nested,
+}
+
+impl On {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Quell => "quell",
+            Self::Bare => "bare",
+            Self::Kvm => "kvm",
+            Self::Nested => "nested",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Row {
     pub(crate) row: String,
@@ -29,11 +56,13 @@ pub(crate) struct Row {
 
 pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
+    // Three levels deep each vCPU takes much of a run.
+    let usual = if args.on == On::Nested { args.cpus } else { vcpus(platform.arch()) };
     let run = Run {
         platform,
         on: args.on,
         cpus: args.cpus,
-        vcpus: args.vcpus.unwrap_or_else(|| vcpus(platform.arch())),
+        vcpus: args.vcpus.unwrap_or(usual),
         switches: Switches { defect: args.defect, ..Switches::default() },
         only: args.only.as_deref(),
         omission: args.drop,
@@ -63,7 +92,7 @@ pub(crate) const fn vcpus(arch: Arch) -> u32 {
 
 pub(crate) struct Run<'a> {
     pub(crate) platform: Platform,
-    pub(crate) on: Subject,
+    pub(crate) on: On,
     pub(crate) cpus: u32,
     /// vCPUs on Quell.
     pub(crate) vcpus: u32,
@@ -94,7 +123,8 @@ impl Run<'_> {
         let (platform, cpus) = (self.platform, self.cpus);
         let (arch, has_defect) = (platform.arch(), self.switches.defect.is_some());
         ensure!(self.omission.is_none() || arch == Arch::Aarch64, "--drop is for --arch aarch64");
-        ensure!(!has_defect || self.on == Subject::Quell, "only Quell has defects that can be switched on");
+        let has_quell = matches!(self.on, On::Quell | On::Nested);
+        ensure!(!has_defect || has_quell, "only Quell has defects that can be switched on");
         refuse_foreign_defect(self.switches, platform)?;
         let report = if arch.reports_on_console() { "" } else { " report=com2" };
         let mut words = vec![format!("check json{report}")];
@@ -103,14 +133,14 @@ impl Run<'_> {
         words.extend(self.only.map(|row| format!("only={row}")));
         let guest = Guest::bare(workspace::TLBCHECK, platform, words.join(" "), self.vcpus, MEMORY)?;
         let guest = Guest { switches: self.switches, ..guest };
+        let hypervisor = || if has_defect { Hypervisor::with_defects(arch) } else { Hypervisor::build(arch) };
         match self.on {
-            Subject::Bare => guest.on_bare_machine(cpus, directory),
-            Subject::Quell => {
-                let hypervisor =
-                    if has_defect { Hypervisor::with_defects(arch)? } else { Hypervisor::build(arch)? };
-                guest.on_quell(&hypervisor, cpus, Clock::Wall, directory)
+            On::Bare => guest.on_bare_machine(cpus, directory),
+            On::Quell => guest.on_quell(&hypervisor()?, cpus, Clock::Wall, directory),
+            On::Nested => {
+                StockGuest::prepare(arch)?.with_quell_on_kvm(&guest, &hypervisor()?, cpus, directory)
             }
-            Subject::Kvm => {
+            On::Kvm => {
                 let guest = Guest { vcpus: cpus, ..guest };
                 let inner = guest.under_kvm(Flushes::HyperV, false);
                 StockGuest::prepare(arch)?.with_kvm(platform, &inner, cpus, Clock::Wall, directory)

@@ -13,7 +13,7 @@ pub(crate) use look::*;
 pub(crate) use run::*;
 
 use crate::arch::PlatformArgs;
-use crate::check::Omission;
+use crate::check::{Omission, On};
 use crate::machine::emulator::Wanted;
 use crate::prelude::*;
 use clap::{Args, Parser, Subcommand};
@@ -89,7 +89,7 @@ pub(crate) struct FetchArgs {
     pub(crate) refresh: bool,
 }
 
-/// Check how TLBs are flushed: on the bare machine, on Quell, or on Linux KVM
+/// Check how TLBs are flushed: on the bare machine, on Quell, on Linux KVM, or on Quell on KVM
 ///
 /// Boots tlbcheck, a small standalone kernel, there. Each of its rows passes, fails, or is skipped
 /// with a reason. KVM is Debian's kernel with this system's QEMU in an initial RAM disk; nothing is
@@ -98,14 +98,14 @@ pub(crate) struct FetchArgs {
 pub(crate) struct CheckArgs {
     /// What to run it on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
-    pub(crate) on: Subject,
+    pub(crate) on: On,
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     /// CPUs of the machine
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
     /// Virtual CPUs on Quell [default: 66, so that VP indices need more than one bank; 8 on
-    /// aarch64]; elsewhere as many as CPUs
+    /// aarch64; nested as many as CPUs]; elsewhere as many as CPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) vcpus: Option<u32>,
     /// Run only these rows: names separated by commas; `*` at the end of a name matches any suffix

@@ -34,17 +34,17 @@ pub(super) const TAIL: &Rows = &[
     ("vCPUs preempted", "sched.preempted"),
 ];
 
-pub(super) fn demo(args: &DemoArgs) -> Demo<'_> {
+pub(super) fn demo(args: &DemoArgs, platform: Platform) -> Demo<'_> {
     let (vcpus, cpus, rounds) = (args.size.vcpus, args.size.cpus, args.rounds.unwrap_or(ROUNDS));
     Demo {
         args,
-        platform: Platform::X86_64,
+        platform,
         about: format!(
             "thrash: {vcpus} threads, {rounds} rounds each of mmap, read, munmap of 16384 pages; \
              {vcpus} vCPUs on {cpus} CPUs"
         ),
         names: NAMES,
-        cases: NAMES.map(|name| format!("thrash-{vcpus}:{cpus}-{name}")),
+        cases: NAMES.map(|name| platform.named(&format!("thrash-{vcpus}:{cpus}-{name}"))),
         command: format!(
             "thrash --threads {vcpus} --rounds {rounds} --settle {SETTLE_MS} --report /dev/report"
         ),

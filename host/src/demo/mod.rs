@@ -4,13 +4,18 @@
 mod flush;
 mod unmap;
 
+use crate::arch::PlatformArgs;
 use crate::bench::lab;
-use crate::cli::DemoArgs;
+use crate::cli::{DemoArgs, SizeArgs};
+use crate::machine::kvm::Accel;
 use crate::prelude::*;
 use crate::results::{Row, Writer};
 use crate::run::conclude;
 use comfy_table::Table;
 use indicatif::{HumanFloatCount, ProgressBar};
+
+/// A guest that KVM runs is up in so long, or the first command of a newcomer would seem to hang.
+const UP_MAX: Duration = Duration::from_secs(20);
 
 /// A comparison of two sides, in the order of the table's columns.
 struct Demo<'a> {
@@ -59,14 +64,27 @@ impl Measured {
 }
 
 pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
-    let demo = match args.platform.platform()? {
-        Platform::X86_64 => flush::demo(args),
+    let is_automatic = args.platform.accel.is_none_or(|accel| accel == Accel::Auto);
+    let accel = Some(args.platform.accel.unwrap_or(Accel::Auto));
+    let lab = Lab::new(args.output.timeout(), signals)?;
+    let mut platform = PlatformArgs { accel, ..args.platform }.platform()?;
+    if let (Platform::Kvm(_), true) = (platform, is_automatic)
+        && let Some(why) = fails(platform, args.size, &lab)?
+    {
+        eprintln!(
+            "quell: the processor is emulated: by KVM no guest is up within {} s: {why}",
+            UP_MAX.as_secs()
+        );
+        platform = Platform::X86_64;
+    }
+    let demo = match platform {
+        Platform::X86_64 | Platform::Kvm(_) => flush::demo(args, platform),
         Platform::Bochs(_) => bail!("the demo measures time, and Bochs's is not that of a processor"),
         platform @ Platform::Aarch64(_) => unmap::demo(args, platform),
     };
-    let lab = Lab::new(args.output.timeout(), signals)?;
     let stock = lab.stock(demo.platform.arch())?;
-    println!("{}; {} runs a side", demo.about, args.runs);
+    let by = if let Platform::Kvm(_) = platform { "; this computer's processor, by KVM" } else { "" };
+    println!("{}; {} runs a side{by}", demo.about, args.runs);
     println!("guest: {}\n", stock.versions().kernel);
     let mut samples = Samples::default();
     for run in 0..args.runs {
@@ -87,6 +105,16 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
         Writer::new(path.clone(), "demo", Some(stock.versions())).write(samples.rows(), &[])?;
     }
     Ok(0)
+}
+
+/// Why a guest does not come up on this platform, if it does not.
+fn fails(platform: Platform, size: SizeArgs, lab: &Lab<'_>) -> Result<Option<String>> {
+    let stock = lab.stock(platform.arch())?;
+    let guest = lab::linux(stock, platform, stock.initrd(Some("true")), size.vcpus);
+    let guest = Guest { memory: size.memory, ..guest };
+    let spec = Spec { timeout: Some(UP_MAX), ..lab.on_quell(&guest, size.cpus, Clock::Wall)? };
+    let outcome = Machine::start(&spec, lab.signals)?.run(|_, _| Ok(Flow::Continue))?;
+    Ok(outcome.ended_by(&[OFF]).err().map(|why| why.to_string()))
 }
 
 impl Demo<'_> {
@@ -188,7 +216,7 @@ mod tests {
         assert!(demo.sentence(500.0, 16.0).contains("31 times as fast"));
         assert!(demo.sentence(1.0, 2.0).contains("not faster"));
         assert!(demo.sentence(f64::NAN, 2.0).contains("Nothing"));
-        assert!(flush::demo(&args).sentence(3.0, 1.0).contains("3.00 times as fast"));
+        assert!(flush::demo(&args, Platform::X86_64).sentence(3.0, 1.0).contains("3.00 times as fast"));
     }
 
     #[test]

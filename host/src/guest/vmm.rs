@@ -17,7 +17,7 @@ pub(crate) fn archive(
     arguments: &str,
 ) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    let load = peer::add_kvm(&mut archive, files, platform)?;
+    let load = peer::add_kvm(&mut archive, files, platform, false)?;
     archive.add("bin/kvmslots", program)?;
     archive.file("command", 0o644, format!("{load} && {}", line(arguments)).as_bytes());
     Ok(archive.finish())

@@ -224,7 +224,7 @@ pub(super) fn prepare(
     command.env("QUELL_RAM", ram.path_in_child()).envs(bochs.tlb.variables());
     command.stdin(Stdio::null());
     let sockets = sockets.into_iter().map(|(_, socket)| socket).collect();
-    Ok(Prepared { command, console: Some(console), sockets })
+    Ok(Prepared { command, console: Some(console), sockets, events: None })
 }
 
 /// A CD from which the payload starts by itself.

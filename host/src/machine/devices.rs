@@ -1,5 +1,6 @@
 //! Disks, networks and other PCI functions: those of the machine, and those that a guest owns.
 
+use super::kvm::{self, Vendor};
 use crate::prelude::*;
 use rustix::fs::FileType;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -81,10 +82,18 @@ pub(crate) fn build<'d>(
         let [name, iommu] = match platform {
             // From QEMU 10 on DMA of devices that nobody owns would pass by default.
             Platform::Bochs(_) => bail!("Bochs has no IOMMU, so guests have no devices there"),
-            Platform::X86_64 => ["-device", "amd-iommu,intremap=on,pt=off"],
+            Platform::X86_64 | Platform::Kvm(Vendor::Amd) => ["-device", "amd-iommu,intremap=on,pt=off"],
+            Platform::Kvm(Vendor::Intel) => {
+                bail!(
+                    "Quell drives no IOMMU of Intel's yet, so guests have no devices there: use --accel tcg"
+                )
+            }
             Platform::Aarch64(_) => ["-machine", "iommu=smmuv3"],
         };
         built.args = vec![name.into(), iommu.into()];
+        if let Platform::Kvm(_) = platform {
+            built.args.extend(kvm::WITH_IOMMU.map(OsString::from));
+        }
     }
     let mut places = Places::new(platform, owners)?;
     for devices in guests {
@@ -139,7 +148,7 @@ impl Places {
     fn new(platform: Platform, guests: usize) -> Result<Self> {
         let mut free: Vec<u32> = PLACES.collect();
         let lines = match platform {
-            Platform::X86_64 | Platform::Bochs(_) => {
+            Platform::X86_64 | Platform::Kvm(_) | Platform::Bochs(_) => {
                 free.retain(|place| *place != IO_APIC);
                 None
             }

@@ -1,7 +1,7 @@
 //! The emulator: the system's QEMU, or another one.
 
-use super::bochs;
 use super::spec::{Channels, Console, Spec};
+use super::{bochs, kvm};
 use crate::guest::cache::{self, Unavailable};
 use crate::migration::Listener;
 use crate::prelude::*;
@@ -241,8 +241,10 @@ pub(super) struct Prepared {
     pub(super) command: Command,
     /// The other end of the console, unless that is the process's standard input and output.
     pub(super) console: Option<UnixStream>,
-    /// Its ends of serial ports: to be closed here when it runs.
+    /// Its ends of sockets: to be closed here when it runs.
     pub(super) sockets: Vec<UnixStream>,
+    /// The other end of what says why the machine has ended, where no log does.
+    pub(super) events: Option<UnixStream>,
 }
 
 /// The emulator's command, which is to inherit the pipes for the hypervisor's log and for its own.
@@ -259,10 +261,13 @@ pub(super) fn prepare(
         prepared.command.stdout(log.try_clone()?);
         return Ok(prepared);
     }
-    let arguments = spec.arguments(version(arch)?, ram, channels)?;
-    let inherited = vec![ram.fd().as_raw_fd(), log.as_raw_fd(), own_log.as_raw_fd()];
+    let mut arguments = spec.arguments(version(arch)?, ram, channels)?;
+    let mut inherited = vec![ram.fd().as_raw_fd(), log.as_raw_fd(), own_log.as_raw_fd()];
+    let is_kvm = matches!(spec.platform, Platform::Kvm(_));
+    let (events, sockets) = is_kvm.then(|| kvm::events(&mut arguments)).transpose()?.unzip();
+    inherited.extend(sockets.iter().map(AsRawFd::as_raw_fd));
     let command = command(spec, chosen()?.command(arch), &arguments, inherited);
-    Ok(Prepared { command, console: None, sockets: Vec::new() })
+    Ok(Prepared { command, console: None, sockets: Vec::from_iter(sockets), events })
 }
 
 pub(super) type Ends = (Option<Box<dyn Write + Send>>, Box<dyn Read + Send>);
@@ -388,8 +393,7 @@ mod tests {
 
     #[test]
     fn u29_missing_libraries_are_named() {
-        let text =
-            "\tliba.so.1 => /lib/liba.so.1 (0x7f)\n\tlibb.so.2 => not found\n\tlinux-vdso.so.1 (0x7f)\n";
+        let text = "\tliba.so.1 => /lib/liba.so.1 (0x7f)\n\tlibb.so.2 => not found\n\tvdso.so.1 (0x7f)\n";
         assert_eq!(missing(text), ["libb.so.2"]);
     }
 }

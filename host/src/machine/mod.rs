@@ -9,6 +9,7 @@ pub(crate) mod devices;
 pub(crate) mod emulator;
 pub(crate) mod flat;
 pub(crate) mod guests;
+pub(crate) mod kvm;
 pub(crate) mod log_file;
 pub(crate) mod own_time;
 pub(crate) mod process;

@@ -2,6 +2,7 @@
 
 use super::devices::{drive, value as escaped};
 use super::emulator::Version;
+use super::kvm;
 use crate::migration::Listener;
 use crate::prelude::*;
 
@@ -134,7 +135,13 @@ impl Spec {
             "-object",
             format!("memory-backend-file,id=ram,share=on,mem-path={path},size={}", self.memory),
         );
+        let is_emulated = !matches!(self.platform, Platform::Kvm(_));
+        ensure!(
+            is_emulated || (self.clock == Clock::Wall && self.counting.is_none()),
+            "instructions are counted in an emulator alone; leave out --accel kvm"
+        );
         match self.clock {
+            Clock::Wall if !is_emulated => {}
             Clock::Wall => args.words("-accel tcg,thread=multi"),
             Clock::Instructions => args.words(
                 "-accel tcg,thread=single -icount shift=0,sleep=off \
@@ -155,7 +162,7 @@ impl Spec {
             args.option("-chardev", "socket,id=control,path=", control);
         }
         match self.platform {
-            Platform::X86_64 | Platform::Bochs(_) => x86_devices(&mut args, channels),
+            Platform::X86_64 | Platform::Kvm(_) | Platform::Bochs(_) => x86_devices(&mut args, channels),
             Platform::Aarch64(_) => self.arm_devices(&mut args, channels),
         }
         if let Some(counting) = &self.counting {
@@ -173,6 +180,11 @@ impl Spec {
 
     /// Board and CPU.
     fn machine(&self, args: &mut Arguments, version: Version) {
+        if let Platform::Kvm(_) = self.platform {
+            args.words(kvm::MACHINE);
+            args.words("-machine memory-backend=ram");
+            return;
+        }
         let Platform::Aarch64(cpu) = self.platform else {
             args.words("-machine q35,memory-backend=ram -cpu");
             // QEMU 7.2's CMPXCHG16B damages the flags. Linux does not detect that itself.

@@ -90,7 +90,7 @@ fn platform(source: &Source, fields: &Fields<'_>, given: Overrides) -> Result<Pl
     let arch = given.platform.arch.or(arch.map(|arch| arch.value)).unwrap_or(Arch::X86_64);
     if let Some(bochs) = given.platform.machine.bochs()? {
         ensure!(arch == Arch::X86_64, "--machine bochs is a PC, and the machine is {}", arch.name());
-        return Ok(Platform::Bochs(bochs));
+        return given.platform.accelerated(Platform::Bochs(bochs));
     }
     match (arch, model) {
         (Arch::X86_64, Some(At { line, .. })) => {
@@ -100,10 +100,10 @@ fn platform(source: &Source, fields: &Fields<'_>, given: Overrides) -> Result<Pl
                 "cpu names a model of aarch64; write arch = \"aarch64\" as well, or leave cpu out"
             )
         }
-        (Arch::X86_64, None) => Ok(Platform::X86_64),
+        (Arch::X86_64, None) => given.platform.accelerated(Platform::X86_64),
         (Arch::Aarch64, model) => {
             let model = given.platform.cpu.or(model.map(|model| model.value));
-            Ok(Platform::Aarch64(model.unwrap_or(ArmCpu::Max)))
+            given.platform.accelerated(Platform::Aarch64(model.unwrap_or(ArmCpu::Max)))
         }
     }
 }

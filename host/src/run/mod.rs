@@ -3,6 +3,7 @@
 
 mod several;
 
+use crate::arch::PlatformArgs;
 use crate::cli::RunArgs;
 use crate::machine::emulator::describe;
 use crate::machine::process::Outcome;
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &RunArgs, signals: &Signals) -> Result<u8> {
 }
 
 fn of_options(args: &RunArgs) -> Result<MachineFile> {
-    args.platform.platform()?;
+    PlatformArgs { accel: None, ..args.platform }.platform()?;
     let mut keys = args.guest.keys.clone();
     if !args.guest.has("memory") && !args.guest.has("restore") {
         keys.push(("memory", "\"512M\"".to_owned()));

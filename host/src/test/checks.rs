@@ -1,14 +1,14 @@
 //! The tests that run tlbcheck: it has to pass if flushes are right, and to fail, in the row that
 //! is named for it, for each defect that can be injected into the hypervisor.
 
-use crate::check::Omission;
+use crate::check::{Omission, On};
 use crate::image::Entry;
 use crate::test::prelude::*;
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Check {
-    pub(super) on: Subject,
+    pub(super) on: On,
     /// 4 if that is not said.
     pub(super) cpus: Option<u32>,
     /// As many as CPUs if that is not said.

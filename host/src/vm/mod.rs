@@ -6,6 +6,7 @@ use crate::guest::peer::owning::Given;
 use crate::guest::{initramfs, peer, vmm};
 use crate::machine::bundle::{self, Symbols, memory_around};
 use crate::machine::devices::{self, Devices};
+use crate::machine::kvm::{self, Vendor};
 use crate::machine::spec::Payload;
 use crate::prelude::*;
 use crate::workspace::Image;
@@ -124,6 +125,7 @@ impl Guest {
             memory: self.memory,
             flushes,
             has_rom,
+            is_quell: false,
         }
     }
 
@@ -278,6 +280,33 @@ impl StockGuest {
         let memory = peer::memory(inner, initrd.len() as u64);
         let host = Guest { memory, ..self.host(platform, initrd) };
         Ok(Spec { clock, ..host.on_bare_machine(around.all(), directory)? })
+    }
+
+    /// A machine whose stock kernel runs Quell under KVM, which runs `guest`.
+    pub(crate) fn with_quell_on_kvm(
+        &self,
+        guest: &Guest,
+        hypervisor: &Hypervisor,
+        cpus: u32,
+        directory: &Path,
+    ) -> Result<Spec> {
+        let vendor = Vendor::of(guest.platform.architecture()).context(kvm::NOT_ON_ARM)?;
+        let quell = Guest { platform: Platform::Kvm(vendor), ..guest.clone() };
+        let quell = quell.on_quell(hypervisor, cpus, Clock::Wall, directory)?;
+        let Payload::Quell { hypervisor, bundle, .. } = &quell.payload else {
+            bail!("Quell's machine has no Quell");
+        };
+        let inner = peer::Inner {
+            kernel: hypervisor,
+            initrd: Some(&fs::read(bundle).context("cannot read the bundle")?),
+            cmdline: "",
+            vcpus: quell.cpus,
+            memory: quell.memory,
+            flushes: peer::Flushes::Own,
+            has_rom: false,
+            is_quell: true,
+        };
+        self.with_kvm(guest.platform, &inner, cpus, Clock::Wall, directory)
     }
 
     /// A machine that counts instructions. Its kernel runs kvmslots, whose guest has `memory`.

@@ -277,6 +277,7 @@ impl Runner<'_> {
 fn model(way: FlushWay) -> String {
     match way.platform() {
         Platform::X86_64 => String::new(),
+        Platform::Kvm(_) => " (kvm)".to_owned(),
         Platform::Bochs(bochs) => format!(" ({})", bochs.name()),
         Platform::Aarch64(cpu) => format!(" ({})", cpu.name()),
     }

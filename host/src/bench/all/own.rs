@@ -80,7 +80,7 @@ pub(super) fn on_each(cases: &[Case], platforms: &[Platform]) -> Vec<Case> {
 pub(crate) fn name_on(platform: Platform, case: &str) -> String {
     match platform {
         Platform::X86_64 => case.to_owned(),
-        Platform::Bochs(_) => platform.named(case),
+        Platform::Kvm(_) | Platform::Bochs(_) => platform.named(case),
         Platform::Aarch64(ArmCpu::Max) => format!("arm-{case}"),
         Platform::Aarch64(_) => platform.named(&format!("arm-{case}")),
     }

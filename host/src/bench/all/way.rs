@@ -58,7 +58,7 @@ impl FlushWay {
             (Self::Bare(_), _) => Self::Bare(platform),
             (Self::Kvm(_), Platform::Bochs(bochs)) => Self::KvmOn(bochs),
             (_, Platform::Aarch64(_) | Platform::Bochs(_)) => Self::QuellOn(platform),
-            (_, Platform::X86_64) => self,
+            (_, Platform::X86_64 | Platform::Kvm(_)) => self,
         }
     }
 

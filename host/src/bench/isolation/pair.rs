@@ -46,7 +46,7 @@ impl Plan {
     pub(super) fn file(&self, platform: Platform) -> String {
         let [attacker, bystander] = self.weights;
         let machine = match platform {
-            Platform::X86_64 | Platform::Bochs(_) => "arch = \"x86_64\"".to_owned(),
+            Platform::X86_64 | Platform::Kvm(_) | Platform::Bochs(_) => "arch = \"x86_64\"".to_owned(),
             Platform::Aarch64(cpu) => format!("arch = \"aarch64\"\ncpu = \"{}\"", cpu.name()),
         };
         let disk = if self.attack.needs_disk() { format!("disks = [\"{DISK}\"]\n") } else { String::new() };

@@ -115,6 +115,7 @@ mod tests {
             memory: 512 * MIB,
             flushes,
             has_rom: false,
+            is_quell: false,
         };
         let words = command(&inner, 2);
         assert!(words.contains("taskset 0x3 qemu "), "{words}");
@@ -144,6 +145,7 @@ mod tests {
             memory: 64 * MIB,
             flushes: Flushes::Own,
             has_rom: false,
+            is_quell: false,
         };
         let bytes = archive(&qemu, &inner, 1).expect("packs");
         for name in [&b"bin/qemu\0"[..], b"lib/libx.so.1\0", b"kernel\0", b"cmdline\0", b"command\0"] {

@@ -9,12 +9,19 @@ pub(crate) mod owning;
 use super::cache::{GuestFiles, KVM_MODULES, KVM_ON_INTEL};
 use super::cpio::Archive;
 use crate::machine::bochs::{Bochs, Model};
+use crate::machine::kvm;
 use crate::prelude::*;
 use crate::workspace::output;
 use hostlink::rom;
 
 /// Firmware that QEMU needs to start a kernel on a machine without graphics.
 const FIRMWARE: [&str; 4] = ["bios-256k.bin", "kvmvapic.bin", "pvh.bin", "linuxboot_dma.bin"];
+
+/// The ports that Quell uses besides those of its guest: nobody asks it for anything, its log goes
+/// to the console, and it ends by the last.
+const QUELLS_PORTS: &str = " -chardev null,id=control -device isa-serial,index=3,chardev=control \
+    -chardev file,id=log,path=/dev/console -device isa-debugcon,iobase=0xe9,chardev=log \
+    -device isa-debug-exit,iobase=0xf4,iosize=0x04";
 
 /// Of the hypervisor's kernel. With a clock other than the TSC, its guests' vCPUs lock up.
 pub(crate) const CMDLINE: &str = "console=ttyS0 quiet panic=-1 tsc=reliable clocksource=tsc";
@@ -81,6 +88,8 @@ pub(crate) struct Inner<'a> {
     pub(crate) flushes: Flushes,
     /// Whether it has a PCI device with the expansion ROM of Quell's guests, at the same place.
     pub(crate) has_rom: bool,
+    /// Whether it is Quell, with its ports, on KVM as it comes: `--accel kvm` in the machine.
+    pub(crate) is_quell: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +119,7 @@ pub(crate) fn archive(
     around: Around,
 ) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    let load = add_kvm(&mut archive, files, platform)?;
+    let load = add_kvm(&mut archive, files, platform, inner.is_quell)?;
     add_qemu(&mut archive)?;
     if inner.has_rom {
         let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
@@ -119,10 +128,17 @@ pub(crate) fn archive(
     finish_with(archive, inner, &format!("{load} && {}", command(inner, around)))
 }
 
-/// Adds what makes the kernel a hypervisor on this platform; the shell command that loads it.
-pub(super) fn add_kvm(archive: &mut Archive, files: &GuestFiles, platform: Platform) -> Result<String> {
+/// Adds what makes the kernel a hypervisor on this platform; the shell command that loads it, as it
+/// comes or as it is measured.
+pub(super) fn add_kvm(
+    archive: &mut Archive,
+    files: &GuestFiles,
+    platform: Platform,
+    as_it_comes: bool,
+) -> Result<String> {
     let [bypass, kvm, svm] = KVM_MODULES.map(|module| (module, ""));
     let vendor = match platform {
+        Platform::Bochs(Bochs { model: Model::Skylake, .. }) if as_it_comes => (KVM_ON_INTEL, ""),
         // As the table in docs/performance.md was measured: all exits that remain are shorter so.
         Platform::Bochs(Bochs { model: Model::Skylake, .. }) => (KVM_ON_INTEL, " enable_apicv=0"),
         _ => svm,
@@ -153,10 +169,13 @@ fn with_files(memory: u64, initrd_bytes: u64) -> u64 {
 
 /// The shell command that starts the machine: QEMU's command line. The kernel's own is in a file.
 pub(crate) fn qemu(inner: &Inner<'_>) -> String {
+    let machine = match inner.is_quell {
+        true => kvm::MACHINE.to_owned(),
+        false => format!("-accel kvm -machine q35 -cpu {}", inner.flushes.cpu()),
+    };
     let mut words = format!(
-        "qemu -L /firmware -accel kvm -machine q35 -cpu {} -smp {} -m {} -nodefaults -no-user-config \
-         -no-reboot -display none -monitor none -serial stdio -serial /dev/ttyS1 -kernel /kernel",
-        inner.flushes.cpu(),
+        "qemu -L /firmware {machine} -smp {} -m {} -nodefaults -no-user-config -no-reboot -display none \
+         -monitor none -serial stdio -serial /dev/ttyS1 -kernel /kernel",
         inner.vcpus,
         inner.memory / MIB
     );
@@ -166,7 +185,8 @@ pub(crate) fn qemu(inner: &Inner<'_>) -> String {
     if inner.has_rom {
         words += " -device pci-testdev,addr=1,romfile=/rom";
     }
-    words + " -append \"$(cat /cmdline)\""
+    words += if inner.is_quell { QUELLS_PORTS } else { " -append \"$(cat /cmdline)\"" };
+    words
 }
 
 fn command(inner: &Inner<'_>, around: Around) -> String {
@@ -248,7 +268,7 @@ mod tests {
 
     fn inner(initrd: Option<&'static [u8]>, flushes: Flushes, has_rom: bool) -> Inner<'static> {
         let (kernel, memory) = (Path::new("/k"), 256 * MIB);
-        Inner { kernel, initrd, cmdline: "check", vcpus: 3, memory, flushes, has_rom }
+        Inner { kernel, initrd, cmdline: "check", vcpus: 3, memory, flushes, has_rom, is_quell: false }
     }
 
     #[test]

@@ -69,6 +69,7 @@ mod tests {
             memory: 512 * MIB,
             flushes: Flushes::Paravirtual,
             has_rom: false,
+            is_quell: false,
         };
         let functions = ["00:08.0".to_owned(), "00:09.0".to_owned()];
         let command =

@@ -29,6 +29,8 @@ pub(super) fn emulator_end(log: &str, messages: &str, status: ExitStatus) -> End
     let ends = [
         ("Triple fault", End::TripleFault),
         ("exception with no resolution", End::TripleFault),
+        // KVM's word for it; where it emulates, QEMU has said the other one before.
+        (r#""reason": "guest-reset""#, End::TripleFault),
         ("soft power off", End::PowerOff),
     ];
     match ends.into_iter().find(|(text, _)| log.contains(text)) {
@@ -117,6 +119,11 @@ mod tests {
         assert_eq!(end("", "warning: of something"), End::PowerOff);
         assert_eq!(end("Triple fault", ""), End::TripleFault);
         assert_eq!(end("exception with no resolution", ""), End::TripleFault);
+        for (reason, expected) in [("guest-reset", End::TripleFault), ("guest-shutdown", End::PowerOff)] {
+            let event =
+                format!(r#"{{"event": "SHUTDOWN", "data": {{"guest": true, "reason": "{reason}"}}}}"#);
+            assert_eq!(emulator_end(&event, "", ExitStatus::from_raw(0)), expected);
+        }
         assert_eq!(emulator_end("soft power off", "", ExitStatus::from_raw(1 << 8)), End::PowerOff);
         let killed = "qemu-system-x86_64: terminating on signal 15 from pid 7 (kill)";
         assert_eq!(end("", killed), End::Failed(ExitStatus::from_raw(0)));

@@ -13,8 +13,8 @@ use crate::prelude::*;
 pub(crate) use ended::{OFF, Outcome, complaint};
 use ended::{emulator_end, tails};
 use shown::Stream;
-use std::io::Write;
-use std::os::unix::net::UnixListener;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, ExitStatus};
 #[cfg(test)]
 pub(crate) use table::refuses;
@@ -76,6 +76,8 @@ pub(crate) struct Machine {
     log: Stream,
     qemu_log: Stream,
     messages: Stream,
+    /// What QEMU says of the end on KVM, for which its log has no word.
+    events: Option<UnixStream>,
     terminal: Option<SavedTerminal>,
     watch: Option<Watch>,
     ends: Vec<Box<dyn Fn() -> bool>>,
@@ -107,8 +109,7 @@ impl Machine {
         };
         let arch = spec.platform.arch();
         let ram = Arc::new(Ram::of(arch, spec.memory)?);
-        let beacon = spec.payload.beacon();
-        let seen = Arc::clone(&ram);
+        let (beacon, seen) = (spec.payload.beacon(), Arc::clone(&ram));
         // If that cannot be known the hypervisor is asked.
         let has_begun = move || beacon.is_none_or(|beacon| !matches!(clock_hz(&seen, beacon), Ok(None)));
         let relay =
@@ -127,7 +128,7 @@ impl Machine {
             registration.publish(&Notice::new(arch, &ram, beacon, bundle)?)?;
         }
 
-        let Prepared { mut command, console, sockets } =
+        let Prepared { mut command, console, sockets, events } =
             prepare(spec, &ram, &channels, [&log.1, &qemu_log.1], files.path())?;
         command.stderr(messages.1);
         // What the guest shows there may change the terminal. QEMU may be killed before it restores
@@ -166,6 +167,7 @@ impl Machine {
             log: Stream::keep(log.0, LOG_BYTES, log_file.map(shared), None),
             qemu_log: Stream::keep(qemu_log.0, QEMU_LOG_BYTES, None, None),
             messages: Stream::keep(messages.0, LOG_BYTES, None, None),
+            events,
             terminal,
             watch: None,
             ends: Vec::new(),
@@ -250,7 +252,7 @@ impl Machine {
         let wall = self.started.elapsed();
         // QEMU has ended, so its ends of the channels are closed, and the readers reach end of
         // file. The report channel's reader still waits if QEMU never connected.
-        drop(std::os::unix::net::UnixStream::connect(self.files.path().join("report")));
+        drop(UnixStream::connect(self.files.path().join("report")));
         let listened = self.listens.take().map_or(Ok(()), JoinHandle::join);
         listened.map_err(|_| anyhow!("the reader of the reports panicked"))?;
         self.console.whole()?;
@@ -329,7 +331,15 @@ impl Machine {
         };
         Ok(match code {
             Some(code) => End::Hypervisor(code),
-            None => emulator_end(&self.qemu_log.whole()?, &self.messages.whole()?, status),
+            None => {
+                let mut log = self.qemu_log.whole()?;
+                // A kernel without hypervisor may reset its machine, which ends it. QEMU resets the
+                // connection if it ends before it has read from it; its messages say why.
+                if let (Some(events), Some(_)) = (&mut self.events, self.beacon) {
+                    let _ = events.read_to_string(&mut log);
+                }
+                emulator_end(&log, &self.messages.whole()?, status)
+            }
         })
     }
 }
