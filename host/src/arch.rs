@@ -239,9 +239,8 @@ impl PlatformArgs {
             arch == Arch::Aarch64 || self.cpu.is_none(),
             "--cpu names a model of aarch64; give --arch aarch64 as well"
         );
-        if bochs.is_some() {
-            ensure!(arch == Arch::X86_64, "Bochs is a PC: --machine bochs is not for --arch aarch64");
-        }
+        let is_pc = arch == Arch::X86_64;
+        ensure!(is_pc || bochs.is_none(), "Bochs is a PC: --machine bochs is not for --arch aarch64");
         let emulated = bochs.map_or(self.cpu.map_or(arch.usual(), Platform::Aarch64), Platform::Bochs);
         self.accelerated(emulated)
     }
@@ -250,8 +249,7 @@ impl PlatformArgs {
     pub(crate) fn emulated(self) -> Result<Platform> {
         ensure!(
             self.accel.is_none_or(|accel| accel == Accel::Tcg),
-            "benchmarks count an emulator's instructions, or compare two hypervisors in one emulated machine; \
-             leave out --accel"
+            "benchmarks count instructions, or compare hypervisors in an emulated machine: leave out --accel"
         );
         self.platform()
     }
@@ -265,13 +263,11 @@ impl PlatformArgs {
                 ensure!(emulated == Platform::X86_64, "Bochs is an emulator; leave out --accel kvm");
                 kvm::vendor().map(Platform::Kvm).context("--accel kvm")
             }
-            Accel::Auto if emulated == Platform::X86_64 => Ok(kvm::vendor().map_or_else(
-                |why| {
-                    eprintln!("quell: the processor is emulated: {why:#}");
-                    emulated
-                },
-                Platform::Kvm,
-            )),
+            Accel::Auto if emulated == Platform::X86_64 => {
+                let vendor =
+                    kvm::vendor().inspect_err(|why| eprintln!("quell: emulated, without KVM: {why:#}"));
+                Ok(vendor.map_or(emulated, Platform::Kvm))
+            }
             Accel::Auto => Ok(emulated),
         }
     }
@@ -291,6 +287,29 @@ mod tests {
         assert_eq!(bochs(Arch::X86_64).platform().expect("is one"), Platform::Bochs(Bochs::RYZEN));
         assert!(bochs(Arch::Aarch64).platform().expect_err("is refused").to_string().contains("PC"));
         assert_eq!(of(Arch::Aarch64, None).expect("is one"), Platform::Aarch64(ArmCpu::Max));
+    }
+
+    #[test]
+    fn kvm_is_for_a_pc_that_is_not_emulated_and_not_for_benchmarks() {
+        let of = |platform: Platform, accel| PlatformArgs { accel: Some(accel), ..platform.arguments() };
+        for (platform, why) in [
+            (Platform::Aarch64(ArmCpu::Max), "E2H"),
+            (Platform::Bochs(Bochs::RYZEN), "leave out --accel kvm"),
+        ] {
+            let error = of(platform, Accel::Kvm).platform().expect_err("is refused");
+            assert!(error.to_string().contains(why), "{error}");
+            assert_eq!(of(platform, Accel::Auto).platform().expect("is one"), platform);
+            assert_eq!(of(platform, Accel::Tcg).emulated().expect("is one"), platform);
+            assert!(of(platform, Accel::Auto).emulated().is_err());
+        }
+        for vendor in [Vendor::Amd, Vendor::Intel] {
+            let platform = Platform::Kvm(vendor);
+            assert_eq!(
+                (platform.arguments().accel, platform.named("a")),
+                (Some(Accel::Kvm), "a@kvm".to_owned())
+            );
+            assert_eq!((Vendor::of(platform.architecture()), platform.adds_cpu(4)), (Some(vendor), false));
+        }
     }
 
     #[test]

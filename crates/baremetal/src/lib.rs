@@ -1,5 +1,5 @@
-//! Code shared by images for bare x86-64 and Arm64 machines: Quell itself, its checks, and the
-//! guests of its tests.
+//! Code shared by images for bare x86-64 and Arm64 machines: Quell itself, its checks, the guests
+//! of its tests, and what starts guests from their disks.
 //!
 //! A program names its main function with `entry!` and is linked by the linker script that
 //! `link.rs`, the build script of all of them, chooses: `image.ld` for x86-64, `image-aarch64.ld`

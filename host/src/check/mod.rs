@@ -115,6 +115,7 @@ impl Run<'_> {
             }
             Ok(Flow::Continue)
         })?;
+        let outcome = if self.on == On::Nested { outcome.of_inner() } else { outcome };
         Ok((rows, outcome))
     }
 

@@ -64,17 +64,13 @@ impl Measured {
 }
 
 pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
-    let is_automatic = args.platform.accel.is_none_or(|accel| accel == Accel::Auto);
-    let accel = Some(args.platform.accel.unwrap_or(Accel::Auto));
+    let accel = args.platform.accel.or(Some(Accel::Auto));
     let lab = Lab::new(args.output.timeout(), signals)?;
     let mut platform = PlatformArgs { accel, ..args.platform }.platform()?;
-    if let (Platform::Kvm(_), true) = (platform, is_automatic)
+    if let (Platform::Kvm(_), Some(Accel::Auto)) = (platform, accel)
         && let Some(why) = fails(platform, args.size, &lab)?
     {
-        eprintln!(
-            "quell: the processor is emulated: by KVM no guest is up within {} s: {why}",
-            UP_MAX.as_secs()
-        );
+        eprintln!("quell: emulated, as by KVM no guest was up in {} s: {why}", UP_MAX.as_secs());
         platform = Platform::X86_64;
     }
     let demo = match platform {

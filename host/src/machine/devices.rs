@@ -83,11 +83,7 @@ pub(crate) fn build<'d>(
             // From QEMU 10 on DMA of devices that nobody owns would pass by default.
             Platform::Bochs(_) => bail!("Bochs has no IOMMU, so guests have no devices there"),
             Platform::X86_64 | Platform::Kvm(Vendor::Amd) => ["-device", "amd-iommu,intremap=on,pt=off"],
-            Platform::Kvm(Vendor::Intel) => {
-                bail!(
-                    "Quell drives no IOMMU of Intel's yet, so guests have no devices there: use --accel tcg"
-                )
-            }
+            Platform::Kvm(Vendor::Intel) => bail!("Quell drives no IOMMU of Intel's: use --accel tcg"),
             Platform::Aarch64(_) => ["-machine", "iommu=smmuv3"],
         };
         built.args = vec![name.into(), iommu.into()];
@@ -240,6 +236,14 @@ mod tests {
         assert!(!text(&bare).contains("amd-iommu"));
         let none = build(Platform::X86_64, [&Devices::default()].into_iter(), true).unwrap();
         assert!(none.args.is_empty(), "no devices: no IOMMU");
+        let by_kvm = |vendor| build(Platform::Kvm(vendor), [&web].into_iter(), true);
+        let args = text(&by_kvm(Vendor::Amd).unwrap());
+        assert!(
+            args.starts_with("-device amd-iommu,intremap=on,pt=off -machine kernel-irqchip=split "),
+            "{args}"
+        );
+        let error = by_kvm(Vendor::Intel).unwrap_err();
+        assert!(error.to_string().contains("no IOMMU of Intel's"), "{error}");
     }
 
     fn disks(count: usize) -> Devices {

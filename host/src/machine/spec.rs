@@ -359,6 +359,23 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_by_kvm_has_this_computers_processor_and_counts_nothing() {
+        let spec = spec(Platform::Kvm(kvm::Vendor::Amd), quell(), Clock::Wall, Console::Capture);
+        let ram = Ram::new(4096, 0).expect("makes");
+        let path = Path::new("/x");
+        let channels =
+            Channels { report: path, log: path, control: Some(path), qemu_log: path, monitor: path };
+        let words = |spec: &Spec| spec.arguments(NEW, &ram, &channels).map(|args| args.join(" ".as_ref()));
+        assert!(words(&spec).expect_err("is refused").to_string().contains("instructions"));
+        let counted = Spec { counting: None, clock: Clock::Instructions, ..spec.clone() };
+        assert!(words(&counted).is_err());
+        let text =
+            words(&Spec { counting: None, ..spec }).expect("can be made").into_string().expect("is text");
+        assert!(text.contains(kvm::MACHINE) && text.contains("memory-backend=ram"), "{text}");
+        assert!(!text.contains("tcg") && !text.contains("EPYC"), "{text}");
+    }
+
+    #[test]
     fn a_kernel_gets_el2_only_if_it_is_to_be_a_hypervisor() {
         let board = |has_el2| {
             let bare = Payload::Bare { kernel: "/k".into(), initrd: None, cmdline: String::new() };

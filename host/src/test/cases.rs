@@ -24,6 +24,8 @@ pub(super) struct Case {
     pub(super) flush: FlushMode,
     pub(super) is_newer: bool,
     pub(super) is_counted: bool,
+    /// Quell runs on KVM in the machine: a bare guest.
+    pub(super) is_on_kvm: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
     /// Another platform with a row, and how that row's name ends.
@@ -123,6 +125,8 @@ pub(super) enum ProbeEnd {
     SharedPassed,
     /// The same for all its tests, some of which need a second processor.
     AllPassed,
+    /// The same on KVM, which replaces the other vendor's hypercall by the processor's own.
+    AllPassedOnKvm,
     /// It reports that the test failed, on as many processors on so many CPUs.
     Failed(u32, u32),
     /// The run ends like this, and the log has its registers.

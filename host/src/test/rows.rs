@@ -42,6 +42,7 @@ struct Row {
     by_ipis: bool,
     newer_kernel: bool,
     counted: bool,
+    on_kvm: bool,
     on: Option<String>,
     also: Option<String>,
 }
@@ -103,6 +104,7 @@ impl Row {
             flush: if self.by_ipis { FlushMode::Ipi } else { FlushMode::Hypercall },
             is_newer: self.newer_kernel,
             is_counted: self.counted,
+            is_on_kvm: self.on_kvm,
             platform: self.on.as_deref().map_or(Ok(Platform::X86_64), platform)?,
             also: also.transpose()?,
         })

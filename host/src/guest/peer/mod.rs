@@ -8,10 +8,10 @@ pub(crate) mod owning;
 
 use super::cache::{GuestFiles, KVM_MODULES, KVM_ON_INTEL};
 use super::cpio::Archive;
-use crate::machine::bochs::{Bochs, Model};
 use crate::machine::kvm;
 use crate::prelude::*;
 use crate::workspace::output;
+use hostlink::architecture::Architecture;
 use hostlink::rom;
 
 /// Firmware that QEMU needs to start a kernel on a machine without graphics.
@@ -137,10 +137,10 @@ pub(super) fn add_kvm(
     as_it_comes: bool,
 ) -> Result<String> {
     let [bypass, kvm, svm] = KVM_MODULES.map(|module| (module, ""));
-    let vendor = match platform {
-        Platform::Bochs(Bochs { model: Model::Skylake, .. }) if as_it_comes => (KVM_ON_INTEL, ""),
+    let vendor = match platform.architecture() {
+        Architecture::Intel64 if as_it_comes => (KVM_ON_INTEL, ""),
         // As the table in docs/performance.md was measured: all exits that remain are shorter so.
-        Platform::Bochs(Bochs { model: Model::Skylake, .. }) => (KVM_ON_INTEL, " enable_apicv=0"),
+        Architecture::Intel64 => (KVM_ON_INTEL, " enable_apicv=0"),
         _ => svm,
     };
     let mut steps = Vec::new();

@@ -4,6 +4,7 @@ use super::End;
 use crate::machine::bochs::Messages;
 use crate::machine::emulator::describe;
 use crate::prelude::*;
+use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 /// The end of a run whose guest has switched its machine off.
@@ -98,6 +99,19 @@ impl Outcome {
         anyhow!("{error:#}\n{}", tails(&self.console, &self.log))
     }
 
+    /// How Quell's machine has ended that ran in this one, by the status of its QEMU.
+    pub(crate) fn of_inner(self) -> Self {
+        let said = self.report("exit").and_then(|exit| exit["status"].as_i64());
+        let status = said.and_then(|status| i32::try_from(status).ok()).unwrap_or(1);
+        let end = match self.end {
+            End::PowerOff if status == 0 => End::TripleFault,
+            End::PowerOff => ExitCode::from_qemu_status(status)
+                .map_or(End::Failed(ExitStatus::from_raw(status << 8)), End::Hypervisor),
+            end => end,
+        };
+        Self { end, ..self }
+    }
+
     pub(crate) fn report(&self, event: &str) -> Option<&Value> {
         self.reports.iter().find(|report| report["event"] == event)
     }
@@ -111,7 +125,6 @@ pub(super) fn tails(console: &str, log: &str) -> String {
 mod tests {
     use super::super::refuses;
     use super::*;
-    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn a_signal_that_ends_qemu_is_no_orderly_end() {
@@ -120,13 +133,25 @@ mod tests {
         assert_eq!(end("Triple fault", ""), End::TripleFault);
         assert_eq!(end("exception with no resolution", ""), End::TripleFault);
         for (reason, expected) in [("guest-reset", End::TripleFault), ("guest-shutdown", End::PowerOff)] {
-            let event =
-                format!(r#"{{"event": "SHUTDOWN", "data": {{"guest": true, "reason": "{reason}"}}}}"#);
+            let event = format!(r#"{{"event": "SHUTDOWN", "data": {{"reason": "{reason}"}}}}"#);
             assert_eq!(emulator_end(&event, "", ExitStatus::from_raw(0)), expected);
         }
         assert_eq!(emulator_end("soft power off", "", ExitStatus::from_raw(1 << 8)), End::PowerOff);
         let killed = "qemu-system-x86_64: terminating on signal 15 from pid 7 (kill)";
         assert_eq!(end("", killed), End::Failed(ExitStatus::from_raw(0)));
+    }
+
+    #[test]
+    fn a_machine_in_the_machine_has_ended_by_its_own_status() {
+        let [panic, off] = [ExitCode::Panic, ExitCode::GuestPowerOff].map(ExitCode::qemu_status);
+        let right = format!("end bare\n+event=exit status={off}");
+        let judged = |it: &Outcome| it.clone().of_inner().ended_by(&[OFF]);
+        let wrong = "
+            0.status=0 => ended by TripleFault
+            0.status=1 => QEMU failed (status 1)
+            -0 => QEMU failed (status 1)
+            end late => did not end";
+        refuses(judged, &right, &format!("{wrong}\n0.status={panic} => ended by Hypervisor(Panic)"));
     }
 
     #[test]

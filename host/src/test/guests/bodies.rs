@@ -91,14 +91,21 @@ impl Lab<'_> {
 
     pub(super) fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
         let (processors, cpus) = match end {
-            ProbeEnd::AllPassed | ProbeEnd::SecondPassed => (2, 2),
+            ProbeEnd::AllPassed | ProbeEnd::AllPassedOnKvm | ProbeEnd::SecondPassed => (2, 2),
             ProbeEnd::SharedPassed => (2, 1),
             ProbeEnd::Failed(processors, cpus) => (processors, cpus),
             ProbeEnd::Passed | ProbeEnd::Ended(_) => (1, 1),
         };
         let guest = self.probe_guest(case, name, processors)?;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
-        let outcome = self.boot_by(clock, &guest, cpus, Arrivals::default(), |_, _| Ok(Flow::Continue))?;
+        let outcome = if case.is_on_kvm {
+            let (stock, hypervisor) = (self.stock_files(Arch::X86_64)?, self.hypervisor(Arch::X86_64)?);
+            let mut spec = stock.with_quell_on_kvm(&guest, hypervisor, cpus, self.directory)?;
+            spec.timeout = Some(BOOT_TIMEOUT);
+            self.alone(&spec)?.of_inner()
+        } else {
+            self.boot_by(clock, &guest, cpus, Arrivals::default(), |_, _| Ok(Flow::Continue))?
+        };
         with_console(&outcome, || judge_probe(&outcome, name, end))
     }
 

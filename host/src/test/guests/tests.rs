@@ -127,6 +127,11 @@ fn u50_bare_guests_pass_by_their_own_word_alone() {
     refuses(probe(ProbeEnd::Passed), passed, &(all.clone() + wrong));
     refuses(probe(ProbeEnd::AllPassed), passed, &(all.clone() + "1.result=maybe => the guest says:"));
     assert!(probe(ProbeEnd::AllPassed)(&Outcome::of("")).is_err(), "the guest ran no test");
+    refuses(probe(ProbeEnd::AllPassedOnKvm), passed, &(all.clone() + "1.result=fail => the guest says:"));
+    let mut replaced = Outcome::of("+test=a result=pass\n+test=c result=fail");
+    replaced.reports[1]["why"] = "the other vendor's hypercall: Ok(())".into();
+    probe(ProbeEnd::AllPassedOnKvm)(&replaced).expect("KVM does so");
+    assert!(probe(ProbeEnd::AllPassed)(&replaced).is_err(), "nobody else does");
     let wrong = "0.result=pass => the guest has not noticed it: {\n-0 => there is no report of a";
     refuses(probe(ProbeEnd::Failed(2, 2)), "+test=a result=fail", &(all.clone() + wrong));
     let wrong = "end off => ended by Hypervisor(GuestPowerOff)\nlog none => the log has no registers";
