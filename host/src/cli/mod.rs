@@ -105,7 +105,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) cpus: u32,
     /// Virtual CPUs on Quell [default: 66, so that VP indices need more than one bank; 8 on
-    /// aarch64; nested as many as CPUs]; elsewhere as many as CPUs
+    /// aarch64; with --on nested as many as CPUs]; without Quell always as many as CPUs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
     pub(crate) vcpus: Option<u32>,
     /// Run only these rows: names separated by commas; `*` at the end of a name matches any suffix
@@ -174,8 +174,8 @@ pub(crate) struct TestArgs {
     /// Changes to try in each directory
     #[arg(long, value_name = "N", default_value_t = 300, requires = "mutants")]
     pub(crate) sample: usize,
-    /// Try each change until several tests have found it, and name those that find nothing which
-    /// others do not find
+    /// Try each change until five tests have found it, and name the tests that can go so that two
+    /// are left which find it
     #[arg(long, requires = "mutants")]
     pub(crate) redundant: bool,
     /// Run only tests whose name contains this text, or one of several texts separated by commas
