@@ -59,12 +59,7 @@ impl Splitter {
 
 fn pass(pieces: &mut Vec<ConsolePiece>, line: Vec<u8>) {
     match report(&line) {
-        Some((report, end)) => {
-            pieces.push(ConsolePiece::Report(report, end));
-            if end < line.len() {
-                show(pieces, &line[end..]);
-            }
-        }
+        Some(report) => pieces.push(ConsolePiece::Report(report, line.len())),
         None => show(pieces, &line),
     }
 }
@@ -155,15 +150,6 @@ mod tests {
             let parts: Vec<_> = TEXT.chunks(size).collect();
             assert_eq!(split(&parts), expected, "in pieces of {size}");
         }
-    }
-
-    #[test]
-    fn a_kernel_may_print_before_the_line_of_a_report_has_ended() {
-        let expected = [
-            ConsolePiece::Report(json!({"a": [1]}), 9),
-            ConsolePiece::Console(b"[   14.363095] reboot: Power down\r\n\r\n".to_vec()),
-        ];
-        assert_eq!(split(&[b"{\"a\":[1]}[   14.363095] reboot: Power down\r\n\r\n"]), expected);
     }
 
     #[test]

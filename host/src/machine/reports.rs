@@ -4,7 +4,6 @@
 //! Nothing here makes the guest wait. Excess output is dropped and counted.
 
 use crate::prelude::*;
-use serde_json::Deserializer;
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::UnixListener;
@@ -70,7 +69,7 @@ impl Reports {
             // A line without either end continues until the channel ends.
             let is_end = line.ends_with(b"\n") || line.len() < LINE_MAX;
             match report(&line) {
-                Some((report, _)) if is_end && !is_rest => self.add(report, line.len()),
+                Some(report) if is_end && !is_rest => self.add(report, line.len()),
                 _ if !is_end && !is_rest && line.starts_with(b"{") => {
                     self.too_long.fetch_add(1, Ordering::Relaxed);
                 }
@@ -81,18 +80,8 @@ impl Reports {
     }
 }
 
-/// The report that a line is, and how many bytes of the line: behind it may be a line of a kernel,
-/// with its time in brackets, which was printed before the report's own line was ended.
-pub(super) fn report(line: &[u8]) -> Option<(Value, usize)> {
-    let mut values = Deserializer::from_slice(line).into_iter::<Value>();
-    let report = values.next()?.ok().filter(Value::is_object)?;
-    let end = values.byte_offset();
-    let behind = line[end..].trim_ascii();
-    let time = behind.strip_prefix(b"[").map(<[u8]>::trim_ascii_start);
-    match time.and_then(<[u8]>::first) {
-        Some(byte) if byte.is_ascii_digit() => Some((report, end)),
-        _ => behind.is_empty().then_some((report, line.len())),
-    }
+pub(super) fn report(line: &[u8]) -> Option<Value> {
+    serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
 }
 
 /// The reports in bytes that come in pieces.
@@ -110,7 +99,7 @@ impl Stream {
                 self.line.extend_from_slice(part);
             }
             if part.ends_with(b"\n") {
-                reports.extend(report(&std::mem::take(&mut self.line)).map(|(report, _)| report));
+                reports.extend(report(&std::mem::take(&mut self.line)));
             }
         }
         reports
@@ -249,7 +238,7 @@ mod tests {
     #[test]
     fn lines_that_are_no_reports_are_skipped() {
         let reports = Reports::new();
-        reports.read(&b"boot\r\n{\"a\":1}\r\n[2]\n{\"b\":\n{\"c\":3} d\n{\"f\":6} [x]\n{\"e\":5}"[..]);
+        reports.read(&b"boot\r\n{\"a\":1}\r\n[2]\n{\"b\":\n{\"c\":3} d\n{\"e\":5}"[..]);
         assert_eq!(reports.all(), [json!({"a": 1}), json!({"e": 5})]);
         assert_eq!(reports.dropped(), 0);
         let (first, next) = reports.await_one(0, Duration::ZERO).expect("is there");
