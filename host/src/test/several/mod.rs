@@ -43,7 +43,6 @@ pub(super) const ACTS: &[Named] = &[
     ("m11_two_restored_from_one_file_draw_different_numbers_on_arm", migration::draws_others),
     ("m1_a_guest_moves_there_and_back", migration::moves),
     ("m1_a_guest_moves_often", migration::moves_often),
-    ("m1_a_guest_moves_often_on_arm", migration::moves_often),
     ("m1_a_large_guest_moves", migration::a_large_one_moves),
     ("m10_a_guest_is_saved_often", migration::is_saved_often),
     ("several_come_and_go_on_arm", cycles::come_and_go),

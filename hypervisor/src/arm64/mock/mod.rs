@@ -27,6 +27,7 @@ use super::vcpu::debug::{Counts, Debug};
 use super::vcpu::exchanged::Register;
 use crate::devices::virt::gic::Maintenance;
 use crate::iommu::lines::MachineDevices;
+use crate::vm::board::Clock as _;
 use crate::vm::memory::NestedTables;
 use crate::vm::mock::{self, OnMockBoard, board_impl};
 use crate::vm::{Context, Files, Vm};
@@ -220,6 +221,13 @@ impl Processor for MockArm64 {
         change(Stuck::Register(register), |hardware| {
             hardware.registers.insert(register, value);
             hardware.is_unsynchronized = true;
+            let control = hardware.registers.get(&Register::VirtualControl).copied().unwrap_or(0);
+            // As of an emulator that looks at the time then, and never again.
+            if register == Register::VirtualValue && control & 1 != 0 {
+                let count = Self::now().wrapping_sub(hardware.controls[Control::Cntvoff as usize]);
+                let is_due = u64::from(count >= value);
+                hardware.registers.insert(Register::VirtualControl, control & !4 | is_due << 2);
+            }
         });
     }
 

@@ -30,6 +30,9 @@ use crate::devices::virt::psci::Power;
 use crate::vm::defects::Defects;
 use crate::vm::{Context, PerCpu, Vm};
 
+/// How often a vCPU looks for a lost timer, in microseconds: Linux' shortest tick.
+const LOST_TIMER_US: u64 = 1000;
+
 /// A vCPU's inbox, to which other CPUs post.
 #[derive(Debug)]
 pub struct Inbox {
@@ -168,6 +171,9 @@ pub fn enter<A: Arm64>(context: &mut Context<'_, A>) -> bool {
 
 /// Takes pending interrupts, outside of guest mode. Guest timers belong to the vCPU on this CPU.
 pub fn open_window<A: Arm64>(context: &mut Context<'_, A>) {
+    if context.state.base != 0 {
+        context.state.recover_timer(A::ticks_of_us(LOST_TIMER_US));
+    }
     A::take_interrupts();
     take_timers(context);
     note_maintenance(context);

@@ -50,7 +50,7 @@ impl<P: Processor> Described for VcpuState<P> {
         fields!(self, archive: registers (describe_registers::<P>), gic, activity, configuration,
             debug (|debug, archive| (**debug).describe(archive)), system,
             float (|float, archive| (**float).describe(archive)), interface, stolen;
-            stays home, auditor, mmio, exit, walks, alarm, base, spin, place, processor)?;
+            stays home, auditor, mmio, exit, walks, alarm, base, look_every, spin, place, processor)?;
         if archive.is_reading() {
             self.auditor.forget();
         }

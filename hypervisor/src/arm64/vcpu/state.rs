@@ -67,6 +67,9 @@ pub struct VcpuState<P> {
     pub alarm: u64,
     /// By how much the guest's counter is ahead of the machine's, as loaded: its clock's base.
     pub base: u64,
+    /// Ticks until it looks again, while it runs, whether the processor has lost its virtual timer:
+    /// `u64::MAX` as long as the processor has lost none.
+    pub(super) look_every: u64,
     /// Detects whether it spins.
     pub spin: SpinWatch,
     /// Its index, and the number of vCPUs.
@@ -95,6 +98,7 @@ impl<P: Processor> VcpuState<P> {
             stolen: 0,
             alarm: u64::MAX,
             base: 0,
+            look_every: u64::MAX,
             spin: SpinWatch::default(),
             place: (index, count),
             processor: PhantomData,
@@ -219,6 +223,22 @@ impl<P: Processor> VcpuState<P> {
         [Timer::Virtual, Timer::Physical].into_iter().any(Timer::is_due::<P>)
     }
 
+    /// Sees to the virtual timer of a guest that is ahead of the machine, as one is that comes from
+    /// a machine with more uptime. There compare value and CNTVOFF_EL2 have a sum that wraps, which
+    /// an emulator takes for never (QEMU 8.2 to 10.0): the timer interrupts only if its time is
+    /// past when it is written. So it is written again, and from the first one that was lost the
+    /// vCPU looks for others every `period` ticks.
+    #[cold]
+    pub(super) fn recover_timer(&mut self, period: u64) {
+        // The clock before the timer: one that is due afterwards only is not lost.
+        let now = P::now();
+        if Timer::Virtual.deadline::<P>(self.base) <= now && !Timer::Virtual.is_due::<P>() {
+            self.look_every = period;
+            P::write(Register::VirtualValue, P::read(Register::VirtualValue));
+            P::synchronize();
+        }
+    }
+
     /// Loads the breakpoints and watchpoints in use into the processor, or disables them.
     #[cold]
     pub fn apply_debug(&self) {
@@ -250,11 +270,12 @@ impl<P> VcpuState<P> {
             stolen,
             alarm,
             base,
+            look_every,
             spin,
             place,
             processor: _,
         } = self;
-        crate::devices::state_checks::named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm base spin place)
+        crate::devices::state_checks::named!(registers gic activity mmio configuration exit debug system float interface walks stolen alarm base look_every spin place)
     }
 }
 
@@ -307,11 +328,12 @@ impl<P: Arm64> State for VcpuState<P> {
         self.gic.can_wake(&self.view())
     }
 
-    /// While it runs, its timer interrupts on its own, and only the clock's alarm does not.
+    /// While it runs, its timer interrupts on its own if no processor loses it, and the clock's
+    /// alarm does not.
     #[inline]
-    fn next_deadline(&self, _now: u64) -> u64 {
+    fn next_deadline(&self, now: u64) -> u64 {
         if self.activity != Activity::Halted {
-            return self.alarm;
+            return self.alarm.min(now.saturating_add(self.look_every));
         }
         let due = |timer: Timer| match self.gic.is_linked(timer.intid()) {
             true => u64::MAX,

@@ -13,10 +13,9 @@ use crate::vm::Next;
 use crate::vm::mock::creation::EXITS;
 use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr0, Cr4, Dr6, Pat, Rflags};
-use crate::x86::vcpu::checks;
-use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
+use crate::x86::vcpu::{checks, event};
 use crate::x86::{DR6_SINGLE_STEP, RFLAGS_RF, RFLAGS_TF};
 
 /// Those to be tried on a machine each: all, or some where they are many.

@@ -6,8 +6,7 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
-use super::block::ControlBlock;
-use super::block::Field::TscOffset;
+use super::block::{ControlBlock, Field::TscOffset};
 use super::state::{Activity, VcpuState};
 use crate::devices::pc::inbox::{Drained, Inbox};
 use crate::devices::pc::message::Trigger;

@@ -115,6 +115,35 @@ fn u62_a_halted_vcpu_wakes_for_the_timer_that_is_first() {
 }
 
 #[test]
+fn m4_a_timer_that_the_processor_has_lost_is_written_again() {
+    const PERIOD: u64 = mock::HZ / 1000;
+    let vm = machine("vcpus=2").machine();
+    vm.clock.set(&vm.host.wall, MockArm64::now(), 1 << 50, 0);
+    turn(vm, 0, 0, &mut workspace(0), |context| {
+        let looks = |context: &mut Context<'_, MockArm64>, [control, left]: [u64; 2]| {
+            MockArm64::write(Register::VirtualControl, control);
+            MockArm64::write(Register::VirtualValue, vm.clock.at(MockArm64::now()) + left);
+            mock::board_impl::advance::<MockArm64>(mock::HZ);
+            open_window(context);
+            (MockArm64::read(Register::VirtualControl), context.state.next_deadline(1000))
+        };
+        // It is off, masked, or not yet due.
+        for (control, left) in [(0, 5), (3, 5), (1, 2 * mock::HZ)] {
+            assert_eq!(looks(context, [control, left]), (control, u64::MAX));
+        }
+        assert_eq!(looks(context, [1, 5]), (5, 1000 + PERIOD));
+        assert_eq!(looks(context, [1, 2 * mock::HZ]), (1, 1000 + PERIOD), "another may be lost");
+    });
+    // The machine's own counter wraps nowhere.
+    turn(machine("").machine(), 0, 0, &mut workspace(0), |context| {
+        MockArm64::write(Register::VirtualControl, 1);
+        open_window(context);
+        assert_eq!(MockArm64::read(Register::VirtualControl), 1);
+        assert_eq!(context.state.next_deadline(1000), u64::MAX);
+    });
+}
+
+#[test]
 fn an_exception_sets_pan_and_ssbs_as_sctlr_says() {
     const PAN: u64 = 1 << 22;
     const SSBS: u64 = 1 << 12;

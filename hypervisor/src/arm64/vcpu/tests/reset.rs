@@ -75,7 +75,7 @@ const OWN: Reasons = &[
     ("the configuration's", "gic.is_last"),
     ("it is compared", "gic.vcpu place"),
     ("each page is looked up again", "mmio"),
-    ("it is watched anew", "spin"),
+    ("it is watched anew", "look_every spin"),
 ];
 
 const LEFT: Reasons = &[
