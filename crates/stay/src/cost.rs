@@ -10,9 +10,10 @@
 //! pages = entries / 2 × refill / page
 //! ```
 //!
-//! and never more than half of what one step may take. Both costs are [measured](Cost::measure)
-//! when the hypervisor starts, on the machine that it runs on. The limit applies to all
-//! architectures: on AMD64 and Intel 64 to the ranges that a guest requests
+//! and never more than half of what one step may take. Where a page takes longer than all refills,
+//! as where SVM or VMX is nested and it takes an exit, none is flushed alone. Both costs are
+//! [measured](Cost::measure) when the hypervisor starts, on the machine that it runs on. The limit
+//! applies to all architectures: on AMD64 and Intel 64 to the ranges that a guest requests
 //! ([`tagged::plan()`](crate::tagged::plan()), [`tagged::obey`](crate::tagged::obey)), on Arm64 to
 //! the translations that a change of stage 2 makes stale ([`limits`](Cost::limits)).
 
@@ -94,12 +95,14 @@ impl Cost {
     /// The model for the measured values.
     pub const fn new(measured: Measured) -> Self {
         let page = if measured.page == 0 { 1 } else { measured.page };
-        let worth = (measured.entries / 2).saturating_mul(measured.miss.saturating_mul(NESTED_FACTOR)) / page;
+        // A miss that a coarse counter does not show takes less than a tick.
+        let refill = if measured.miss == 0 { 1 } else { measured.miss }.saturating_mul(NESTED_FACTOR);
+        let worth = (measured.entries / 2).saturating_mul(refill) / page;
         let step = STEP_MAX_US.saturating_mul(measured.ticks_per_us) / 2 / page;
         let limit = if worth < step { worth } else { step };
-        // A mailbox full of single pages is always worthwhile: if it were not, the measurement
-        // would be meaningless.
-        let page_limit = if limit < RANGES_MAX as u64 { RANGES_MAX as u64 } else { limit };
+        // If one page is worthwhile, a mailbox full of them is: no measurement is so exact.
+        let least = if worth == 0 { 0 } else { RANGES_MAX as u64 };
+        let page_limit = if limit < least { least } else { limit };
         Self { measured, page_limit }
     }
 
@@ -216,12 +219,13 @@ mod tests {
         // 768 × 200 / 400 = 384 pages would be worthwhile, 25 µs allow 156.
         assert_eq!(Cost::new(measured).page_limit(), 156);
         assert_eq!(Cost::new(Measured { miss: 20, ..measured }).page_limit(), 76);
-        for degenerate in [
-            Measured { page: 0, miss: 0, entries: 0, ticks_per_us: 0 },
-            Measured { page: 1 << 40, ..measured },
-        ] {
-            assert_eq!(Cost::new(degenerate).page_limit(), RANGES_MAX as u64);
+        // 1536 × 100 for everything.
+        for (page, limit) in [(153_600, RANGES_MAX as u64), (153_601, 0), (1 << 40, 0)] {
+            assert_eq!(Cost::new(Measured { page, ..measured }).page_limit(), limit);
         }
+        // One instruction each, where the counter counts instructions.
+        let coarse = Measured { page: 64, miss: 0, entries: 64, ticks_per_us: 0 };
+        assert_eq!(Cost::new(coarse).page_limit(), RANGES_MAX as u64);
         assert_eq!(Cost::new(measured).limited_to(Some(1000)).page_limit(), 1000);
         assert_eq!(Cost::new(measured).limited_to(None), Cost::new(measured));
         let free = Measured { page: 0, miss: u64::MAX, entries: u64::MAX, ticks_per_us: u64::MAX };

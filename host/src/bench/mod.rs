@@ -13,7 +13,7 @@
 
 pub(crate) mod all;
 mod boot;
-mod counts;
+pub(crate) mod counts;
 mod devices;
 pub(crate) mod isolation;
 pub(crate) mod lab;

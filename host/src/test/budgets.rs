@@ -1,7 +1,6 @@
 //! The instructions of exits and flushes are within their budgets.
 
-use crate::bench::limits;
-use crate::bench::{all, unmap};
+use crate::bench::{all, limits, unmap};
 use crate::test::prelude::*;
 
 pub(super) const ACTS: &[Named] = &[

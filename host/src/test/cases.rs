@@ -127,6 +127,8 @@ pub(super) enum ProbeEnd {
     AllPassed,
     /// The same on KVM, which replaces the other vendor's hypercall by the processor's own.
     AllPassedOnKvm,
+    /// No exit takes more instructions than it may where KVM emulates the processor.
+    WithinBudgetsOnKvm,
     /// It reports that the test failed, on as many processors on so many CPUs.
     Failed(u32, u32),
     /// The run ends like this, and the log has its registers.

@@ -239,18 +239,13 @@ fn differences(places: &Places, documented: &Places, early: &BTreeSet<String>) -
         format!("* `{file}`: `{function}` – {}: …", kinds.join(", "))
     };
     let is_early = |file: &str| early.iter().any(|place| file.starts_with(place.as_str()));
-    let missing = places
-        .iter()
-        .filter(|(at, kinds)| !is_early(&at.0) && documented.get(*at) != Some(kinds))
-        .map(|(at, kinds)| format!("not in the document: {}", item(at, kinds)));
-    let gone = documented
-        .iter()
-        .filter(|(at, kinds)| is_early(&at.0) || places.get(*at) != Some(kinds))
-        .map(|(at, kinds)| format!("not in the sources:  {}", item(at, kinds)));
-    let unused = early
-        .iter()
-        .filter(|place| !places.keys().any(|(file, _)| file.starts_with(place.as_str())))
-        .map(|place| format!("nothing there panics: `{place}`"));
+    let missing = places.iter().filter(|(at, kinds)| !is_early(&at.0) && documented.get(*at) != Some(kinds));
+    let missing = missing.map(|(at, kinds)| format!("not in the document: {}", item(at, kinds)));
+    let gone = documented.iter().filter(|(at, kinds)| is_early(&at.0) || places.get(*at) != Some(kinds));
+    let gone = gone.map(|(at, kinds)| format!("not in the sources:  {}", item(at, kinds)));
+    let is_used = |place: &&String| places.keys().any(|(file, _)| file.starts_with(place.as_str()));
+    let unused =
+        early.iter().filter(|place| !is_used(place)).map(|place| format!("nothing there panics: `{place}`"));
     missing.chain(gone).chain(unused).collect()
 }
 

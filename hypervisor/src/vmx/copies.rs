@@ -12,7 +12,6 @@ const REGISTERS: [u32; 21] = [
     f::GUEST_CR3.writable(),
     f::GUEST_CR4.writable(),
     f::GUEST_DR7.writable(),
-    f::GUEST_EFER.writable(),
     f::GUEST_PAT.writable(),
     f::GUEST_SYSENTER_CS.writable(),
     f::GUEST_SYSENTER_ESP.writable(),
@@ -21,7 +20,8 @@ const REGISTERS: [u32; 21] = [
     f::ACTIVITY.writable(),
     f::PENDING_DEBUG.writable(),
     f::INTERRUPT_STATUS.writable(),
-    // What no exit changes.
+    // What no exit changes. EFER changes by its own register and by CR0.PG, which both exit.
+    f::GUEST_EFER.writable(),
     f::CR0_SHADOW.writable(),
     f::CR4_SHADOW.writable(),
     f::TSC_OFFSET.writable(),
@@ -40,7 +40,6 @@ pub(super) enum Copied {
     Cr3,
     Cr4,
     Dr7,
-    Efer,
     Pat,
     SysenterCs,
     SysenterEsp,
@@ -49,6 +48,7 @@ pub(super) enum Copied {
     Activity,
     PendingDebug,
     InterruptStatus,
+    Efer,
     Cr0Shadow,
     Cr4Shadow,
     TscOffset,
@@ -121,10 +121,9 @@ pub(super) const fn place(name: SegmentName, part: usize) -> usize {
 }
 
 /// The copies that nearly every exit needs: they are never older than the VMCS.
-pub(super) const READ_AT_ONCE: [usize; 6] = [
+pub(super) const READ_AT_ONCE: [usize; 5] = [
     Copied::Rip as usize,
     Copied::Rflags as usize,
-    Copied::Efer as usize,
     Copied::Interruptibility as usize,
     place(SegmentName::Cs, RIGHTS),
     place(SegmentName::Ss, RIGHTS),
@@ -132,8 +131,8 @@ pub(super) const READ_AT_ONCE: [usize; 6] = [
 
 /// Whether an exit reads this copy [at once](READ_AT_ONCE).
 pub(super) const fn is_read_at_once(place: usize) -> bool {
-    let [rip, rflags, efer, interruptibility, code, stack] = READ_AT_ONCE;
-    let all = 1 << rip | 1 << rflags | 1 << efer | 1 << interruptibility | 1 << code | 1u64 << stack;
+    let [rip, rflags, interruptibility, code, stack] = READ_AT_ONCE;
+    let all = 1 << rip | 1 << rflags | 1 << interruptibility | 1 << code | 1u64 << stack;
     all >> place & 1 != 0
 }
 

@@ -27,7 +27,8 @@ pub trait Instructions {
     /// Changes such a register.
     fn write_soft(register: Register, value: u64);
 
-    /// VMLAUNCH, or VMRESUME, with general registers.
+    /// VMLAUNCH, or VMRESUME, with general registers. `host_stack` is what HOST_RSP has, 0 in a new
+    /// VMCS, and has then.
     ///
     /// # Errors
     ///
@@ -37,7 +38,8 @@ pub trait Instructions {
     ///
     /// The current VMCS and the registers are those of one vCPU, whose nested tables map only its
     /// guest's memory.
-    unsafe fn enter(registers: &mut Registers, is_launched: bool) -> Result<(), Failed>;
+    unsafe fn enter(registers: &mut Registers, is_launched: bool, host_stack: &mut u64)
+    -> Result<(), Failed>;
 
     /// Takes the NMI that has ended the stay.
     fn take_nmi();
@@ -95,7 +97,7 @@ pub unsafe fn run<I: Instructions>(
     #[cfg(any(test, feature = "audit"))]
     super::audit::check(vmcs, I::vmread);
     // SAFETY: the caller's promise is the one that `enter` asks for.
-    if let Err(failed) = unsafe { I::enter(registers, vmcs.active.is_launched()) } {
+    if let Err(failed) = unsafe { I::enter(registers, vmcs.active.is_launched(), &mut vmcs.host_stack) } {
         refuse::<I>(vmcs, failed);
         return false;
     }
@@ -146,7 +148,7 @@ mod tests {
     use super::*;
     use crate::vmx::capabilities::Capabilities;
     use crate::vmx::controls::{DELIVERY, LISTS, PAUSE_LOOP, POSTED, VPID, Word};
-    use crate::vmx::copies::Copied;
+    use crate::vmx::copies::{ALL, Copied};
     use crate::vmx::fields as f;
     use crate::vmx::tests::mock::{self, Mock, Stay, mock};
     use crate::vmx::tests::processor::capability;
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_vmcs_begins_with_what_the_cpu_and_every_guest_has() {
-        let (task, cr0) = ((6, 7), 0x6000_0020);
+        let (task, cr0) = ((6, 7), 0xe000_0020);
         let (code, data, gdt, idt, pat, efer, rip) = (4, 5, 8, 9, 10, 11, 12);
         let host = HostState { cr0: 1, cr3: 2, cr4: 3, code, data, task, gdt, idt, pat, efer, rip };
         let mut vmcs = after_exits();
@@ -277,10 +279,10 @@ mod tests {
             let [is_paged, is_pae, is_long, is_dirty] = [0, 1, 2, 3].map(|bit| bits >> bit & 1);
             let mut vmcs = after_exits();
             vmcs.pointers = [1; 4];
+            vmcs.write(Field::Efer, is_long << 10);
             assert!(enter_and(&mut vmcs, 0, move |stay, _| {
                 stay.write(f::GUEST_CR0, is_paged << 31);
                 stay.write(f::GUEST_CR4, is_pae << 5);
-                stay.write(f::GUEST_EFER, is_long << 10);
                 f::POINTERS.into_iter().for_each(|field| stay.write(field, field.raw().into()));
             }));
             vmcs.dirty_words |= (is_dirty as u8) << 7;
@@ -330,6 +332,7 @@ mod tests {
     #[test]
     fn m5_each_field_of_a_guest_leaves_a_processor_and_is_on_the_next() {
         let mut vmcs = after_exits();
+        vmcs.write(Field::Efer, 1);
         // With PAE paging, whose entries the processor has.
         let pae = [(f::GUEST_CR0.raw(), CR0_PG), (f::GUEST_CR4.raw(), CR4_PAE), (f::GUEST_EFER.raw(), 1)];
         let value = |field: u32| {
@@ -345,7 +348,7 @@ mod tests {
         leave::<Mock>(&mut vmcs);
         // As one that comes from another machine.
         mock::begin();
-        (vmcs.dirty, vmcs.dirty_words, vmcs.is_new) = (vmcs.changed_by_exits, u8::MAX, true);
+        (vmcs.dirty, vmcs.dirty_words, vmcs.is_new) = (ALL, u8::MAX, true);
         arrive::<Mock>(CpuId(1), &mut vmcs);
         vmcs.write_changes(Mock::vmwrite);
         for field in guests() {

@@ -67,6 +67,8 @@ pub struct Vmcs {
     pub(super) threshold: u8,
     /// See [`TwoFlushes`](stay::tagged::two_flushes::TwoFlushes).
     pub(super) nested_debt: Cell<bool>,
+    /// The stack to which its exits come: HOST_RSP.
+    pub(super) host_stack: u64,
     /// It has never been active.
     pub(super) is_new: bool,
     /// The code of the exit, as the [table](super::table) has it.
@@ -95,8 +97,9 @@ pub(super) const TAKEN: u64 = 1;
 /// The same: the map of MSRs, and the vectors whose end of interrupt exits. In the place of the
 /// controls of exits, which never change.
 pub(super) const APIC_MODE: u8 = 1 << Word::Exit as u8;
-/// CR0.CD and NW: the machine's caches are not the guest's to switch off.
-const CR0_CACHING: u64 = 3 << 29;
+/// Of CR0 PG, which switches long mode: no exit need read EFER. CD and NW: the machine's caches are
+/// not the guest's to switch off.
+const CR0_SWITCHES: u64 = 7 << 29;
 /// CR4.MCE: without it a machine check would shut the processor down.
 const CR4_MACHINE_CHECKS: u64 = 1 << 6;
 /// STI, or a load of SS, holds interrupts off (25.4.2, interruptibility state).
@@ -132,6 +135,7 @@ impl Vmcs {
             offered: 0,
             threshold: 0,
             nested_debt: Cell::new(false),
+            host_stack: 0,
             is_new: true,
             code: 0,
             qualification: 0,
@@ -153,7 +157,7 @@ impl Vmcs {
     ) {
         let [cr0_fixed, cr4_fixed] = [capabilities.guest_cr0_fixed(), capabilities.guest_cr4_fixed()];
         let cr4_fixed = cr4_fixed | CR4_MACHINE_CHECKS;
-        self.masks = [[cr0_fixed, cr0_fixed | CR0_CACHING], [cr4_fixed, cr4_fixed | !cr4]];
+        self.masks = [[cr0_fixed, cr0_fixed | CR0_SWITCHES], [cr4_fixed, cr4_fixed | !cr4]];
         (self.controls, self.vmread, self.soft.from_processor) = (controls, vmread, read_soft);
         self.maps = [permissions.io, permissions.msr];
         if self.controls.has(Word::Secondary, controls::VPID) {

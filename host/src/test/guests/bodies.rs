@@ -85,14 +85,15 @@ impl Lab<'_> {
     }
 
     fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
-        let guest = Guest::bare(workspace::PROBE, case.platform, format!("test={name}"), vcpus, 64 * MIB)?;
+        let words = if name.contains('=') { name.to_owned() } else { format!("test={name}") };
+        let guest = Guest::bare(workspace::PROBE, case.platform, words, vcpus, 64 * MIB)?;
         Ok(Guest { switches: switches(case.settings)?, ..guest })
     }
 
     pub(super) fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {
         let (processors, cpus) = match end {
             ProbeEnd::AllPassed | ProbeEnd::AllPassedOnKvm | ProbeEnd::SecondPassed => (2, 2),
-            ProbeEnd::SharedPassed => (2, 1),
+            ProbeEnd::SharedPassed | ProbeEnd::WithinBudgetsOnKvm => (2, 1),
             ProbeEnd::Failed(processors, cpus) => (processors, cpus),
             ProbeEnd::Passed | ProbeEnd::Ended(_) => (1, 1),
         };

@@ -1,8 +1,10 @@
 //! The expectations for a run.
 
+use crate::bench::counts;
 use crate::check::{self, Verdict};
 use crate::machine::emulator::describe;
 use crate::machine::process::{CONSOLE_BYTES, complaint};
+use crate::test::budgets::met;
 use crate::test::cases::{
     FLOOD_CLAIM, FLOOD_REPORTS, Hostile, LOOPS, LOOPS_COUNT, LOOPS_ROUNDS, LOOPS_TASKS, ProbeEnd,
 };
@@ -102,6 +104,10 @@ pub(super) fn judge_talk(outcome: &Outcome, has_rom: bool) -> Result<()> {
 /// Judges a bare guest by its report of a test, or by those of all.
 pub(super) fn judge_probe(outcome: &Outcome, name: &str, end: ProbeEnd) -> Result<()> {
     check_log(outcome)?;
+    if let ProbeEnd::WithinBudgetsOnKvm = end {
+        outcome.ended_by(&[OFF])?;
+        return met(counts::limits_on_kvm(&outcome.reports));
+    }
     if let ProbeEnd::Ended(code) = end {
         outcome.ended_by(&[End::Hypervisor(code)])?;
         ensure!(outcome.log.contains("  rax 0x"), "the log has no registers");
@@ -114,12 +120,10 @@ pub(super) fn judge_probe(outcome: &Outcome, name: &str, end: ProbeEnd) -> Resul
     let reports = || outcome.reports.iter().filter(|report| report["result"].is_string()).filter(is_meant);
     let is_told = |why: &String| !(is_on_kvm && why.contains("the other vendor's hypercall: Ok"));
     let failed: Vec<_> = reports().filter_map(complaint).filter(is_told).collect();
-    if !matches!(end, ProbeEnd::Failed(..)) {
-        ensure!(failed.is_empty(), "the guest says:\n{}", failed.join("\n"));
-    }
+    let should_fail = matches!(end, ProbeEnd::Failed(..));
+    ensure!(should_fail || failed.is_empty(), "the guest says:\n{}", failed.join("\n"));
     outcome.ended_by(&[OFF])?;
     let said = reports().next().with_context(|| format!("there is no report of {name}"))?;
-    let should_fail = matches!(end, ProbeEnd::Failed(..));
     ensure!(failed.is_empty() != should_fail, "the guest has not noticed it: {said}");
     Ok(())
 }
@@ -308,8 +312,7 @@ fn expect_toggles(outcome: &Outcome) -> Result<()> {
 fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
     let end = outcome.report("end").context("thrash did not come to its end")?;
     let ipis = end["tlb_ipis"].as_u64().context("thrash did not count TLB IPIs")?;
-    let counters = counters(outcome)?;
-    let requests = counters.flush_requests();
+    let requests = counters(outcome)?.flush_requests();
     if expected {
         ensure!(ipis > 0, "no TLB IPIs were sent");
         ensure!(requests == 0, "{requests} flush hypercalls in spite of the missing hint");
@@ -323,12 +326,9 @@ fn expect_tlb_ipis(outcome: &Outcome, expected: bool) -> Result<()> {
 /// Four processors on one CPU: each waits three times as long as it runs, and all that they waited
 /// since the start is what the hypervisor counted, by a clock of this rate.
 fn expect_stolen(outcome: &Outcome, hz: u64) -> Result<()> {
-    let said: Vec<_> = outcome
-        .reports
-        .iter()
-        .filter(|report| report["event"] == "stat")
-        .filter_map(|report| report["busy"].as_u64().zip(report["stolen"].as_u64()))
-        .collect();
+    let stats = outcome.reports.iter().filter(|report| report["event"] == "stat");
+    let times = stats.filter_map(|stat| stat["busy"].as_u64().zip(stat["stolen"].as_u64()));
+    let said: Vec<_> = times.collect();
     let [(busy_before, stolen_before), (busy, stolen)] = said[..] else {
         bail!("{} reports of times instead of two", said.len())
     };
@@ -357,8 +357,8 @@ fn expect_few_lost(outcome: &Outcome) -> Result<()> {
     let exits = counters.exits();
     ensure!(exits > 10_000, "{exits} exits tell nothing");
     let per_million = |counted: u64| counted * 1_000_000 / exits;
-    let (late, missing) = (counters.get(Counter::KickLate), counters.get(Counter::KickMissing));
-    let again = counters.get(Counter::KickAgain);
+    let kicks = [Counter::KickLate, Counter::KickMissing, Counter::KickAgain];
+    let [late, missing, again] = kicks.map(|name| counters.get(name));
     ensure!(
         per_million(late + missing) <= LATE_MAX,
         "in {exits} exits the tick brought {late} kicks and found work {missing} times"

@@ -132,6 +132,10 @@ fn u50_bare_guests_pass_by_their_own_word_alone() {
     replaced.reports[1]["why"] = "the other vendor's hypercall: Ok(())".into();
     probe(ProbeEnd::AllPassedOnKvm)(&replaced).expect("KVM does so");
     assert!(probe(ProbeEnd::AllPassed)(&replaced).is_err(), "nobody else does");
+    let costs = "+case=cpuid value=33700\n+case=hypercall value=1\n+case=self-ipi value=1\n\
+        +case=tsc-deadline value=1";
+    let wrong = all.clone() + "0.value=33701 => a budget is exceeded\n-3 => a budget is exceeded";
+    refuses(probe(ProbeEnd::WithinBudgetsOnKvm), costs, &wrong);
     let wrong = "0.result=pass => the guest has not noticed it: {\n-0 => there is no report of a";
     refuses(probe(ProbeEnd::Failed(2, 2)), "+test=a result=fail", &(all.clone() + wrong));
     let wrong = "end off => ended by Hypervisor(GuestPowerOff)\nlog none => the log has no registers";

@@ -307,7 +307,7 @@ impl Instructions for Mock {
         mock(|mock| mock.soft[register as usize] = value);
     }
 
-    unsafe fn enter(registers: &mut Registers, is_launched: bool) -> Result<(), Failed> {
+    unsafe fn enter(registers: &mut Registers, is_launched: bool, _: &mut u64) -> Result<(), Failed> {
         let mut stay = mock(|mock| mock.enter(is_launched))?;
         if mock(|mock| mock.refused.is_some()) {
             stay.said = Said::of(ENTRY_FAILURE | 33, 0, 0);

@@ -205,7 +205,7 @@ impl Kind for MockVmx {
              block.vmcs.soft.from_processor block.vmcs.region block.vmcs.vmread",
         ),
         ("the local APIC gets it back", "block.INTERRUPT_STATUS block.page block.vmcs.apic"),
-        ("where it runs", "block.vmcs.active block.vmcs.is_new block.vmcs.soft.loaded"),
+        ("where it runs", "block.vmcs.active block.vmcs.host_stack block.vmcs.is_new block.vmcs.soft.loaded"),
         ("each by its name", "block.vmcs.copies"),
         ("an entry writes it", "block.vmcs.dirty*"),
         ("an exit sets it", "block.vmcs.stale"),

@@ -24,10 +24,15 @@ pub(super) fn exit() -> u64 {
 ///
 /// # Safety
 ///
-/// The current VMCS is complete; `registers` belongs to its guest and is not otherwise in use
+/// The current VMCS is complete but for HOST_RSP: `host_stack` has its value, 0 in a new VMCS, and
+/// both become the stack of this call. `registers` belongs to its guest and is not otherwise in use
 /// meanwhile. The guest's state and nested tables give it access to its own memory only.
 #[unsafe(naked)]
-pub(super) unsafe extern "C" fn run_guest(registers: *mut Registers, is_launched: u64) -> u64 {
+pub(super) unsafe extern "C" fn run_guest(
+    registers: *mut Registers,
+    is_launched: u64,
+    host_stack: *mut u64,
+) -> u64 {
     naked_asm!(
         "push rbx",
         "push rbp",
@@ -35,9 +40,14 @@ pub(super) unsafe extern "C" fn run_guest(registers: *mut Registers, is_launched
         "push r13",
         "push r14",
         "push r15",
-        "push rdi",        // registers
+        "push rdi", // registers
+        // The stack is nearly always the same: a write costs an exit where VMX is nested.
+        "cmp rsp, [rdx]",
+        "je 1f",
+        "mov [rdx], rsp",
         "mov eax, 0x6c14", // HOST_RSP
         "vmwrite rax, rsp",
+        "1:",
         "test esi, esi", // MOV keeps the flags
         "mov rax, [rdi]",
         each_register!(load, "rdi"),

@@ -118,9 +118,13 @@ impl Instructions for Processor {
     }
 
     #[inline(always)]
-    unsafe fn enter(registers: &mut Registers, is_launched: bool) -> Result<(), Failed> {
+    unsafe fn enter(
+        registers: &mut Registers,
+        is_launched: bool,
+        host_stack: &mut u64,
+    ) -> Result<(), Failed> {
         // SAFETY: the caller vouches for VMCS and registers.
-        match unsafe { entry::run_guest(registers, is_launched.into()) } {
+        match unsafe { entry::run_guest(registers, is_launched.into(), host_stack) } {
             0 => Ok(()),
             1 => Err(Failed::Invalid),
             _ => Err(Failed::Valid),
