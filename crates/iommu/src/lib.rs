@@ -25,9 +25,12 @@
 extern crate std;
 
 pub mod amd;
+mod blocks;
+mod bytes;
 #[cfg(all(test, loom))]
 mod model;
 pub mod queue;
+pub mod scope;
 pub mod smmu;
 mod sync;
 

@@ -1,15 +1,7 @@
 //! Encodings of commands. Source: 48882, 2.4.
 
+use crate::blocks::Depth;
 use crate::{Command, DeviceId, DomainId};
-
-/// Which entries of an address go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    /// Those of leaves.
-    Leaves,
-    /// Those of tables, too: a table was cut off.
-    Tables,
-}
 
 /// Operation codes, in bits 63:60 of the first double word.
 const COMPLETION_WAIT: u64 = 1;

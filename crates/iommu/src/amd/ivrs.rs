@@ -2,6 +2,9 @@
 //! 48882, 5.2.
 
 use crate::DeviceId;
+use crate::bytes::{u16_at, u64_at};
+pub use crate::scope::Scope;
+use crate::scope::requester;
 
 /// Bytes of the table before its first block.
 const HEADER: usize = 48;
@@ -21,32 +24,6 @@ pub struct Unit<'a> {
     pub segment: u16,
     /// The list of devices.
     entries: &'a [u8],
-}
-
-/// Devices behind an IOMMU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// Those from the first to the last.
-    Devices {
-        /// The first.
-        first: DeviceId,
-        /// The last.
-        last: DeviceId,
-        /// The id with which their requests arrive, if it is not their own.
-        alias: Option<DeviceId>,
-    },
-    /// An I/O APIC: its interrupts arrive with this id.
-    IoApic {
-        /// The id.
-        device: DeviceId,
-        /// Its number in the list of processors and interrupt controllers (MADT).
-        number: u8,
-    },
-    /// A timer (HPET): its interrupts arrive with this id.
-    Hpet {
-        /// The id.
-        device: DeviceId,
-    },
 }
 
 /// The IOMMUs that a table lists, each one once. What is malformed ends the list.
@@ -158,18 +135,6 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// The same by a list of [`Unit::scopes`].
-#[must_use]
-pub fn requester(scopes: impl IntoIterator<Item = Scope>, device: DeviceId) -> Option<DeviceId> {
-    scopes.into_iter().fold(None, |found, scope| match scope {
-        // An entry for one device counts more than those for ranges, which come first.
-        Scope::Devices { first, last, alias } if (first..=last).contains(&device) => {
-            Some(alias.unwrap_or(device))
-        }
-        _ => found,
-    })
-}
-
 /// Length of an entry by its type (5.2.2.1).
 fn entry_len(kind: u8, entry: &[u8]) -> Option<usize> {
     Some(match kind {
@@ -181,12 +146,4 @@ fn entry_len(kind: u8, entry: &[u8]) -> Option<usize> {
         0xf0 => 22 + usize::from(*entry.get(21)?),
         _ => return None,
     })
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }

@@ -39,6 +39,6 @@ pub mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use command::Depth;
+pub use crate::blocks::Depth;
 pub use event::Event;
 pub use range::{device_pages, pages};

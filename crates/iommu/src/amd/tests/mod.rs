@@ -6,6 +6,7 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
+use super::Depth;
 use super::command::*;
 use super::event::Event;
 use super::range::{device_pages, pages};
