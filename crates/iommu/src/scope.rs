@@ -35,6 +35,17 @@ pub enum Scope {
     },
 }
 
+impl Scope {
+    /// The first and the last device, of devices.
+    #[must_use]
+    pub const fn range(self) -> Option<(DeviceId, DeviceId)> {
+        match self {
+            Self::Devices { first, last, .. } => Some((first, last)),
+            _ => None,
+        }
+    }
+}
+
 /// The id with which requests of a device reach the IOMMU with these scopes; `None` if it is not
 /// behind it.
 #[must_use]

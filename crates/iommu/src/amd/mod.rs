@@ -41,4 +41,4 @@ mod tests;
 
 pub use crate::blocks::Depth;
 pub use event::Event;
-pub use range::{device_pages, pages};
+pub use range::Commands;

@@ -5,31 +5,31 @@
 
 use core::ops::Range;
 
-use super::command::{invalidate_device_pages, invalidate_pages};
+use super::command::{invalidate_device, invalidate_device_pages, invalidate_pages};
 use crate::blocks::{Blocks, Depth};
-use crate::{Command, DeviceId, DomainId};
+use crate::{Command, DeviceId, DomainId, Invalidations};
 
-/// The commands that drop a domain's translations of `range`, a range of device-visible addresses
-/// in bytes; none if it is empty. Its ends are widened to pages of 4 KiB.
-///
-/// There are at most `commands_max` of them, and one at least. As many as are needed to name no
-/// other page if they suffice, otherwise one for the smallest block around the range.
-pub fn pages(
-    domain: DomainId,
-    depth: Depth,
-    range: Range<u64>,
-    commands_max: usize,
-) -> impl Iterator<Item = Command> {
-    Blocks::of(range, commands_max).map(move |block| invalidate_pages(domain, depth, block.operand()))
-}
+/// AMD-Vi's commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Commands;
 
-/// The command that drops the translations of `range` in the device itself; `None` if it is empty.
-/// For a device that uses ATS, after the completion of [`pages`]: until then the IOMMU may answer
-/// the device with what is stale. `queue_depth` is from the device's ATS capability.
-///
-/// It is one command for the smallest block around the range, since a device answers each.
-#[must_use]
-pub fn device_pages(device: DeviceId, queue_depth: u8, range: Range<u64>) -> Option<Command> {
-    let block = Blocks::of(range, 1).next()?;
-    Some(invalidate_device_pages(device, queue_depth, block.operand()))
+impl Invalidations for Commands {
+    fn device(&self, device: DeviceId, _: DomainId) -> Command {
+        invalidate_device(device)
+    }
+
+    fn pages(
+        &self,
+        domain: DomainId,
+        depth: Depth,
+        range: Range<u64>,
+        commands_max: usize,
+    ) -> impl Iterator<Item = Command> {
+        Blocks::of(range, commands_max).map(move |block| invalidate_pages(domain, depth, block.operand()))
+    }
+
+    fn device_pages(&self, device: DeviceId, queue_depth: u8, range: Range<u64>) -> Option<Command> {
+        let block = Blocks::of(range, 1).next()?;
+        Some(invalidate_device_pages(device, queue_depth, block.operand()))
+    }
 }

@@ -6,13 +6,13 @@ use std::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::Depth;
+use super::Commands;
 use super::command::*;
 use super::event::Event;
-use super::range::{device_pages, pages};
 use super::registers::*;
 use super::table::*;
-use crate::{Command, DeviceId, DomainId};
+use crate::tests::every_page_is_named;
+use crate::{Command, Depth, DeviceId, DomainId, Invalidations};
 
 /// The addresses that an operand names, read as the specification says it: the size follows from
 /// the first zero above the offset in the page. The end is included.
@@ -38,7 +38,8 @@ fn read(Command([first, operand]): Command) -> (u16, bool, (u64, u64)) {
 }
 
 fn blocks(range: Range<u64>, max: usize) -> Vec<(u64, u64)> {
-    pages(DomainId(7), Depth::Leaves, range, max)
+    Commands
+        .pages(DomainId(7), Depth::Leaves, range, max)
         .map(|command| {
             let (domain, has_tables, block) = read(command);
             assert_eq!((domain, has_tables), (7, false));
@@ -57,16 +58,8 @@ proptest! {
         let range = start..start.saturating_add(len).max(1);
         prop_assume!(!range.is_empty());
         let blocks = blocks(range.clone(), max);
-        prop_assert!(!blocks.is_empty() && blocks.len() <= max.max(1));
-        // In ascending order without gaps, from before the start to after the end.
-        prop_assert!(blocks[0].0 <= range.start);
-        prop_assert!(blocks.windows(2).all(|pair| pair[0].1 + 1 == pair[1].0));
         prop_assert!(blocks.iter().all(|(start, end)| end - start < 1 << 52 || *end == u64::MAX));
-        prop_assert!(blocks[blocks.len() - 1].1 >= range.end - 1);
-        if blocks.len() > 1 {
-            prop_assert_eq!(blocks[0].0, range.start & !0xfff);
-            prop_assert_eq!(blocks[blocks.len() - 1].1, (range.end - 1) | 0xfff);
-        }
+        every_page_is_named(&blocks, range, max)?;
     }
 
     #[test]
@@ -104,13 +97,13 @@ fn a_range_is_split_only_if_that_names_nothing_else() {
 
 #[test]
 fn p16_a_device_with_ats_is_told_itself() {
-    let Command([first, operand]) = device_pages(DeviceId(0x1234), 5, 0x4000..0x8000).unwrap();
+    let Command([first, operand]) = Commands.device_pages(DeviceId(0x1234), 5, 0x4000..0x8000).unwrap();
     assert_eq!(first, 4 << 60 | 0x1234 << 32 | 5 << 24 | 0x1234);
     assert_eq!(named(operand), (0x4000, 0x7fff));
-    let Command([first, _]) = device_pages(DeviceId(1), 0, 0..1).unwrap();
+    let Command([first, _]) = Commands.device_pages(DeviceId(1), 0, 0..1).unwrap();
     assert_eq!(first >> 24 & 0xff, 32, "a depth of 0 is 32");
-    assert_eq!(device_pages(DeviceId(1), 0, 3..3), None);
-    let Command([_, operand]) = device_pages(DeviceId(1), 0, 0x3000..0x6000).unwrap();
+    assert_eq!(Commands.device_pages(DeviceId(1), 0, 3..3), None);
+    let Command([_, operand]) = Commands.device_pages(DeviceId(1), 0, 0x3000..0x6000).unwrap();
     assert_eq!(named(operand), (0, 0x7fff), "one command");
 }
 
@@ -122,7 +115,7 @@ fn commands_as_the_specification_draws_them() {
     assert_eq!(invalidate_device(DeviceId(0x10)), Command([2 << 60 | 0x10, 0]));
     assert_eq!(invalidate_interrupts(DeviceId(0x10)), Command([5 << 60 | 0x10, 0]));
     assert_eq!(invalidate_all(), Command([8 << 60, 0]));
-    let tables = pages(DomainId(0xffff), Depth::Tables, 0..1, 1).next().unwrap();
+    let tables = Commands.pages(DomainId(0xffff), Depth::Tables, 0..1, 1).next().unwrap();
     assert_eq!(tables, Command([3 << 60 | 0xffff << 32, 2]));
 }
 
