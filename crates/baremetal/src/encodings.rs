@@ -41,11 +41,16 @@ pub mod command {
     }
 }
 
-/// The registers of an I/O APIC's pin and their values for an edge, active high, to one processor:
-/// 82093AA, section 3.2.4. The second unmasks.
-pub const fn redirection(pin: u32, destination: u8, vector: u8) -> [(u32, u32); 2] {
-    let entry = 0x10 + 2 * pin;
-    [(entry + 1, (destination as u32) << 24), (entry, vector as u32)]
+/// What an I/O APIC's pin is to have for an edge, active high, to one processor, where nothing
+/// remaps it: 82093AA, section 3.2.4.
+pub const fn redirection(destination: u8, vector: u8) -> u64 {
+    (destination as u64) << 56 | vector as u64
+}
+
+/// The registers of an I/O APIC's pin, and their values. The second unmasks.
+pub const fn redirection_entry(pin: u32, entry: u64) -> [(u32, u32); 2] {
+    let register = 0x10 + 2 * pin;
+    [(register + 1, (entry >> 32) as u32), (register, entry as u32)]
 }
 
 /// MAIR_EL1 and MAIR_EL2: 0 is normal memory, write-back; 1 is Device-nGnRE.
@@ -127,7 +132,7 @@ mod tests {
             [0x0102_0304_0000_4041, 0x0102_0304_0000_4400, 0x0102_0304_0000_4500, 0x0102_0304_0000_468f]
         );
         // 82093AA, 3.2.4: two registers a pin from 10h on, the destination in bits 63:56.
-        assert_eq!(redirection(4, 0xa5, 0xfb), [(0x19, 0xa500_0000), (0x18, 0xfb)]);
+        assert_eq!(redirection_entry(4, redirection(0xa5, 0xfb)), [(0x19, 0xa500_0000), (0x18, 0xfb)]);
     }
 
     #[test]

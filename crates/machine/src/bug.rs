@@ -76,6 +76,8 @@ pub enum Bug {
     DevicesNotTold,
     /// Memory is mapped for devices by a list of slots that was read before the lock was taken.
     MirrorOfFormerSlots,
+    /// On Intel64, the tables of a guest with devices have marks.
+    MarksForDevices,
     /// The devices drop what they have before the entries are removed.
     DevicesToldEarly,
     /// In a round of a migration, pages are copied before the flush of their log's fetch.

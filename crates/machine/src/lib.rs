@@ -73,7 +73,7 @@
 //!
 //! Memory is sequentially consistent: `loom` checks the orders of atomics (`docs/coherence.md`).
 //! Guests use no protection keys, and global pages only on some Intel64 machines, where a guest has
-//! one address space then. Intel64 has no PML and no IOMMU; walks of the guest's tables need the
+//! one address space then. Intel64 has no PML; walks of the guest's tables need the
 //! right to store there, and set no dirty bits by that. There are no instruction fetches, and no
 //! data or instruction caches. The IOMMU removes each translation that overlaps the block of a
 //! command, whatever their sizes; virtual machines with devices have no dirty logs. An SMMU goes by

@@ -131,7 +131,7 @@ impl Oracle {
         for step in steps {
             self.check_age(vm, vcpu, step)?;
             let promised = match step.format.stage {
-                Stage::Nested => self.nested_promise(vm, step.address),
+                Stage::Nested | Stage::NestedOfDevices => self.nested_promise(vm, step.address),
                 Stage::Device => self.vms[vm].devices,
                 Stage::Guest => self.guest_promise(vm, vcpu, space, step),
             };

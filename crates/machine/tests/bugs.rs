@@ -106,6 +106,9 @@ mod around {
         a3_resident_by_index_arm64: Arm64, Bug::ResidentByIndex, &[STALE, FORMER], Lives;
         p16_devices_not_told: Amd64, Bug::DevicesNotTold, KEPT, Devices;
         p16_devices_not_told_arm64: Arm64, Bug::DevicesNotTold, KEPT, Devices;
+        p16_devices_not_told_vmx: Intel64, Bug::DevicesNotTold, KEPT, Devices;
+        p16_devices_told_before_the_unmap_vmx: Intel64, Bug::DevicesToldEarly, KEPT, Devices;
+        p16_marks_where_devices_walk_vmx: Intel64, Bug::MarksForDevices, KEPT, Devices;
         p16_mirror_of_former_slots_arm64: Arm64, Bug::MirrorOfFormerSlots, KEPT, Devices;
         p16_devices_told_before_the_unmap: Amd64, Bug::DevicesToldEarly, KEPT, Devices;
         p16_devices_told_before_the_unmap_arm64: Arm64, Bug::DevicesToldEarly, KEPT, Devices;
@@ -207,6 +210,15 @@ mod steps {
         p16_domain_handed_on_with_translations: Amd64, step(DomainKept), KEPT, Devices;
         p16_domain_dropped_before_its_devices_entries: Amd64, step(DomainDroppedEarly), KEPT, Devices;
         p16_device_entry_kept: Amd64, step(DeviceEntryKept), KEPT, Devices;
+        p16_iommu_not_waited_vmx: Intel64, step(IommuNotWaited), KEPT, Devices;
+        p16_wrong_domain_vmx: Intel64, step(WrongDomain), KEPT, Devices;
+        p16_page_of_a_range_left_out_vmx: Intel64, step(DmaPageLeftOut), KEPT, Devices;
+        p16_block_misaligned_vmx: Intel64, step(BlockMisaligned), KEPT, Devices;
+        p16_upper_levels_kept_vmx: Intel64, step(DmaTablesKept), KEPT, Devices;
+        p16_domain_handed_on_with_translations_vmx: Intel64, step(DomainKept), KEPT, Devices;
+        p16_domain_dropped_before_its_devices_entries_vmx: Intel64, step(DomainDroppedEarly), KEPT, Devices;
+        p16_device_entry_kept_vmx: Intel64, step(DeviceEntryKept), KEPT, Devices;
+        p16_entry_of_another_domain_vmx: Intel64, step(EntryOfOtherDomain), KEPT, Devices;
         p16_smmu_not_waited_arm64: Arm64, step(IommuNotWaited), KEPT, Devices;
         p16_wrong_domain_arm64: Arm64, step(WrongDomain), KEPT, Devices;
         p16_page_of_a_range_left_out_arm64: Arm64, step(DmaPageLeftOut), KEPT, Devices;

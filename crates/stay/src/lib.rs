@@ -19,8 +19,8 @@
 //! | a remembered walk | [`tagged::Walks`] | |
 //! | a flush that a guest requests by hypercall | [`tagged::serve`] | |
 //! | a flush of a whole space | [`coherence::flush_space`] | [`broadcast::flush_space`] |
-//! | the devices' part of it | [`iommu::amd_vi::begin`], [`iommu::finish`] | [`iommu::mirror`], [`iommu::smmu::begin`] |
-//! | devices are given to a machine, and taken away | [`iommu::amd_vi`] | [`iommu::smmu::Smmu`] |
+//! | the devices' part of it | [`iommu::nested::begin`], [`iommu::finish`] | [`iommu::mirror`], [`iommu::smmu::begin`] |
+//! | devices are given to a machine, and taken away | [`iommu::nested`] | [`iommu::smmu::Smmu`] |
 //! | a change of guest memory | [`step`] | [`step`] |
 //! | a vCPU that starts over | [`tagged::start_over`] | |
 //! | the address space of a vCPU that halts | [`tagged::TranslationControls::space`] | |

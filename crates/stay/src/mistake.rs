@@ -149,6 +149,8 @@ mistakes! {
     DomainDroppedEarly,
     /// Former entries of the device table stay in use.
     DeviceEntryKept,
+    /// The command for an entry of the device table names another domain than the former one had.
+    EntryOfOtherDomain,
     /// What no slot has any more stays mapped for devices.
     MirrorKept,
     /// What another CPU has unmapped for devices is not waited for.

@@ -6,26 +6,23 @@
 
 use alloc::vec::Vec;
 use core::fmt;
-use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
-use hostlink::defect::Defect;
 use iommu::amd::command::{completion_wait, invalidate_all, invalidate_device, invalidate_interrupts};
-use iommu::amd::ivrs::{self, Scope, Unit};
+use iommu::amd::ivrs::Unit;
 use iommu::amd::table::{DeviceEntry, InterruptTable};
-use iommu::amd::{Event, registers as register};
-use iommu::{Command, DeviceId, Entry, Port, Queue, Stuck};
+use iommu::amd::{Commands, Event, registers as register};
+use iommu::scope::{Scope, is_machines_own, requester};
+use iommu::{DeviceId, Queue, Stuck};
 use spin::Mutex;
-use stay::iommu::{Device, Domain, amd_vi as engine};
-use stay::{Mistake, Mistakes};
+use stay::iommu::{Domain, nested as engine};
 
-use super::remaps::Rewritten;
-use crate::owned::tables::{address, ring, words};
-use crate::owned::{NotAttached, Translations};
+use super::remaps::{Forgotten, Rewritten};
+use super::ring::{self, ENTRIES, Kind, Registers, Ring};
+use crate::owned::NotAttached;
+use crate::owned::tables::{self, address, words};
 use crate::pages::Pages;
-use crate::vm::defects::makes;
 
-/// Entries of the command ring, and of the event log: a page each.
-const ENTRIES: usize = 256;
+/// Entries of the event log are as many as those of the command ring: a page each.
 const ORDER: u32 = 8;
 /// Bytes of an entry of both.
 const ENTRY_LEN: u64 = 16;
@@ -33,23 +30,13 @@ const ENTRY_LEN: u64 = 16;
 const WORDS: usize = 4;
 const WORDS_PER_PAGE: usize = 512;
 const BUSES_MAX: u16 = 256;
-/// Turns of waiting for the IOMMU. A completion takes microseconds; this is seconds.
-const TURNS_MAX: u64 = if cfg!(test) { 1 << 10 } else { 1 << 28 };
 /// Bits of the control register that firmware chooses for the machine's links: HtTunEn, PassPW,
 /// ResPassPW, Isoc.
 const FIRMWARE_CONTROL: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
 
-/// The registers of one IOMMU.
-pub trait Registers: Sync {
-    /// Reads 8 bytes at an offset.
-    fn read(&self, offset: u64) -> u64;
-    /// Writes 8 bytes. The IOMMU finds everything that this CPU has written to memory before.
-    fn write(&self, offset: u64, value: u64);
-}
-
 /// One IOMMU, in operation.
 pub struct Iommu {
-    queue: Queue<Ring, &'static [Entry]>,
+    queue: ring::Commands,
     table: &'static [AtomicU64],
     scopes: Vec<Scope>,
     /// Index of the next event. The lock is held while events are read.
@@ -57,65 +44,13 @@ pub struct Iommu {
     events: &'static [AtomicU64],
 }
 
-/// The proof that an IOMMU uses no interrupt of a device that is not in its table any more.
-/// [`Iommu::interrupts_changed`] alone makes it, so vectors are not freed before:
-///
-/// ```compile_fail,E0603
-/// let proof = hypervisor::iommu::amd_vi::Forgotten(iommu::DeviceId(8));
-/// ```
-#[derive(Debug)]
-pub struct Forgotten(DeviceId);
-
-impl Forgotten {
-    /// The device.
-    pub const fn device(&self) -> DeviceId {
-        self.0
-    }
-
-    #[cfg(test)]
-    pub(crate) const fn made(device: DeviceId) -> Self {
-        Self(device)
-    }
-}
-
-/// The IOMMU's side of the command ring.
-pub(crate) struct Ring {
-    registers: &'static dyn Registers,
-    /// Where it reports, and from where.
-    report: &'static AtomicU64,
-}
-
-impl Port for Ring {
-    fn set_tail(&self, position: u64) {
-        let offset = position % ENTRIES as u64 * ENTRY_LEN;
-        self.registers.write(register::COMMAND_TAIL, offset);
-    }
-
-    fn head(&self) -> u32 {
-        (self.registers.read(register::COMMAND_HEAD) / ENTRY_LEN) as u32
-    }
-
-    fn sync(&self, position: u64) -> Command {
-        let address = core::ptr::from_ref(self.report).expose_provenance() as u64;
-        completion_wait(address, position).unwrap_or(Command([0; 2]))
-    }
-
-    fn reported(&self) -> Option<u64> {
-        // Pairs with the IOMMU's store.
-        Some(self.report.load(Ordering::Acquire))
-    }
-
-    fn relax(&self, turns: u64) -> ControlFlow<()> {
-        core::hint::spin_loop();
-        if turns < TURNS_MAX { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-    }
-}
-
-impl Mistakes for Ring {
-    fn makes(&self, mistake: Mistake) -> bool {
-        mistake == Mistake::WrongDomain && makes(Defect::DmaWrongDomain)
-    }
-}
+/// The ring. The whole position is reported.
+const KIND: Kind = Kind {
+    head: register::COMMAND_HEAD,
+    tail: register::COMMAND_TAIL,
+    sync: completion_wait,
+    reported: |word, _| word,
+};
 
 /// Why an IOMMU is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -146,7 +81,7 @@ impl Iommu {
         let scopes: Vec<Scope> = unit.scopes().collect();
         let buses = if buses == 0 { 1 } else { buses.min(BUSES_MAX) };
         let table = words(Pages::new(usize::from(buses) * 2));
-        let (events, entries) = (words(Pages::new(1)), ring(Pages::new(1)));
+        let (events, entries) = (words(Pages::new(1)), tables::ring(Pages::new(1)));
         let report = words(Pages::new(1)).first().ok_or(NotStarted::NoPlace)?;
         let control = registers.read(register::CONTROL) & FIRMWARE_CONTROL;
         registers.write(register::CONTROL, control);
@@ -164,7 +99,7 @@ impl Iommu {
             registers.write(offset, 0);
         }
         registers.write(register::STATUS, register::EVENT_OVERFLOW | register::EVENT_LOG_INT);
-        let queue = Queue::new(Ring { registers, report }, entries);
+        let queue = Queue::new(Ring::new(registers, &KIND, report), entries);
         let iommu = Self { queue, table, scopes, next_event: Mutex::new(0), events };
         for device in iommu.devices() {
             iommu.set(device, iommu.unowned(device));
@@ -184,50 +119,45 @@ impl Iommu {
 
     /// Drops what the IOMMU may have kept from an earlier use: by firmware, or before a restart.
     fn forget_all(&self, features: u64) -> Result<(), Stuck> {
-        let ticket = if register::has_invalidate_all(features) {
-            self.queue.issue([invalidate_all()])?
+        if register::has_invalidate_all(features) {
+            ring::demand(&self.queue, [invalidate_all()])
         } else {
-            self.queue.issue(self.devices().map(invalidate_device))?
-        };
-        self.queue.wait(ticket)
+            ring::demand(&self.queue, self.devices().map(invalidate_device))
+        }
     }
 
     /// The id with which requests of a device reach this IOMMU; `None` if it is not behind it, or
     /// beyond its device table.
     pub fn requester(&self, device: DeviceId) -> Option<DeviceId> {
-        ivrs::requester(self.scopes.iter().copied(), device)
+        requester(self.scopes.iter().copied(), device)
             .filter(|id| usize::from(id.0) < self.table.len() / WORDS)
     }
 
     /// Whether interrupts of the machine's I/O APICs or timers arrive with this id.
     pub fn is_machines_own(&self, id: DeviceId) -> bool {
-        self.scopes.iter().any(|scope| match *scope {
-            Scope::IoApic { device, .. } | Scope::Hpet { device } => id == device,
-            Scope::Devices { .. } => false,
-        })
+        is_machines_own(self.scopes.iter().copied(), id)
     }
 
     fn unowned(&self, device: DeviceId) -> DeviceEntry {
         if self.is_machines_own(device) { DeviceEntry::INTERRUPTS_PASS } else { DeviceEntry::BLOCKED }
     }
 
-    /// Lets devices, which are blocked, translate by a guest's tables, and interrupt by a table.
+    /// Lets a domain's devices, which are blocked, translate by a guest's tables, and interrupt by a table.
     ///
     /// # Errors
     ///
     /// [`NotAttached`].
     pub fn attach(
         &self,
-        devices: &[Device],
-        translations: Translations,
+        domain: &Domain<'_>,
+        root: u64,
         interrupts: InterruptTable,
     ) -> Result<(), NotAttached> {
-        let Translations { root, domain } = translations;
-        let entry = DeviceEntry::translated(root, domain)
+        let entry = DeviceEntry::translated(root, domain.id)
             .and_then(|entry| entry.with_interrupts(interrupts))
-            .filter(|_| devices.iter().all(|device| self.place(device.id).is_some()))
+            .filter(|_| domain.devices.iter().all(|device| self.place(device.id).is_some()))
             .ok_or(NotAttached::NoPlace)?;
-        Ok(engine::attach(&self.queue, devices, |device| {
+        Ok(engine::attach(&self.queue, &Commands, domain, |device| {
             let has_ats = device.ats.is_some();
             self.set(device.id, if has_ats { entry.with_ats() } else { entry });
         })?)
@@ -240,10 +170,10 @@ impl Iommu {
     ///
     /// [`Stuck`] if the IOMMU does not go on. Nothing may be freed then.
     pub fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
-        engine::detach(&self.queue, domain, |device| self.set(device.id, self.unowned(device.id)))
+        engine::detach(&self.queue, &Commands, domain, |device| self.set(device.id, self.unowned(device.id)))
     }
 
-    pub(crate) const fn queue(&self) -> &Queue<Ring, &'static [Entry]> {
+    pub(crate) const fn queue(&self) -> &ring::Commands {
         &self.queue
     }
 
@@ -252,9 +182,8 @@ impl Iommu {
     /// # Errors
     ///
     /// [`Stuck`] if the IOMMU does not go on: it may still use a former entry.
-    pub fn interrupts_changed(&self, device: DeviceId, _: Rewritten) -> Result<Forgotten, Stuck> {
-        self.queue.wait(self.queue.issue([invalidate_interrupts(device)])?)?;
-        Ok(Forgotten(device))
+    pub fn interrupts_changed(&self, device: DeviceId, rewritten: Rewritten) -> Result<Forgotten, Stuck> {
+        rewritten.forgotten(device, &self.queue, invalidate_interrupts(device))
     }
 
     /// Calls `report` with the events that were logged since the last call, at most as many as the

@@ -1,32 +1,26 @@
 //! Interrupts of owned functions, by MSI and MSI-X, and the IOMMUs that remap them.
 
 use alloc::vec::Vec;
-use core::{fmt, mem};
-use iommu::amd::table::InterruptEntry;
-use iommu::{DeviceId, Stuck};
-use paging::Invalidation;
+use core::mem;
+use iommu::DeviceId;
 use pci::function::Interrupts as Wanted;
-use pci::msix::{self, Message as RealMessage};
+use pci::msix;
 use pci::{Address, Function, Physical};
-use stay::iommu::{Begun, Device, Domain, amd_vi, finish};
 
-use super::amd_vi::{Forgotten, Iommu};
-use super::remaps::{Remaps, Rewritten};
+use super::remapping::Iommu;
+use super::remaps::{Forgotten, Remaps, Rewritten};
 use super::routes::{self, CpuVector, Receiver, Routes};
 use crate::devices::pc::message::Message;
-use crate::owned::{self, Functions, Given, Interrupts, NotAttached, Platform, Refused, Translations};
+use crate::owned::{self, Functions, Given, Interrupts, Platform, Refused};
 use crate::vm::VpIndex;
 
-/// Where a function writes to interrupt. The other bits of one that is remapped are in its entry.
-pub(crate) const INTERRUPTS_AT: u64 = 0xfee0_0000;
-
-/// AMD-Vi, with messages that it remaps.
-pub enum AmdVi {}
+/// IOMMUs of a PC, with messages that they remap.
+pub enum Remapping {}
 
 /// The machine's functions and IOMMUs.
-pub type MachineDevices = owned::MachineDevices<AmdVi>;
+pub type MachineDevices = owned::MachineDevices<Remapping>;
 
-impl Platform for AmdVi {
+impl Platform for Remapping {
     type Iommu = Iommu;
     type Interrupts = Messages;
     type Routes = Routes;
@@ -40,37 +34,7 @@ impl Platform for AmdVi {
     }
 }
 
-impl owned::Iommu<Messages> for Iommu {
-    fn requester(&self, device: DeviceId) -> Option<DeviceId> {
-        self.requester(device)
-    }
-
-    fn is_machines_own(&self, id: DeviceId) -> bool {
-        self.is_machines_own(id)
-    }
-
-    fn attach(&self, device: Device, to: Translations, interrupts: &Messages) -> Result<(), NotAttached> {
-        self.attach(&[device], to, interrupts.remaps.table())
-    }
-
-    fn detach(&self, domain: &Domain<'_>) -> Result<(), Stuck> {
-        self.detach(domain)
-    }
-
-    fn begin(&self, domain: &Domain<'_>, invalidation: Invalidation<'_>) -> Result<Begun, Stuck> {
-        amd_vi::begin(self.queue(), domain, invalidation)
-    }
-
-    fn finish(&self, begun: Begun) -> Result<(), Stuck> {
-        finish(self.queue(), begun)
-    }
-
-    fn take_events(&self, report: &mut dyn FnMut(Option<DeviceId>, &dyn fmt::Display)) -> bool {
-        self.take_events(|event| report(event.device(), &event))
-    }
-}
-
-impl Functions<AmdVi> {
+impl Functions<Remapping> {
     /// Delivers what has arrived for several vCPUs. In the guest's own turn.
     pub fn spread(&mut self, to: &dyn Receiver) {
         if let Some((machine, interrupts)) = self.interrupts() {
@@ -113,11 +77,11 @@ pub struct Messages {
     sends_msi: Option<bool>,
 }
 
-impl Interrupts<AmdVi> for Messages {
-    fn new(_: &Physical, shown: &Function) -> Self {
+impl Interrupts<Remapping> for Messages {
+    fn new(behind: Option<(&Iommu, DeviceId)>, _: &Physical, shown: &Function) -> Self {
         let messages = usize::from(shown.vector_count());
         Self {
-            remaps: Remaps::new(),
+            remaps: behind.map_or(Remaps::Nowhere, |(iommu, id)| iommu.remaps(id)),
             known: alloc::vec![Known::default(); messages],
             common: None,
             has_table: !shown.trapped().is_empty(),
@@ -146,7 +110,7 @@ impl Interrupts<AmdVi> for Messages {
             // One that the guest has masked is sent, and noted: the function would lose it.
             let is_on = way == Wanted::Msi && self.known.first().is_some_and(|first| first.place.is_some());
             if self.sends_msi.replace(is_on) != Some(is_on) {
-                msi.send(&machine.bus, physical.address, is_on.then_some(real_message(0)));
+                msi.send(&machine.bus, physical.address, is_on.then_some(self.remaps.message(0)));
             }
         }
         false
@@ -167,6 +131,11 @@ impl Interrupts<AmdVi> for Messages {
 }
 
 impl Messages {
+    /// Where they go.
+    pub(super) const fn remaps(&self) -> &Remaps {
+        &self.remaps
+    }
+
     /// The guest's message of a number is this one now.
     fn follow_message(
         &mut self,
@@ -275,8 +244,7 @@ impl Messages {
 
     /// Sends a message's interrupts to its vector.
     fn remap(&self, machine: &MachineDevices, given: &Given, (number, place): (u16, CpuVector)) {
-        let entry = InterruptEntry::fixed(place.destination, place.vector);
-        let Some(rewritten) = self.remaps.set(number, entry) else { return };
+        let Some(rewritten) = self.remaps.set(number, place.destination, place.vector) else { return };
         // A new vector is in use from now on, and no former one was.
         let _nothing_to_free = tell_iommu(machine, given, rewritten);
     }
@@ -301,7 +269,7 @@ impl Messages {
         let Some((offset, bar)) = msix::entry_offset(&msix, number).zip(given.bar(msix.table.bar)) else {
             return;
         };
-        let [low, high, data, control] = msix::entry(is_unmasked.then_some(real_message(number)));
+        let [low, high, data, control] = msix::entry(is_unmasked.then_some(self.remaps.message(number)));
         let at = |word: u64| bar + offset + word * 4;
         if is_unmasked {
             machine.bus.store(at(0), 4, low.into());
@@ -317,9 +285,4 @@ fn tell_iommu(machine: &MachineDevices, given: &Given, rewritten: Rewritten) -> 
     let id = given.device.id;
     let told = machine.iommu(given.iommu)?.interrupts_changed(id, rewritten);
     told.inspect_err(|stuck| log::error!("device {id}: its interrupts may be lost: {stuck}")).ok()
-}
-
-/// What the real function writes for a message: the number of an entry in its remapping table.
-const fn real_message(number: u16) -> RealMessage {
-    RealMessage { address: INTERRUPTS_AT, data: number as u32 }
 }

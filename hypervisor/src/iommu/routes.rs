@@ -29,7 +29,7 @@ use core::ops::Range;
 use iommu::DeviceId;
 use spin::Mutex;
 
-use super::amd_vi::Forgotten;
+use super::remaps::Forgotten;
 use crate::devices::pc::message::Message;
 use crate::sched::CpuIndex;
 use crate::vm::VpIndex;

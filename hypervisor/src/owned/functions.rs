@@ -199,8 +199,9 @@ impl<P: Platform> Functions<P> {
 
 impl<P: Platform> Owned<P> {
     fn new(machine: &MachineDevices<P>, given: Given, shown: &Function) -> Self {
+        let behind = machine.iommu(given.iommu).map(|iommu| (iommu, given.device.id));
         Self {
-            interrupts: P::Interrupts::new(&given.physical, shown),
+            interrupts: P::Interrupts::new(behind, &given.physical, shown),
             command: 0,
             pieces: pieces(&given.physical, shown),
             reset: Resetting::No,

@@ -271,7 +271,7 @@ impl<P: Platform> MachineDevices<P> {
     }
 
     /// The IOMMUs in the order of their indices.
-    pub(super) fn iommus(&self) -> impl Iterator<Item = &P::Iommu> {
+    pub(crate) fn iommus(&self) -> impl Iterator<Item = &P::Iommu> {
         self.iommus.iter()
     }
 

@@ -119,8 +119,8 @@ pub trait Iommu<I>: Send + Sync {
 
 /// The interrupts of a function: they follow what the guest wants.
 pub trait Interrupts<P: Platform>: Send + Sync {
-    /// Of a function that is reset.
-    fn new(physical: &Physical, shown: &Function) -> Self;
+    /// Of a function that is reset. It is behind an IOMMU, by this id.
+    fn new(behind: Option<(&P::Iommu, DeviceId)>, physical: &Physical, shown: &Function) -> Self;
 
     /// The guest gets exactly what it wants now. Returns whether the function may raise its pin.
     fn follow(

@@ -8,7 +8,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64};
 use hostlink::config::{self, Config, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
-use paging::{Level, Progress};
+use paging::{Format, Level, Progress};
 use spin::Mutex;
 
 use super::arch::Arch;
@@ -218,6 +218,8 @@ fn space_of<A: Arch>(
     };
     let space =
         VmMemory::<A>::new(*memslots, A::tables(tables), largest).map_err(|_| CreateError::NoTables)?;
+    // An IOMMU follows what has any right.
+    let space = space.marking(config.devices.is_empty() || A::Nested::MARK & 0b11 == 0);
     Ok(space.zapping(match (config.switches.zap, config.switches.stage2_unmap) {
         (config::Zap::Everything, _) => ZapWay::Everything,
         (config::Zap::Slot, config::Stage2Unmap::Page) => ZapWay::PageByPage,

@@ -13,7 +13,7 @@ use pci::Function;
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::{platform, power};
 use crate::devices::region::Region;
-use crate::iommu::messages::AmdVi;
+use crate::iommu::messages::Remapping;
 use crate::iommu::routes::Receiver;
 use crate::loader::{EntryState, LoadError, MemoryLayout};
 use crate::owned::{DeviceOwner, Holding, OwnedFunctions};
@@ -39,10 +39,10 @@ impl<V: 'static> DeviceOwner for OnX86<V>
 where
     Self: Vendor,
 {
-    type Platform = AmdVi;
+    type Platform = Remapping;
 
     #[inline(always)]
-    fn owned(vm: &Vm<Self>) -> &Holding<AmdVi> {
+    fn owned(vm: &Vm<Self>) -> &Holding<Remapping> {
         &vm.guest.owned
     }
 

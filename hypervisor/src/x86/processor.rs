@@ -19,7 +19,7 @@ use super::vcpu::signals::Workspace;
 use super::vcpu::state::{Permissions, VcpuState};
 use crate::devices::pc::inbox::Inbox;
 use crate::devices::pc::platform::SerialPort;
-use crate::iommu::messages::{AmdVi, MachineDevices};
+use crate::iommu::messages::{MachineDevices, Remapping};
 use crate::owned::DeviceOwner;
 use crate::pages::Pages;
 use crate::vm::arch::{Arch, Board};
@@ -199,7 +199,7 @@ pub unsafe trait Vendor: Processor {
 /// An architecture of x86-64 guests, as the code here sees it.
 pub trait X86:
     Vendor
-    + DeviceOwner<Platform = AmdVi>
+    + DeviceOwner<Platform = Remapping>
     + Arch<
         Nested = <Self as Vendor>::Nested,
         Tables = NestedTables,

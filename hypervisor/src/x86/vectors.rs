@@ -7,7 +7,7 @@
 use baremetal::HardwareId;
 use pci::Message;
 
-use crate::iommu::messages::INTERRUPTS_AT;
+use crate::iommu::remaps::INTERRUPTS_AT;
 
 /// An IOMMU has logged something. The lowest of the hypervisor's own: guests can cause it.
 pub const IOMMU: u8 = 0xf0;

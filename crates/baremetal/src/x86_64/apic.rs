@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use x86_64::registers::model_specific::Msr;
 
 use crate::HardwareId;
-use crate::encodings::{command, redirection};
+use crate::encodings::{command, redirection_entry};
 
 /// Spurious interrupts.
 pub const VECTOR_SPURIOUS: u8 = 0xff;
@@ -188,14 +188,14 @@ pub fn send_startup(destination: HardwareId, page: u64) {
     send(destination, command::startup(page));
 }
 
-/// Routes an ISA interrupt (edge, active high) of the I/O APIC at `base` to one processor.
+/// Routes an interrupt of the I/O APIC at `base` by this entry of its redirection table.
 ///
 /// # Safety
 ///
 /// The I/O APIC's registers are mapped uncached at `base`, and nothing else drives it.
-pub unsafe fn route_isa(base: u64, pin: u32, destination: u8, vector: u8) {
+pub unsafe fn route_pin(base: u64, pin: u32, entry: u64) {
     let (select, window) = (base as *mut u32, (base + 0x10) as *mut u32);
-    for (register, value) in redirection(pin, destination, vector) {
+    for (register, value) in redirection_entry(pin, entry) {
         // SAFETY: the caller vouches for the registers.
         unsafe {
             select.write_volatile(register);

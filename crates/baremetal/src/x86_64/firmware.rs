@@ -23,8 +23,8 @@ pub struct FirmwareTables {
     pub apic_ids: ArrayVec<HardwareId, MAX_PROCESSORS>,
     /// Processors for which there was no room.
     pub left_out: usize,
-    /// Register page of the I/O APIC that takes interrupt 0 upwards.
-    pub io_apic: Option<u64>,
+    /// Register page of the I/O APIC that takes interrupt 0 upwards, and its number.
+    pub io_apic: Option<(u64, u8)>,
     /// The pin of each ISA interrupt, counted over all I/O APICs.
     pub isa_pins: [u32; 16],
     /// I/O port of the power management timer.
@@ -33,6 +33,8 @@ pub struct FirmwareTables {
     pub ecam: Option<Ecam>,
     /// Where the table of IOMMUs by AMD (IVRS) is.
     pub ivrs: Option<Range<u64>>,
+    /// Where that of Intel's (DMAR) is.
+    pub dmar: Option<Range<u64>>,
 }
 
 /// Configuration space in memory: 4 KiB for each function.
@@ -55,6 +57,10 @@ impl Ecam {
 #[repr(transparent)]
 struct Ivrs(SdtHeader);
 
+/// That of Intel's.
+#[repr(transparent)]
+struct Dmar(SdtHeader);
+
 // SAFETY: each table begins with the header, and no more is read as this type.
 unsafe impl AcpiTable for Ivrs {
     const SIGNATURE: Signature = Signature::IVRS;
@@ -62,6 +68,22 @@ unsafe impl AcpiTable for Ivrs {
     fn header(&self) -> &SdtHeader {
         &self.0
     }
+}
+
+// SAFETY: as above.
+unsafe impl AcpiTable for Dmar {
+    const SIGNATURE: Signature = Signature::DMAR;
+
+    fn header(&self) -> &SdtHeader {
+        &self.0
+    }
+}
+
+/// Where a table is.
+fn place<T: AcpiTable>(tables: &AcpiTables<Identity>) -> Option<Range<u64>> {
+    let table = tables.find_table::<T>().ok()?;
+    let start = table.physical_start() as u64;
+    Some(start..start + u64::from(table.get().header().length))
 }
 
 /// Memory is mapped one to one.
@@ -119,7 +141,8 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
         isa_pins: core::array::from_fn(|irq| irq as u32),
         pm_timer: None,
         ecam: None,
-        ivrs: None,
+        ivrs: place::<Ivrs>(&tables),
+        dmar: place::<Dmar>(&tables),
     };
     for entry in madt.get().entries() {
         let id = match entry {
@@ -129,7 +152,7 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
                 // type ranges make it uncached.
                 pic::mask_pins(&mut unsafe { pic::Mapped::new(base) });
                 if io.global_system_interrupt_base == 0 {
-                    machine.io_apic = Some(base);
+                    machine.io_apic = Some((base, io.io_apic_id));
                 }
                 continue;
             }
@@ -159,10 +182,6 @@ pub unsafe fn read(rsdp: u64) -> Result<FirmwareTables, &'static str> {
         });
         machine.ecam =
             first.map(|entry| Ecam { base: entry.base_address, buses: u16::from(entry.bus_number_end) + 1 });
-    }
-    if let Ok(ivrs) = tables.find_table::<Ivrs>() {
-        let start = ivrs.physical_start() as u64;
-        machine.ivrs = Some(start..start + u64::from(ivrs.0.length));
     }
     Ok(machine)
 }

@@ -76,7 +76,9 @@ impl<'m> Behind<'m> {
         self.machine.dma_roots[self.vm].set(Some(root));
         let entry = DeviceEntry { domain: FIRST_DOMAIN + self.vm as u16, root };
         self.machine.note(|| format!("machine {} gets its devices", self.vm));
-        self.demand(ring.attach(&self.devices(), self.machine.config.dma.of(self.vm), entry));
+        let devices = self.devices();
+        let domain = Self::domain(&devices, self.vm);
+        self.demand(ring.attach(&domain, self.machine.config.dma.of(self.vm), entry));
     }
 
     /// A guest's devices are taken away.

@@ -8,14 +8,14 @@ use iommu::smmu::change::Words;
 use iommu::smmu::command::sync_poll;
 use iommu::smmu::stream::{OutputSize, Reads, Tables};
 use iommu::smmu::{Asid, ContextDescriptor, Granule, Setup, StreamEntry};
-use iommu::{Command, DomainId, Entry, Port, Queue, Stuck};
+use iommu::{Command, DomainId, Entry, Port, Queue, Stuck, amd, vtd};
 use paging::Arm64Stage1;
 use stay::iommu as dma;
 use stay::iommu::smmu::{Smmu, Structure, Structures};
 use stay::{Mistake, Mistakes};
 
 use crate::hw::format::Arch;
-use crate::hw::iommu::{DeviceEntry, Order, amd_vi, smmu};
+use crate::hw::iommu::{DeviceEntry, Order, amd_vi, smmu, vtd as vtd_hw};
 use crate::machine::AbstractMachine;
 
 /// Turns of waiting after which the IOMMU is considered stuck: it does something in most of its
@@ -26,6 +26,8 @@ const STEPS_MAX: usize = 5;
 /// Where waits are reported. The address is not used.
 const REPORT: u64 = 0x1000;
 
+/// The descriptors of VT-d.
+const VTD: vtd::Commands = vtd::Commands { order_max: Some(vtd_hw::ORDER_MAX) };
 /// Commands to an SMMU up to which addresses are invalidated one by one.
 const COMMANDS_MAX: u32 = 8;
 
@@ -57,7 +59,8 @@ impl Port for Registers<'_> {
     fn sync(&self, position: u64) -> Command {
         self.machine.hook();
         match self.machine.config.arch {
-            Arch::Amd64 | Arch::Intel64 => completion_wait(REPORT, position).expect("a valid address"),
+            Arch::Amd64 => completion_wait(REPORT, position).expect("a valid address"),
+            Arch::Intel64 => vtd::command::wait(REPORT, position as u32).expect("a valid address"),
             Arch::Arm64 => sync_poll(),
         }
     }
@@ -129,7 +132,8 @@ impl<'m> Ring<'m> {
     ) -> Result<dma::Begun, Stuck> {
         self.machine().note(|| format!("tells the IOMMU: {:?}, {invalidation:?}", domain.id));
         match self.machine().config.arch {
-            Arch::Amd64 | Arch::Intel64 => dma::amd_vi::begin(&self.queue, domain, invalidation),
+            Arch::Amd64 => dma::nested::begin(&self.queue, &amd::Commands, domain, invalidation),
+            Arch::Intel64 => dma::nested::begin(&self.queue, &VTD, domain, invalidation),
             Arch::Arm64 => {
                 let has_ranges = self.machine().config.arm.range;
                 let setup = Setup { granule: Granule::Size4K, has_ranges, commands_max: COMMANDS_MAX };
@@ -148,18 +152,19 @@ impl<'m> Ring<'m> {
         Smmu { queue: &self.queue, structures: self.queue.port() }
     }
 
-    /// Devices, which are at these places, get to translate by `entry`.
+    /// The devices of a domain, which are at these places, get to translate by `entry`.
     pub(super) fn attach(
         &self,
-        devices: &[dma::Device],
+        domain: &dma::Domain<'_>,
         places: core::ops::Range<usize>,
         entry: DeviceEntry,
     ) -> Result<(), Stuck> {
         match self.machine().config.arch {
-            Arch::Amd64 | Arch::Intel64 => {
-                dma::amd_vi::attach(&self.queue, devices, self.writes(places, Some(entry)))
+            Arch::Amd64 => {
+                dma::nested::attach(&self.queue, &amd::Commands, domain, self.writes(places, Some(entry)))
             }
-            Arch::Arm64 => devices.iter().try_for_each(|device| {
+            Arch::Intel64 => dma::nested::attach(&self.queue, &VTD, domain, self.writes(places, Some(entry))),
+            Arch::Arm64 => domain.devices.iter().try_for_each(|device| {
                 let by = stage_1(entry).expect("addresses fit");
                 self.smmu().attach(device.id, DomainId(entry.domain), by)
             }),
@@ -173,9 +178,10 @@ impl<'m> Ring<'m> {
         places: core::ops::Range<usize>,
     ) -> Result<(), Stuck> {
         match self.machine().config.arch {
-            Arch::Amd64 | Arch::Intel64 => {
-                dma::amd_vi::detach(&self.queue, domain, self.writes(places, None))
+            Arch::Amd64 => {
+                dma::nested::detach(&self.queue, &amd::Commands, domain, self.writes(places, None))
             }
+            Arch::Intel64 => dma::nested::detach(&self.queue, &VTD, domain, self.writes(places, None)),
             Arch::Arm64 => self.smmu().detach(domain),
         }
     }
@@ -205,7 +211,8 @@ impl<'m> Ring<'m> {
         }
         let Command(words) = self.entries[head].load();
         let decoded = match machine.config.arch {
-            Arch::Amd64 | Arch::Intel64 => amd_vi::decode(words),
+            Arch::Amd64 => amd_vi::decode(words),
+            Arch::Intel64 => vtd_hw::decode(words),
             Arch::Arm64 => smmu::decode(words),
         };
         let Some(order) = decoded else {

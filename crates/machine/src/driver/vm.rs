@@ -207,7 +207,10 @@ impl<'m, F: Architecture> Vm<'m, F> {
         let count = machine.config.vcpus;
         let pool = TablePool::new(machine, index);
         let mirror = GuestMirror::new(&behind, pool);
-        let space = GuestSpace::new(slots, pool, Level::Page2M).expect("there are tables");
+        let is_walked_by_vtd = F::ARCH == Arch::Intel64 && behind.has_devices();
+        let space = GuestSpace::new(slots, pool, Level::Page2M)
+            .expect("there are tables")
+            .marking(!is_walked_by_vtd || machine.has(Bug::MarksForDevices));
         machine.begin_tag(index, space.root().0);
         let mut tags: Vec<_> = (0..count).map(|_| Tags::new()).collect();
         for (tags, asid) in tags.iter_mut().zip(heritage.asids.into_iter().flatten()) {

@@ -86,8 +86,7 @@ impl Program {
     pub fn random(arch: Arch, seed: u64, length: usize, topic: Option<Topic>) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed_0f00);
         let mut dma = Rng::new(seed ^ 0xd3_a10b);
-        // No IOMMU of Intel's is modelled.
-        let is_about_devices = arch != Arch::Intel64 && dma.one_in(DEVICES_ONE_IN) && topic.is_none();
+        let is_about_devices = dma.one_in(DEVICES_ONE_IN) && topic.is_none();
         let is_about_migrations = Rng::new(seed ^ 0x3167_a7e5).one_in(MIGRATIONS_ONE_IN) && topic.is_none();
         let topic = match topic {
             _ if is_about_devices => Some(Topic::Devices),
@@ -104,9 +103,8 @@ impl Program {
             taste.config.vpids = !reuse.one_in(5);
             taste.config.roots = reuse.pick(&[1, 2, 8]);
             taste.config.globals = !taste.config.pcid && reuse.one_in(4);
-        } else {
-            taste.config.dma = Dma::random(&taste, &mut dma);
         }
+        taste.config.dma = Dma::random(&taste, &mut dma);
         let config = taste.config;
         let vcpus = config.vms * config.vcpus;
         // The host must not still be at its first operation when the guests are finished.

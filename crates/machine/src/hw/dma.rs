@@ -90,8 +90,12 @@ impl Hw {
         budget: u32,
         search: impl FnOnce(&mut DeviceWalker<'_>) -> Result<Nested, Fault>,
     ) -> Result<Nested, Fault> {
-        // AMD-Vi goes by the nested tables.
-        let tables = if self.arch() == Arch::Arm64 { Stage::Device } else { Stage::Nested };
+        // AMD-Vi and VT-d go by the nested tables, which VT-d reads in its own way.
+        let tables = match self.arch() {
+            Arch::Amd64 => Stage::Nested,
+            Arch::Intel64 => Stage::NestedOfDevices,
+            Arch::Arm64 => Stage::Device,
+        };
         let formats = [self.format(Stage::Guest), self.format(tables)];
         let now = self.memory.now();
         let Self { memory, rng, steps, words, turns, iommu, .. } = self;

@@ -33,6 +33,8 @@ pub(crate) enum Stage {
     Guest,
     /// The hypervisor's: guest physical to physical.
     Nested,
+    /// The same, as VT-d reads them.
+    NestedOfDevices,
     /// The hypervisor's for an SMMU's stage 1: guest physical to physical.
     Device,
 }
@@ -111,6 +113,7 @@ impl Format {
     pub(crate) fn decode(self, entry: u64, level: Level) -> Entry {
         match (self.arch, self.stage) {
             (Arch::Intel64, Stage::Nested) => Self::decode_ept(entry, level),
+            (Arch::Intel64, Stage::NestedOfDevices) => Self::decode_vtd(entry, level),
             (Arch::Amd64 | Arch::Intel64, _) => self.decode_amd(entry, level),
             (Arch::Arm64, _) => self.decode_arm(entry, level),
         }
@@ -136,6 +139,23 @@ impl Format {
             write: entry & EPT_WRITE != 0,
             accessed,
             dirty: entry & EPT_DIRTY != 0,
+        }
+    }
+
+    /// Each right makes an entry present (D51397, 9.8). One to store alone counts as more here: so
+    /// it is found whatever the device does.
+    fn decode_vtd(entry: u64, level: Level) -> Entry {
+        if entry & (EPT_READ | EPT_WRITE) == 0 {
+            return Entry::Absent;
+        }
+        if level != Level::Page4K && entry & EPT_LARGE == 0 {
+            return Entry::Table { next: entry & AMD_ADDRESS, accessed: true };
+        }
+        Entry::Leaf {
+            page: entry & AMD_ADDRESS & !level.offset_mask(),
+            write: entry & EPT_WRITE != 0,
+            accessed: true,
+            dirty: true,
         }
     }
 
@@ -172,7 +192,7 @@ impl Format {
         let modifies = entry & ARM_DBM != 0;
         let (readable, clean) = match self.stage {
             Stage::Guest | Stage::Device => (true, entry & ARM_READ_ONLY != 0),
-            Stage::Nested => (entry & ARM_S2_READ != 0, entry & ARM_S2_WRITE == 0),
+            Stage::Nested | Stage::NestedOfDevices => (entry & ARM_S2_READ != 0, entry & ARM_S2_WRITE == 0),
         };
         if !readable {
             return Entry::Absent;
@@ -188,7 +208,7 @@ impl Format {
     /// Bits that the processor ignores.
     const fn ignored(self) -> u64 {
         match (self.arch, self.stage) {
-            (Arch::Intel64, Stage::Nested) => EPT_IGNORED,
+            (Arch::Intel64, Stage::Nested | Stage::NestedOfDevices) => EPT_IGNORED,
             (Arch::Amd64 | Arch::Intel64, _) => AMD_IGNORED,
             (Arch::Arm64, _) => ARM_IGNORED,
         }
@@ -197,7 +217,7 @@ impl Format {
     /// `entry` after the processor has used it, for a store if `store`.
     pub(crate) const fn used(self, entry: u64, store: bool) -> u64 {
         match (self.arch, self.stage) {
-            (_, Stage::Device) => entry,
+            (_, Stage::Device | Stage::NestedOfDevices) => entry,
             (Arch::Intel64, Stage::Nested) => entry | EPT_ACCESSED | if store { EPT_DIRTY } else { 0 },
             (Arch::Amd64 | Arch::Intel64, _) => entry | AMD_ACCESSED | if store { AMD_DIRTY } else { 0 },
             (Arch::Arm64, Stage::Guest) => {

@@ -117,7 +117,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     /// Marks the address as having no memory, so that the next fault on this page, by any vCPU,
     /// need not search the slots.
     fn mark(&self, gpa: Gpa, generation: Generation) {
-        if generation.is_in_progress() || generation.number() > F::MARK_MAX {
+        if !self.has_marks || generation.is_in_progress() || generation.number() > F::MARK_MAX {
             return;
         }
         // Without limit if no table is needed; with tables, while the budget for them lasts.

@@ -76,6 +76,7 @@ pub struct GuestSpace<F: Format, M: TableMemory> {
     largest: Level,
     /// How many more tables marks may take.
     mark_tables: AtomicU32,
+    has_marks: bool,
     /// Whether there is a job.
     has_job: AtomicBool,
     /// Whether there are, or are about to be, translations of 4 KiB.
@@ -111,6 +112,7 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
             tables: PageTable::new(memory)?,
             largest,
             mark_tables: AtomicU32::new(MARK_TABLES_MAX),
+            has_marks: true,
             has_job: AtomicBool::new(false),
             has_pieces: AtomicBool::new(false),
             has_lists: AtomicBool::new(false),
@@ -128,6 +130,13 @@ impl<F: Format, M: TableMemory> GuestSpace<F, M> {
     #[must_use]
     pub fn zapping(self, zap: ZapWay) -> Self {
         Self { zap, ..self }
+    }
+
+    /// The same with marks of addresses without memory, as spaces have them, or without. An IOMMU
+    /// may follow an entry that is a [mark](Format::MARK) to the processor.
+    #[must_use]
+    pub fn marking(self, has_marks: bool) -> Self {
+        Self { has_marks, ..self }
     }
 
     /// The slots. Only jobs change them.

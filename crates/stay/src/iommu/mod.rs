@@ -5,7 +5,7 @@
 //!
 //! | module | translations of devices |
 //! |---|---|
-//! | [`amd_vi`] | by the machine's nested tables |
+//! | [`nested`] | by the machine's nested tables |
 //! | [`smmu`] | by tables of their own, which follow the machine's slots: [`mirror`] |
 //!
 //! ```text
@@ -26,8 +26,8 @@
 //! A machine's devices are taken away in this order: their entries of the device table block DMA;
 //! `detach`; then the tables may be returned, and the domain may be given to another machine.
 
-pub mod amd_vi;
 pub mod mirror;
+pub mod nested;
 pub mod smmu;
 
 use ::iommu::{DeviceId, DomainId, Entry, Port, Queue, Stuck, Ticket};

@@ -5,10 +5,10 @@
 
 use super::vi::{ROOT, Vi};
 use crate::test::prelude::*;
+use iommu::amd::Commands;
 use iommu::amd::command::invalidate_device;
 use iommu::amd::table::DeviceEntry;
-use iommu::amd::{Depth, pages};
-use iommu::{DeviceId, DomainId};
+use iommu::{Depth, DeviceId, DomainId, Invalidations};
 
 /// The device: function 0 of device 5.
 const DEVICE: DeviceId = DeviceId(5 << 3);
@@ -30,7 +30,7 @@ fn copy(vi: &Vi, value: u64) -> Result<()> {
 
 /// Tells the IOMMU that a page is no longer what it was, and waits.
 fn forget(vi: &Vi, domain: DomainId, page: u64) -> Result<()> {
-    let commands = pages(domain, Depth::Leaves, page..page + 0x1000, 1);
+    let commands = Commands.pages(domain, Depth::Leaves, page..page + 0x1000, 1);
     vi.told.wait_for(commands)
 }
 
@@ -67,7 +67,7 @@ pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
 
     vi.map(TARGET, Some((NEW, true)));
     vi.set_entry(DEVICE, DeviceEntry::BLOCKED);
-    let all = pages(DOMAIN, Depth::Tables, 0..u64::MAX, 1);
+    let all = Commands.pages(DOMAIN, Depth::Tables, 0..u64::MAX, 1);
     vi.told.wait_for([invalidate_device(DEVICE)].into_iter().chain(all))?;
     copy(&vi, 7)?;
     found(NEW, 5, "the device is blocked")?;

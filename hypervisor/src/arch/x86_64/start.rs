@@ -76,7 +76,7 @@ static LATER: spin::Once<Later> = spin::Once::new();
 
 struct Later {
     pm_timer: u16,
-    io_apic: Option<u64>,
+    io_apic: Option<(u64, u8)>,
     serial_pin: u32,
     control_pin: u32,
     module: Option<Range<u64>>,
@@ -107,7 +107,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
     let pci = unsafe { pci::find(firmware) };
     let page = |start: u64| start..start + PAGE;
     let mut devices: Vec<Range<u64>> = apic::probe().map(page).into_iter().collect();
-    devices.extend(firmware.io_apic.map(page));
+    devices.extend(firmware.io_apic.map(|(base, _)| page(base)));
     devices.extend(pci.iter().flat_map(|found| found.registers.iter().cloned()));
     let mapped: Vec<Range<u64>> =
         ram.iter().cloned().chain(module.clone().and_then(|m| beyond(&m, &ram))).collect();
@@ -182,14 +182,14 @@ where
         clock::hz() / 1_000_000,
     );
     image::run_guests::<K>(bundle, &mut later.free.lock(), clock::date(), |has_console| {
-        if let Some(base) = later.io_apic {
+        if let Some((base, number)) = later.io_apic {
             let Some(to) = vectors::destination(cpu.id) else {
                 return log::error!("there is no input: the boot CPU has APIC id {}", cpu.id);
             };
             // SAFETY: the register page is mapped; no other code drives the I/O APIC.
             unsafe {
-                apic::route_isa(base, later.serial_pin, to, vectors::SERIAL);
-                apic::route_isa(base, later.control_pin, to, vectors::CONTROL);
+                apic::route_pin(base, later.serial_pin, pci::redirection(number, to, vectors::SERIAL));
+                apic::route_pin(base, later.control_pin, pci::redirection(number, to, vectors::CONTROL));
             }
             console::enable_receive_interrupts(has_console);
         }

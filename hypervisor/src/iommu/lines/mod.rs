@@ -22,6 +22,7 @@
 use alloc::vec::Vec;
 use arrayvec::ArrayVec;
 use baremetal::HardwareId;
+use iommu::DeviceId;
 use pci::function::Interrupts as Wanted;
 use pci::{Address, Function, Physical};
 use spin::Mutex;
@@ -229,7 +230,7 @@ pub struct Pin {
 }
 
 impl Interrupts<Wired> for Pin {
-    fn new(physical: &Physical, _: &Function) -> Self {
+    fn new(_: Option<(&Smmu, DeviceId)>, physical: &Physical, _: &Function) -> Self {
         Self { line: line_of(physical.address, physical.pin), is_taken: false }
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::walk::{Kept, Refusal, word};
 use super::{Note, Notes};
-use crate::iommu::amd_vi::Registers;
+use crate::iommu::ring::Registers;
 
 /// Offsets of registers (3.4).
 pub(super) const DEVICE_TABLE: u64 = 0;

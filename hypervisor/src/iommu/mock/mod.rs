@@ -19,8 +19,9 @@ use pci::Address;
 use std::cell::Cell;
 use std::sync::{Mutex, PoisonError};
 
-use crate::iommu::amd_vi::Iommu;
+use crate::iommu::amd_vi;
 use crate::iommu::messages::MachineDevices;
+use crate::iommu::remapping::Iommu;
 use crate::iommu::routes::Routes;
 use crate::owned::{buses, nodes};
 
@@ -74,11 +75,11 @@ impl Machine {
         let table = iommu::ivrs();
         let unit = units(&table).next().expect("it is in the table");
         let nodes = nodes(bus);
-        let driver = Iommu::start(iommu, &unit, buses(&nodes)).expect("it starts");
+        let driver = amd_vi::Iommu::start(iommu, &unit, buses(&nodes)).expect("it starts");
         let devices = MachineDevices::new(
             bus,
             nodes,
-            alloc::vec![driver],
+            alloc::vec![Iommu::AmdVi(driver)],
             alloc::vec![DeviceId(OWN)],
             Routes::default(),
         );

@@ -113,7 +113,7 @@ const TO: Translations = Translations { root: 0x4000_3000, domain: DomainId(3) }
 
 fn pin() -> Pin {
     let space = crate::iommu::lines::tests::function();
-    <Pin as crate::owned::Interrupts<_>>::new(&space.0, &space.1)
+    <Pin as crate::owned::Interrupts<_>>::new(None, &space.0, &space.1)
 }
 
 pub(crate) fn started() -> (&'static MockSmmu, Smmu) {

@@ -1,20 +1,20 @@
 //! The driver of AMD-Vi, at an IOMMU that is made by the specification.
 
-use ::iommu::amd::Event;
 use ::iommu::amd::ivrs::units;
 use ::iommu::amd::table::{DeviceEntry, InterruptEntry, InterruptTable};
+use ::iommu::amd::{Commands, Event};
 use ::iommu::{DeviceId, DomainId, Port, Stuck};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::moment::each_moment;
 use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
-use stay::iommu::{Device, Domain, amd_vi as engine, finish};
+use stay::iommu::{Device, Domain, finish, nested as engine};
 
 use crate::iommu::amd_vi::{Iommu, NotStarted};
 use crate::iommu::mock::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::remaps::Rewritten;
-use crate::owned::{NotAttached, Translations};
+use crate::owned::NotAttached;
 use crate::pages::Pages;
 
 const CONTROL: u64 = 0x18;
@@ -77,8 +77,8 @@ impl Tables {
         Self(pages)
     }
 
-    fn translations(&self) -> Translations {
-        Translations { root: self.0[0].start(), domain: DOMAIN.id }
+    fn root(&self) -> u64 {
+        self.0[0].start()
     }
 
     fn interrupts(&self) -> InterruptTable {
@@ -182,7 +182,7 @@ fn a_device_translates_and_interrupts_from_attachment_to_detachment() {
     let Pair { made, driver, notes } = pair();
     let tables = Tables::new();
     assert_eq!(made.dma(0x18, 0, false), Err(Refusal::Blocked), "the entry is kept now");
-    driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).expect("it goes on");
+    driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     assert_eq!(notes.commands().iter().map(|command| command[0] >> 60).collect::<Vec<_>>(), [2, 1]);
     assert_eq!((made.dma(0x18, 0x1234, true), made.dma(0x18, 0x40_0010, false)), (Ok(0x20_1234), Ok(0x7010)));
     assert_eq!(made.dma(0x18, 0x40_0010, true), Err(Refusal::NotMapped), "it is read-only");
@@ -214,14 +214,15 @@ fn an_id_without_an_owner_has_what_it_had_before_it_had_one() {
 fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
     let Pair { made, driver, notes } = pair();
     let tables = Tables::new();
-    let Translations { root, domain } = tables.translations();
+    let (root, Domain { id, devices }) = (tables.root(), DOMAIN);
     notes.take();
-    for (translations, interrupts) in [
-        (Translations { root: root + 8, domain }, tables.interrupts()),
-        (Translations { root, domain: DomainId(0) }, tables.interrupts()),
-        (Translations { root, domain }, InterruptTable { address: 64, order: 9 }),
+    for (root, id, interrupts) in [
+        (root + 8, id, tables.interrupts()),
+        (root, DomainId(0), tables.interrupts()),
+        (root, id, InterruptTable { address: 64, order: 9 }),
     ] {
-        assert_eq!(driver.attach(&[DEVICE], translations, interrupts), Err(NotAttached::NoPlace));
+        let domain = Domain { id, devices };
+        assert_eq!(driver.attach(&domain, root, interrupts), Err(NotAttached::NoPlace));
         assert_eq!(made.entry_in_memory(0x18), DeviceEntry::BLOCKED.0);
         assert_eq!((notes.commands(), made.dma(0x18, 0, false)), (Vec::new(), Err(Refusal::Blocked)));
     }
@@ -232,9 +233,11 @@ fn a_device_with_ats_may_ask_for_translations() {
     let Pair { made, driver, .. } = pair();
     let tables = Tables::new();
     let device = Device { ats: Some(3), ..DEVICE };
-    driver.attach(&[device], tables.translations(), tables.interrupts()).expect("it goes on");
+    driver
+        .attach(&Domain { devices: &[device], ..DOMAIN }, tables.root(), tables.interrupts())
+        .expect("it goes on");
     assert_eq!(made.entry_in_memory(0x18)[1] >> 32 & 1, 1);
-    driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).expect("it goes on");
+    driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     assert_eq!(made.entry_in_memory(0x18)[1] >> 32 & 1, 0);
 }
 
@@ -242,25 +245,26 @@ fn a_device_with_ats_may_ask_for_translations() {
 fn what_is_begun_is_not_over_before_the_iommu_says_so() {
     let Pair { made, driver, notes } = pair();
     let tables = Tables::new();
-    driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).expect("it goes on");
+    driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     made.dma(0x18, 0x1000, false).expect("is mapped");
     made.dma(0x18, 0x40_0000, false).expect("is mapped");
     notes.take();
     made.hold();
     let range = FlushRange { start: 0x40_0000, len: 0x1000, level: Level::Page4K, tables: false };
-    let begun =
-        engine::begin(driver.queue(), &DOMAIN, Invalidation::Ranges(&[range])).expect("there is room");
+    let begun = engine::begin(driver.queue(), &Commands, &DOMAIN, Invalidation::Ranges(&[range]))
+        .expect("there is room");
     assert_eq!(made.kept(5), 2);
     assert!(finish(driver.queue(), begun).is_err(), "nothing is reported");
     made.go_on();
     finish(driver.queue(), begun).expect("it is over");
     assert_eq!(made.kept(5), 1, "the other one stays");
     assert_eq!(notes.commands()[0], [3 << 60 | 5 << 32, 0x40_0000]);
-    let nothing = engine::begin(driver.queue(), &DOMAIN, Invalidation::Nothing).expect("there is room");
+    let nothing =
+        engine::begin(driver.queue(), &Commands, &DOMAIN, Invalidation::Nothing).expect("there is room");
     finish(driver.queue(), nothing).expect("nothing is waited for");
     let stuck = driver.detach(&DOMAIN).expect_err("it does not go on");
     assert_eq!(made.entry_in_memory(0x18), DeviceEntry::BLOCKED.0, "at least that: {stuck}");
-    assert!(driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).is_err());
+    assert!(driver.attach(&DOMAIN, tables.root(), tables.interrupts()).is_err());
     assert!(driver.interrupts_changed(DEVICE.id, Rewritten::made()).is_err());
 }
 
@@ -268,7 +272,7 @@ fn what_is_begun_is_not_over_before_the_iommu_says_so() {
 fn a_changed_interrupt_is_used_when_the_iommu_was_told() {
     let Pair { made, driver, .. } = pair();
     let tables = Tables::new();
-    driver.attach(&[DEVICE], tables.translations(), tables.interrupts()).expect("it goes on");
+    driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)));
     tables.0[4].words()[1].store(u64::from(InterruptEntry::fixed(1, 0x66).0) << 32, Ordering::Relaxed);
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)), "the former one is kept");

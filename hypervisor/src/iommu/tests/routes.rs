@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use crate::devices::pc::message::Message;
-use crate::iommu::amd_vi::Forgotten;
+use crate::iommu::remaps::Forgotten;
 use crate::iommu::routes::{CpuVector, Delivery, FUNCTIONS, Receiver, Routes};
 use crate::sched::CpuIndex;
 use crate::vm::VpIndex;

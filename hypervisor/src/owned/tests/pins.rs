@@ -68,7 +68,7 @@ fn a_line_is_open_from_the_guests_first_use_until_its_functions_are_forgotten() 
     let pins: Vec<_> = claim.shown.iter().map(|shown| shown.read(0xf)).collect();
     assert_eq!(pins, [0x200 | u32::from(pci_intid(0)), 0, 0x200 | u32::from(pci_intid(1))]);
     let given: Vec<_> = claim.functions.given().collect();
-    let mut pin = Pin::new(&given[0].physical, &claim.shown[0]);
+    let mut pin = Pin::new(None, &given[0].physical, &claim.shown[0]);
     let mut follow = |pin: &mut Pin, command| {
         claim.shown[0].write(1, command, 0xffff);
         pin.follow(devices, given[0], wires, &claim.shown[0])

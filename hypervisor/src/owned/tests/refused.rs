@@ -2,7 +2,7 @@
 
 use super::{board_of_several, with_owned};
 use crate::devices::pc::pci;
-use crate::iommu::messages::{AmdVi, MachineDevices};
+use crate::iommu::messages::{MachineDevices, Remapping};
 use crate::iommu::mock::{Machine, device_id, set_machine};
 use crate::iommu::routes::Routes;
 use crate::owned::{Functions, Refused};
@@ -54,9 +54,12 @@ fn functions_that_nobody_may_have_are_refused_and_nothing_is_taken() {
     assert_eq!(refused(machine, "00:0c.0"), None, "its neighbour is no part of its group");
     assert_eq!(refused(machine, "serial serial serial serial serial serial serial serial"), None);
     let windows = Windows { low: pci::WINDOW, high: 0..0 };
-    assert_eq!(Functions::<AmdVi>::claim(None, "nvme", Name::GUEST, &windows).err(), Some(Refused::NoPci));
+    assert_eq!(
+        Functions::<Remapping>::claim(None, "nvme", Name::GUEST, &windows).err(),
+        Some(Refused::NoPci)
+    );
     assert!(
-        Functions::<AmdVi>::claim(None, "", Name::GUEST, &windows)
+        Functions::<Remapping>::claim(None, "", Name::GUEST, &windows)
             .is_ok_and(|claim| claim.functions.is_empty())
     );
 }

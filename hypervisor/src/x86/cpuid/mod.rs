@@ -266,6 +266,11 @@ pub fn host_has_tsc_deadline<A: Processor>() -> bool {
     A::cpuid(1, 0).ecx & 1 << 24 != 0
 }
 
+/// Whether the machine is a hypervisor's or an emulator's.
+pub fn host_is_virtual<A: Processor>() -> bool {
+    A::cpuid(1, 0).ecx & 1 << 31 != 0
+}
+
 /// Whether page tables may hold 1 GiB pages.
 pub fn host_has_1g_pages<A: Processor>() -> bool {
     A::cpuid(0x8000_0001, 0).edx & 1 << 26 != 0

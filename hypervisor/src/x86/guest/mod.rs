@@ -29,7 +29,7 @@ use crate::devices::pc::pci::rom_device::RomLen;
 use crate::devices::pc::pci::{self, Pci};
 use crate::devices::pc::platform::{PcBoard, PortSize, SerialPort};
 use crate::devices::pc::{acpi, power};
-use crate::iommu::messages::{AmdVi, MachineDevices};
+use crate::iommu::messages::{MachineDevices, Remapping};
 use crate::loader::pc::layout;
 use crate::loader::{self, EntryState, LoadError, MemoryLayout, Placement};
 use crate::owned::{self, Busy, Followed, Functions, Holding, Refused};
@@ -95,7 +95,7 @@ pub struct Shared {
     /// The memory behind the expansion ROM.
     pub rom: Mutex<Rom>,
     /// What the guest owns of the machine.
-    pub owned: Holding<AmdVi>,
+    pub owned: Holding<Remapping>,
     /// Whether there are functions, real ones or others.
     pub has_functions: bool,
     /// Messages for several vCPUs have arrived: the next vCPU that looks delivers them.
@@ -192,7 +192,7 @@ impl Shared {
 }
 
 /// Devices that a guest which is being created owns.
-pub type Claim = owned::Claim<AmdVi>;
+pub type Claim = owned::Claim<Remapping>;
 
 /// Claims the functions that the configuration names.
 ///

@@ -31,7 +31,7 @@ pub(crate) fn decode([first, second]: [u64; 2]) -> Option<Order> {
         1 if has_only(0x000f_ffff_ffff_fff8 | 5) && first & 1 != 0 => {
             Some(Order::Wait { data: second, holds: first & 4 != 0 })
         }
-        2 if has_only(0xffff) && second == 0 => Some(Order::Entry { device }),
+        2 if has_only(0xffff) && second == 0 => Some(Order::Entry { device, former: None }),
         3 if has_only(0xffff << 32) && second & OFFSET & !3 == 0 => {
             Some(Order::Pages { domain: upper, what: named(second) })
         }
@@ -49,25 +49,25 @@ mod tests {
 
     #[test]
     fn p16_commands_are_read_as_the_encoder_means_them() {
+        use ::iommu::amd::Commands;
         use ::iommu::amd::command::{completion_wait, invalidate_all, invalidate_device};
-        use ::iommu::amd::{Depth, device_pages, pages};
-        use ::iommu::{DeviceId, DomainId};
+        use ::iommu::{Depth, DeviceId, DomainId, Invalidations};
         let nested = |start, len, walk| Invalidation::Nested { start, len, level: None, walk };
         let decoded = |command: iommu::Command| decode(command.0);
         for (range, len) in [(0x5000..0x6000, 0x1000), (0x4000..0x8000, 0x4000), (1 << 30..2 << 30, 1 << 30)]
         {
             let start = range.start;
             for (depth, walk) in [(Depth::Leaves, false), (Depth::Tables, true)] {
-                let command = pages(DomainId(3), depth, range.clone(), 1).next().unwrap();
+                let command = Commands.pages(DomainId(3), depth, range.clone(), 1).next().unwrap();
                 let order = Order::Pages { domain: 3, what: nested(start, len, walk) };
                 assert_eq!(decoded(command), Some(order));
             }
             let order = Order::DevicePages { device: 9, what: nested(start, len, false) };
-            assert_eq!(decoded(device_pages(DeviceId(9), 3, range).unwrap()), Some(order));
+            assert_eq!(decoded(Commands.device_pages(DeviceId(9), 3, range).unwrap()), Some(order));
         }
-        let everything = pages(DomainId(3), Depth::Tables, 0..u64::MAX, 1).next().unwrap();
+        let everything = Commands.pages(DomainId(3), Depth::Tables, 0..u64::MAX, 1).next().unwrap();
         assert_eq!(decoded(everything), Some(Order::Pages { domain: 3, what: nested(0, u64::MAX, true) }));
-        assert_eq!(decoded(invalidate_device(DeviceId(9))), Some(Order::Entry { device: 9 }));
+        assert_eq!(decoded(invalidate_device(DeviceId(9))), Some(Order::Entry { device: 9, former: None }));
         let wait = completion_wait(0x1000, 7).unwrap();
         assert_eq!(decoded(wait), Some(Order::Wait { data: 7, holds: true }));
         assert_eq!(decoded(invalidate_all()), None);

@@ -1,7 +1,7 @@
 //! An IOMMU: its commands, and what it and the devices behind it may hold.
 //!
-//! It reads the commands of AMD-Vi ([`amd_vi`]) or of an SMMU ([`smmu`]) in order, and executes
-//! them as late and in any order that it may: a wait (COMPLETION_WAIT, CMD_SYNC) is complete after
+//! It reads the commands of AMD-Vi ([`amd_vi`]), VT-d ([`vtd`]) or of an SMMU ([`smmu`]) in order, and
+//! executes them as late and in any order that it may: a wait (COMPLETION_WAIT, CMD_SYNC) is complete after
 //! all that were before it, and those behind it begin after that, with AMD-Vi if its F bit says so.
 //! Nothing else orders them.
 //!
@@ -11,6 +11,7 @@
 
 pub(crate) mod amd_vi;
 pub(crate) mod smmu;
+pub(crate) mod vtd;
 
 use stay::iommu::smmu::Structure;
 
@@ -35,8 +36,8 @@ pub(crate) enum Order {
     },
     /// CMD_SYNC: the head passes it when it is complete.
     Sync,
-    /// INVALIDATE_DEVTAB_ENTRY, CFGI_STE.
-    Entry { device: u16 },
+    /// INVALIDATE_DEVTAB_ENTRY, CFGI_STE; VT-d drops a context if it has the domain that is named.
+    Entry { device: u16, former: Option<u16> },
     /// CFGI_CD.
     Descriptor { device: u16 },
     /// INVALIDATE_IOMMU_PAGES, TLBI.
@@ -191,20 +192,26 @@ impl Iommu {
                 let told = self.devices.iter_mut().filter(|other| other.id == device);
                 told.for_each(|device| device.tlb.invalidate(time, what));
             }
-            Order::Entry { device } => self.drop_entries(time, device, |_| true),
+            Order::Entry { device, former } => self.drop_entries(time, device, |_, entry| {
+                let of_other = |entry: DeviceEntry| former.is_some_and(|domain| entry.domain != domain);
+                !entry.is_some_and(of_other)
+            }),
             Order::Descriptor { device } => {
-                self.drop_entries(time, device, |cause| cause == Cause::Descriptor);
+                self.drop_entries(time, device, |cause, _| cause == Cause::Descriptor);
             }
         }
         order
     }
 
-    /// The IOMMU goes by what is in memory, where what was written is among `causes`.
-    fn drop_entries(&mut self, time: u64, id: u16, causes: impl Fn(Cause) -> bool) {
+    /// The IOMMU goes by what is in memory, instead of former entries that `names` says.
+    fn drop_entries(&mut self, time: u64, id: u16, names: impl Fn(Cause, Option<DeviceEntry>) -> bool) {
         let mut left = Vec::new();
         for device in self.devices.iter_mut().filter(|other| other.id == id) {
             left.extend(
-                device.former.extract_if(.., |(cause, _)| causes(*cause)).filter_map(|(_, entry)| entry),
+                device
+                    .former
+                    .extract_if(.., |(cause, entry)| names(*cause, *entry))
+                    .filter_map(|(_, entry)| entry),
             );
             if device.entry.is_none() && device.former.is_empty() {
                 device.tlb.exit(time);
@@ -227,7 +234,7 @@ mod tests {
     #[test]
     fn p16_nothing_passes_a_wait_and_everything_else_passes_everything() {
         let mut iommu = Iommu::new([(9, false)]);
-        let entry = Order::Entry { device: 9 };
+        let entry = Order::Entry { device: 9, former: None };
         for order in [entry, entry, Order::Wait { data: 7, holds: true }] {
             iommu.read(order);
         }
@@ -250,7 +257,10 @@ mod tests {
         };
         assert_eq!(usable(&iommu), [entry]);
         assert!(iommu.domain(3).unwrap().is_at(25, 0x1000));
-        iommu.read(Order::Entry { device: 9 });
+        iommu.read(Order::Entry { device: 9, former: Some(4) });
+        iommu.execute(29, 0);
+        assert_eq!(usable(&iommu), [entry], "it has another domain");
+        iommu.read(Order::Entry { device: 9, former: Some(3) });
         iommu.execute(30, 0);
         assert_eq!(usable(&iommu), []);
         assert!(!iommu.domain(3).unwrap().is_at(35, 0x1000));

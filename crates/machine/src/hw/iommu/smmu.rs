@@ -66,7 +66,7 @@ pub(crate) fn decode([first, second]: [u64; 2]) -> Option<Order> {
     let has_only = |bits: u64| first & !(bits | 0xff) == 0;
     let device = u16::try_from(first >> 32).ok();
     match first & 0xff {
-        0x03 if has_only(0xffff << 32) && second == 1 => Some(Order::Entry { device: device? }),
+        0x03 if has_only(0xffff << 32) && second == 1 => Some(Order::Entry { former: None, device: device? }),
         0x05 if has_only(0xffff << 32) && second == 1 => Some(Order::Descriptor { device: device? }),
         0x11 if has_only(0xffff << 48) && second == 0 => {
             let what = Invalidation::Nested { start: 0, len: u64::MAX, level: None, walk: true };
@@ -113,7 +113,10 @@ mod tests {
         let nested = |start, len, level, walk| {
             Some(Order::Pages { domain: 3, what: Invalidation::Nested { start, len, level, walk } })
         };
-        assert_eq!(decoded(cfgi_ste(StreamId(9), Depth::Leaf)), Some(Order::Entry { device: 9 }));
+        assert_eq!(
+            decoded(cfgi_ste(StreamId(9), Depth::Leaf)),
+            Some(Order::Entry { former: None, device: 9 })
+        );
         assert_eq!(decoded(cfgi_cd(StreamId(9))), Some(Order::Descriptor { device: 9 }));
         assert_eq!(decoded(sync_poll()), Some(Order::Sync));
         assert_eq!(decoded(tlbi_nh_asid(Asid(3))), nested(0, u64::MAX, None, true));

@@ -1,10 +1,9 @@
-//! The steps for AMD-Vi: devices translate by the machine's nested tables.
+//! The steps for AMD-Vi and VT-d: devices translate by the machine's nested tables.
 //!
-//! Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882, 2.4.
+//! Source: AMD I/O Virtualization Technology (IOMMU) Specification, 48882, 2.4; Intel
+//! Virtualization Technology for Directed I/O, D51397, 6.5.
 
-use ::iommu::amd::command::invalidate_device;
-use ::iommu::amd::{Depth, device_pages, pages};
-use ::iommu::{Command, DomainId, Entry, Port, Queue, Stuck};
+use ::iommu::{Command, Depth, DomainId, Entry, Invalidations, Port, Queue, Stuck};
 use paging::{FlushRange, Invalidation, Level};
 
 use super::{Begun, Device, Domain, finish};
@@ -25,6 +24,7 @@ const EVERYTHING: &[FlushRange] =
 /// [`Stuck`] if the IOMMU takes no more commands. Nothing may be freed then.
 pub fn begin<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
+    commands: &impl Invalidations,
     domain: &Domain<'_>,
     invalidation: Invalidation<'_>,
 ) -> Result<Begun, Stuck> {
@@ -34,12 +34,12 @@ pub fn begin<P: Port + Mistakes, E: AsRef<[Entry]>>(
         Invalidation::Ranges(_) | Invalidation::Everything => EVERYTHING,
     };
     let mistakes = queue.port();
-    let of_domain = of_domain(mistakes, domain.id, ranges);
+    let of_domain = of_domain(mistakes, commands, domain.id, ranges);
     let has_ats = domain.devices.iter().any(|device| device.ats.is_some());
     if !has_ats || mistakes.makes(Mistake::DeviceTlbForgotten) {
         return Ok(Begun(Some(queue.issue(of_domain)?)));
     }
-    let of_devices = of_devices(domain.devices, ranges);
+    let of_devices = of_devices(commands, domain.devices, ranges);
     if mistakes.makes(Mistake::DeviceTlbEarly) {
         return Ok(Begun(Some(queue.issue(of_domain.chain(of_devices))?)));
     }
@@ -47,17 +47,21 @@ pub fn begin<P: Port + Mistakes, E: AsRef<[Entry]>>(
     Ok(Begun(Some(queue.issue(of_devices)?)))
 }
 
-/// Changes the devices' entries of the device table by `set`: then the IOMMU goes by them.
+/// Changes the devices' entries of the device table by `set`: then the IOMMU goes by them. The
+/// former ones blocked, or had this domain.
 ///
 /// # Errors
 /// [`Stuck`] if the IOMMU does not go on. It may still go by the former entries then.
 pub fn attach<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
-    devices: &[Device],
+    commands: &impl Invalidations,
+    domain: &Domain<'_>,
     set: impl FnMut(&Device),
 ) -> Result<(), Stuck> {
-    devices.iter().for_each(set);
-    queue.wait(queue.issue(devices.iter().map(|device| invalidate_device(device.id)))?)
+    domain.devices.iter().for_each(set);
+    let is_wrong = queue.port().makes(Mistake::EntryOfOtherDomain);
+    let former = if is_wrong { DomainId(domain.id.0 + 1) } else { domain.id };
+    queue.wait(queue.issue(domain.devices.iter().map(|device| commands.device(device.id, former)))?)
 }
 
 /// Blocks DMA of all devices of a domain, by their entries, which `block` changes: then nothing of
@@ -67,27 +71,29 @@ pub fn attach<P: Port + Mistakes, E: AsRef<[Entry]>>(
 /// [`Stuck`] if the IOMMU does not go on. Neither tables nor domain may be given away then.
 pub fn detach<P: Port + Mistakes, E: AsRef<[Entry]>>(
     queue: &Queue<P, E>,
+    commands: &impl Invalidations,
     domain: &Domain<'_>,
     block: impl FnMut(&Device),
 ) -> Result<(), Stuck> {
     let mistakes = queue.port();
-    let everything = || begin(queue, domain, Invalidation::Everything);
+    let everything = || begin(queue, commands, domain, Invalidation::Everything);
     if mistakes.makes(Mistake::DomainDroppedEarly) {
         finish(queue, everything()?)?;
-        return attach(queue, domain.devices, block);
+        return attach(queue, commands, domain, block);
     }
     // Waited for first: as long as the IOMMU goes by a former entry, it keeps more translations.
     if mistakes.makes(Mistake::DeviceEntryKept) {
         domain.devices.iter().for_each(block);
     } else {
-        attach(queue, domain.devices, block)?;
+        attach(queue, commands, domain, block)?;
     }
     if mistakes.makes(Mistake::DomainKept) { Ok(()) } else { finish(queue, everything()?) }
 }
 
 /// What the IOMMU has to drop.
-fn of_domain(
+fn of_domain<C: Invalidations>(
     mistakes: &impl Mistakes,
+    commands: &C,
     domain: DomainId,
     ranges: &[FlushRange],
 ) -> impl Iterator<Item = Command> {
@@ -98,22 +104,31 @@ fn of_domain(
         let depth = if has_tables { Depth::Tables } else { Depth::Leaves };
         let addresses = addresses(range);
         if mistakes.makes(Mistake::DmaPageLeftOut) {
-            return pages(domain, depth, addresses.start..addresses.end - Level::Page4K.size(), share);
+            return commands.pages(
+                domain,
+                depth,
+                addresses.start..addresses.end - Level::Page4K.size(),
+                share,
+            );
         }
         if mistakes.makes(Mistake::BlockMisaligned) {
             let size = range.len.checked_next_power_of_two().unwrap_or(1 << 63);
             let start = addresses.start & !(size - 1);
-            return pages(domain, depth, start..start + size, 1);
+            return commands.pages(domain, depth, start..start + size, 1);
         }
-        pages(domain, depth, addresses, share)
+        commands.pages(domain, depth, addresses, share)
     })
 }
 
 /// What the devices have to drop: a command of each device for each range, since devices answer
 /// each.
-fn of_devices(devices: &[Device], ranges: &[FlushRange]) -> impl Iterator<Item = Command> {
+fn of_devices(
+    commands: &impl Invalidations,
+    devices: &[Device],
+    ranges: &[FlushRange],
+) -> impl Iterator<Item = Command> {
     devices.iter().filter_map(|device| Some((device.id, device.ats?))).flat_map(move |(id, queue_depth)| {
-        ranges.iter().filter_map(move |range| device_pages(id, queue_depth, addresses(range)))
+        ranges.iter().filter_map(move |range| commands.device_pages(id, queue_depth, addresses(range)))
     })
 }
 
