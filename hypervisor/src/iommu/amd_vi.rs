@@ -142,7 +142,8 @@ impl Iommu {
         if self.is_machines_own(device) { DeviceEntry::INTERRUPTS_PASS } else { DeviceEntry::BLOCKED }
     }
 
-    /// Lets a domain's devices, which are blocked, translate by a guest's tables, and interrupt by a table.
+    /// Lets a domain's devices, which are blocked, translate by a guest's tables, and
+    /// interrupt by a table.
     ///
     /// # Errors
     ///

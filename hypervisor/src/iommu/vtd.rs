@@ -35,6 +35,7 @@ const BLOCK: usize = 1 << BLOCK_ORDER;
 const INTERRUPTS_ORDER: u32 = 14;
 const BLOCKS: usize = 1 << (INTERRUPTS_ORDER - BLOCK_ORDER as u32);
 const BUSES_MAX: usize = 256;
+const _: () = assert!(BLOCK * WORDS * size_of::<u64>() == 4096);
 /// Looks at the fault recording registers by one interrupt.
 const LOOKS_MAX: u32 = 1 << 13;
 /// What stays on when another bit changes.
@@ -133,7 +134,8 @@ impl Iommu {
             // Relaxed: the IOMMU is told of the table later.
             root.iter().take(1).for_each(|word| word.store(entry, Ordering::Relaxed));
         }
-        let interrupts = words(Pages::new(BLOCKS * BLOCK * WORDS * size_of::<u64>() >> 12));
+        // A block is a page, as a bus's table is.
+        let interrupts = words(Pages::new(BLOCKS));
         let named = register::interrupt_table(address(interrupts), INTERRUPTS_ORDER);
         let named = named.filter(|_| can.faults.end <= REGISTERS_LEN).ok_or(NotStarted::NoPlace)?;
         let entries = crate::owned::tables::ring(Pages::new(1));

@@ -59,8 +59,8 @@ impl InterruptEntry {
 ///    the IOMMU may go on with a mixture.
 /// 2. The new entry, from the last double word to the first; the same again. Without that the
 ///    device may stay blocked.
-/// 3. What the IOMMU keeps by the former one: [`pages`](crate::Invalidations::pages) of its domain, and,
-///    where they were in use, [`device_pages`](crate::Invalidations::device_pages) and
+/// 3. What the IOMMU keeps by the former one: [`pages`](crate::Invalidations::pages) of its domain,
+///    and, where they were in use, [`device_pages`](crate::Invalidations::device_pages) and
 ///    [`invalidate_interrupts`](super::command::invalidate_interrupts).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceEntry(pub [u64; 4]);

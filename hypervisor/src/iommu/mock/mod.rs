@@ -4,11 +4,13 @@ mod bus;
 mod function;
 mod iommu;
 mod ops;
+mod vtd;
 mod walk;
 
 pub(crate) use bus::{BRIDGED, MadeBus, NVME, SMALL, VIRTIO};
 pub(crate) use iommu::{MadeIommu, block};
 pub(crate) use ops::{Arrived, device_id};
+pub(crate) use vtd::MadeVtd;
 pub(crate) use walk::Refusal;
 
 use ::iommu::DeviceId;

@@ -213,16 +213,14 @@ fn an_id_without_an_owner_has_what_it_had_before_it_had_one() {
 #[test]
 fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
     let Pair { made, driver, notes } = pair();
-    let tables = Tables::new();
-    let (root, Domain { id, devices }) = (tables.root(), DOMAIN);
-    notes.take();
+    let (tables, Domain { id, devices }, _) = (Tables::new(), DOMAIN, notes.take());
+    let root = tables.root();
     for (root, id, interrupts) in [
         (root + 8, id, tables.interrupts()),
         (root, DomainId(0), tables.interrupts()),
         (root, id, InterruptTable { address: 64, order: 9 }),
     ] {
-        let domain = Domain { id, devices };
-        assert_eq!(driver.attach(&domain, root, interrupts), Err(NotAttached::NoPlace));
+        assert_eq!(driver.attach(&Domain { id, devices }, root, interrupts), Err(NotAttached::NoPlace));
         assert_eq!(made.entry_in_memory(0x18), DeviceEntry::BLOCKED.0);
         assert_eq!((notes.commands(), made.dma(0x18, 0, false)), (Vec::new(), Err(Refusal::Blocked)));
     }

@@ -1,2 +1,3 @@
 mod amd_vi;
 pub(crate) mod routes;
+mod vtd;

@@ -18,7 +18,8 @@ use crate::{Command, Depth, DeviceId, DomainId, Invalidations};
 const BY_PAGES: Commands = Commands { order_max: Some(18) };
 const BY_DOMAINS: Commands = Commands { order_max: None };
 
-/// The addresses that a descriptor for a domain's translations names, by the specification (6.5.2.3).
+/// The addresses that a descriptor for a domain's translations names, by the specification
+/// (6.5.2.3).
 fn named(Command([first, second]): Command) -> (u64, u64) {
     // Both drain bits, the domain, nothing reserved.
     assert_eq!(first & !0x30, 7 << 16 | 0xc2, "{first:#x}");
@@ -123,7 +124,7 @@ fn interrupts_name_entries_and_these_name_who_may_use_them() {
     assert_eq!(redirection(0x8000, 0xf1), 1 << 48 | 1 << 11 | 0xf1);
 }
 
-/// QEMU's, with tables of four levels and without what is 0 in legacy mode: `hw/i386/intel_iommu.c`.
+/// QEMU's, with tables of four levels, in legacy mode: `hw/i386/intel_iommu.c`.
 const FIRST: u64 = 6 | 4 << 8 | 47 << 16 | 0x22 << 24 | 3 << 34 | 1 << 39 | 18 << 48 | 3 << 54;
 const SECOND: u64 = 1 << 1 | 1 << 3 | 0xf << 8 | 15 << 20;
 

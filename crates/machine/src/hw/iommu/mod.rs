@@ -1,9 +1,9 @@
 //! An IOMMU: its commands, and what it and the devices behind it may hold.
 //!
-//! It reads the commands of AMD-Vi ([`amd_vi`]), VT-d ([`vtd`]) or of an SMMU ([`smmu`]) in order, and
-//! executes them as late and in any order that it may: a wait (COMPLETION_WAIT, CMD_SYNC) is complete after
-//! all that were before it, and those behind it begin after that, with AMD-Vi if its F bit says so.
-//! Nothing else orders them.
+//! It reads the commands of AMD-Vi ([`amd_vi`]), of VT-d ([`vtd`]) or of an SMMU ([`smmu`]) in
+//! order, and executes them as late and in any order that it may: a wait (COMPLETION_WAIT, a wait
+//! descriptor, CMD_SYNC) is complete after all that were before it, and those behind it begin after
+//! that, with AMD-Vi and VT-d if a bit says so. Nothing else orders them.
 //!
 //! An invalidation removes translations of a size that overlap its block. The IOMMU may go by a
 //! former entry of the device table until it is told (INVALIDATE_DEVTAB_ENTRY, CFGI_STE, CFGI_CD).
