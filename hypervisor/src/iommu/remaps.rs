@@ -7,7 +7,7 @@ use iommu::{Command, DeviceId, Stuck};
 use pci::msix::Message;
 
 use super::ring::{self, Commands};
-use super::vtd::put;
+use super::vtd::{part, put};
 use crate::pages::Pages;
 
 /// Where a function writes to interrupt. The other bits of one that is remapped are in its entry.
@@ -69,7 +69,7 @@ impl Remaps {
                 word.store(others | u64::from(entry) << shift, Ordering::Relaxed);
             }
             Self::Block { words, source, .. } => {
-                let place = words.chunks_exact(2).nth(number.into())?;
+                let place = part(words, 1, number.into())?;
                 put(place, vtd::InterruptEntry::fixed(apic_id, vector, *source).0, [1, 0]);
             }
             Self::Nowhere => return None,

@@ -127,12 +127,13 @@ impl Iommu {
         let [first, second] =
             [register::CAPABILITY, register::EXTENDED_CAPABILITY].map(|at| registers.read(at));
         let can = Capabilities::read(version, first, second, is_emulated).map_err(NotStarted::Unusable)?;
-        let buses = usize::from(buses).clamp(1, BUSES_MAX);
+        let buses = if buses == 0 { 1 } else { usize::from(buses).min(BUSES_MAX) };
         let (contexts, roots) = (words(Pages::new(buses)), words(Pages::new(1)));
-        for (root, table) in roots.chunks_exact(WORDS).zip(contexts.chunks_exact(BLOCK * WORDS)) {
+        for bus in 0..buses {
+            let table = part(contexts, BLOCK, bus).ok_or(NotStarted::NoPlace)?;
             let entry = root_entry(address(table)).ok_or(NotStarted::NoPlace)?;
             // Relaxed: the IOMMU is told of the table later.
-            root.iter().take(1).for_each(|word| word.store(entry, Ordering::Relaxed));
+            roots.get(bus * WORDS).ok_or(NotStarted::NoPlace)?.store(entry, Ordering::Relaxed);
         }
         // A block is a page, as a bus's table is.
         let interrupts = words(Pages::new(BLOCKS));
@@ -234,7 +235,7 @@ impl Iommu {
     }
 
     fn block(&self, block: usize) -> Option<&'static [AtomicU64]> {
-        self.interrupts.chunks_exact(BLOCK * WORDS).nth(block)
+        part(self.interrupts, BLOCK, block)
     }
 
     /// The interrupts of a function were changed.
@@ -260,7 +261,7 @@ impl Iommu {
         })?;
         // Each vector has an entry: nobody else has it.
         let index = u16::from(vector);
-        let place = self.block(0)?.chunks_exact(WORDS).nth(index.into())?;
+        let place = part(self.interrupts, 1, index.into())?;
         put(place, InterruptEntry::fixed(to, vector, source).0, [1, 0]);
         ring::demand(&self.queue, [self.invalidate(0)]).ok()?;
         Some(redirection(index, vector))
@@ -277,7 +278,7 @@ impl Iommu {
                 break;
             }
             let Range { start, end } = self.can.faults;
-            for at in (start..end).step_by(16) {
+            for at in (0..(end - start) / 16).map(|fault| start + fault * 16) {
                 if let Some(fault) = Fault::decode([registers.read(at), registers.read(at + 8)]) {
                     report(fault);
                     registers.write(at + 8, fault::HELD);
@@ -295,7 +296,7 @@ impl Iommu {
 
     /// The words of a device's entry.
     fn place(&self, device: DeviceId) -> Option<&'static [AtomicU64]> {
-        self.contexts.get(usize::from(device.0) * WORDS..)?.get(..WORDS)
+        part(self.contexts, 1, device.0.into())
     }
 
     fn set(&self, device: DeviceId, entry: ContextEntry) {
@@ -303,6 +304,12 @@ impl Iommu {
             put(place, entry.0, if entry.is_translated() { [1, 0] } else { [0, 1] });
         }
     }
+}
+
+/// The words of one of the parts of a table, which have so many entries each.
+pub(super) fn part(table: &[AtomicU64], entries: usize, number: usize) -> Option<&[AtomicU64]> {
+    let len = entries * WORDS;
+    table.get(number * len..)?.get(..len)
 }
 
 /// Writes the words of an entry. The first one makes it present, and is written last; or it blocks
