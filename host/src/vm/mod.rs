@@ -126,6 +126,7 @@ impl Guest {
             flushes,
             has_rom,
             is_quell: false,
+            devices: (&[], &[]),
         }
     }
 
@@ -305,6 +306,7 @@ impl StockGuest {
             flushes: peer::Flushes::Own,
             has_rom: false,
             is_quell: true,
+            devices: (&quell.devices, &guest.devices.disks),
         };
         self.with_kvm(guest.platform, &inner, cpus, Clock::Wall, directory)
     }

@@ -34,7 +34,7 @@ pub(super) enum Remaps {
 pub struct Rewritten(());
 
 /// The proof that an IOMMU uses no interrupt of a device that is not in its table any more.
-/// [`Rewritten::forgotten`] alone makes it, so vectors are not freed before:
+/// `Rewritten::forgotten` alone makes it, so vectors are not freed before:
 ///
 /// ```compile_fail,E0603
 /// let proof = hypervisor::iommu::remaps::Forgotten(iommu::DeviceId(8));

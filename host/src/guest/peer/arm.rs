@@ -116,6 +116,7 @@ mod tests {
             flushes,
             has_rom: false,
             is_quell: false,
+            devices: (&[], &[]),
         };
         let words = command(&inner, 2);
         assert!(words.contains("taskset 0x3 qemu "), "{words}");
@@ -146,6 +147,7 @@ mod tests {
             flushes: Flushes::Own,
             has_rom: false,
             is_quell: false,
+            devices: (&[], &[]),
         };
         let bytes = archive(&qemu, &inner, 1).expect("packs");
         for name in [&b"bin/qemu\0"[..], b"lib/libx.so.1\0", b"kernel\0", b"cmdline\0", b"command\0"] {

@@ -90,6 +90,8 @@ pub(crate) struct Inner<'a> {
     pub(crate) has_rom: bool,
     /// Whether it is Quell, with its ports, on KVM as it comes: `--accel kvm` in the machine.
     pub(crate) is_quell: bool,
+    /// Further options, and the disks that they name by their absolute paths here.
+    pub(crate) devices: (&'a [OsString], &'a [PathBuf]),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +126,9 @@ pub(crate) fn archive(
     if inner.has_rom {
         let image = (0..rom::LEN / rom::LINE).flat_map(|index| rom::line(rom::LEN, index));
         archive.file("rom", 0o644, &image.collect::<Vec<u8>>());
+    }
+    for (number, disk) in (0..).zip(inner.devices.1) {
+        archive.add(&format!("disk{number}"), disk)?;
     }
     finish_with(archive, inner, &format!("{load} && {}", command(inner, around)))
 }
@@ -184,6 +189,13 @@ pub(crate) fn qemu(inner: &Inner<'_>) -> String {
     }
     if inner.has_rom {
         words += " -device pci-testdev,addr=1,romfile=/rom";
+    }
+    for option in inner.devices.0 {
+        let mut option = option.to_string_lossy().into_owned();
+        for (number, disk) in (0..).zip(inner.devices.1) {
+            option = option.replace(&*disk.to_string_lossy(), &format!("/disk{number}"));
+        }
+        words += &format!(" '{option}'");
     }
     words += if inner.is_quell { QUELLS_PORTS } else { " -append \"$(cat /cmdline)\"" };
     words
@@ -268,7 +280,8 @@ mod tests {
 
     fn inner(initrd: Option<&'static [u8]>, flushes: Flushes, has_rom: bool) -> Inner<'static> {
         let (kernel, memory) = (Path::new("/k"), 256 * MIB);
-        Inner { kernel, initrd, cmdline: "check", vcpus: 3, memory, flushes, has_rom, is_quell: false }
+        let (cmdline, devices) = ("check", (&[][..], &[][..]));
+        Inner { kernel, initrd, cmdline, vcpus: 3, memory, flushes, has_rom, is_quell: false, devices }
     }
 
     #[test]

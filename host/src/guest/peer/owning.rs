@@ -70,6 +70,7 @@ mod tests {
             flushes: Flushes::Paravirtual,
             has_rom: false,
             is_quell: false,
+            devices: (&[], &[]),
         };
         let functions = ["00:08.0".to_owned(), "00:09.0".to_owned()];
         let command =

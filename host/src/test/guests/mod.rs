@@ -144,7 +144,7 @@ impl Lab<'_> {
         })
     }
 
-    fn stock_files(&self, arch: Arch) -> Result<&StockGuest> {
+    pub(in crate::test) fn stock_files(&self, arch: Arch) -> Result<&StockGuest> {
         made(&self.parts.stock, arch, StockGuest::prepare)
     }
 
