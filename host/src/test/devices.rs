@@ -19,7 +19,6 @@ pub(super) const ACTS: &[Named] = &[
     ("devices_reach_the_guests_memory_alone", stray),
     ("a_disk_keeps_what_a_guest_writes", disk),
     ("a_disk_works_after_its_guest_has_reset_it", own_reset),
-    ("bochs_a_disk_works_behind_vtd_on_vmx_on_kvm", disk_on_kvm),
 ];
 
 /// Where memory is added, and where it is added again: addresses without anything.
@@ -31,8 +30,6 @@ const ANSWER: u64 = 4096;
 /// Longest time for a step, and for a whole run.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// The same where each instruction is emulated, three levels deep.
-const DEEP_TIMEOUT: Duration = Duration::from_secs(900);
 const MEMORY: u64 = 256 * MIB;
 
 /// Does something with a machine whose guest `load` has an NVMe controller.
@@ -136,33 +133,6 @@ fn own_reset(room: &Room<'_>) -> Result<()> {
         [ \"$(head -c 4 $D)\" = what ] || exit 3; \
         dd if=$D of=$D bs=1M count=1 seek=$n conv=fsync 2>/dev/null || exit 4; done";
     copies(room, command, 3)
-}
-
-/// A stock guest copies on its disk where KVM emulates VMX for Quell, and QEMU a VT-d: three levels
-/// deep, because no emulator has both.
-fn disk_on_kvm(room: &Room<'_>) -> Result<()> {
-    let command = "D=/dev/nvme0n1; [ \"$(head -c 4 $D)\" = what ] || exit 3; \
-        dd if=$D of=$D bs=1M count=1 seek=1 conv=fsync 2>/dev/null || exit 4; \
-        echo 3 >/proc/sys/vm/drop_caches; \
-        [ \"$(dd if=$D bs=1M skip=1 count=1 2>/dev/null | head -c 4)\" = what ] || exit 5; \
-        [ $(grep nvme /proc/interrupts | wc -l) -ge 2 ] && echo the copy is there";
-    let image = room.directory.join("disk.img");
-    let mut contents = vec![0; 4 * MIB as usize];
-    contents[..PATTERN.len()].copy_from_slice(PATTERN);
-    fs::write(&image, &contents)?;
-    let guest = Guest {
-        memory: MEMORY,
-        devices: Devices { disks: vec![image], ..Devices::default() },
-        ..room.lab.stock_guest(room.platform, Some(command))?
-    };
-    let stock = room.lab.stock_files(Arch::X86_64)?;
-    let mut spec = stock.with_quell_on_kvm(&guest, room.hypervisor()?, 2, room.directory)?;
-    spec.timeout = Some(DEEP_TIMEOUT);
-    let outcome = Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))?.of_inner();
-    with_console(&outcome, || {
-        ensure!(outcome.console.contains("the copy is there"), "the guest has not copied");
-        Ok(())
-    })
 }
 
 /// A stock guest runs a command, which copies the first MiB of the disk to so many after it.

@@ -227,6 +227,9 @@ impl<P: Platform> Owned<P> {
         machine.bus.write(self.given.physical.address, COMMAND, SILENT);
         self.interrupts.forget(machine, &self.given);
         machine.bus.write(self.given.physical.address, COMMAND, NO_PIN);
+        if let Some(express) = self.given.physical.capabilities.express {
+            express.snoop(&machine.bus, self.given.physical.address);
+        }
     }
 
     /// The id by which the IOMMU knows it.

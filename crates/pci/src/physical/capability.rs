@@ -122,6 +122,20 @@ pub struct Express {
     pub has_flr: bool,
 }
 
+impl Express {
+    /// Has all DMA of the function go by the processors' caches: it does not ask for the opposite
+    /// any more (PCI Express 4.0, 7.5.3.4). Memory that was zeroed may be nowhere else yet.
+    pub fn snoop(&self, space: &impl ConfigSpace, address: Address) {
+        const NO_SNOOP: u32 = 1 << 11;
+        let register = u16::from(self.offset) + 8;
+        let control = space.read(address, register);
+        if control & NO_SNOOP != 0 {
+            // The upper half has bits that are cleared by writing them.
+            space.write(address, register, control & 0xffff & !NO_SNOOP);
+        }
+    }
+}
+
 /// Power management (PM, 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Power {

@@ -35,6 +35,17 @@ fn qemus_nvme_is_described() {
 }
 
 #[test]
+fn a_function_that_snoops_asks_for_nothing_else() {
+    let machine = Machine::new([("00:04.0", nvme().with(0x88, 0xf_0000))]);
+    let express = Physical::read(&machine, at("00:04.0")).unwrap().capabilities.express.unwrap();
+    machine.writes.borrow_mut().clear();
+    express.snoop(&machine, at("00:04.0"));
+    express.snoop(&machine, at("00:04.0"));
+    let writes = machine.writes.borrow();
+    assert_eq!(writes.iter().map(|write| (write.1, write.2)).collect::<Vec<_>>(), [(0x88, 0x2010)]);
+}
+
+#[test]
 fn sizing_restores_bars_and_command_and_clears_no_status() {
     let machine = Machine::new([("00:04.0", nvme())]);
     let before = machine.device("00:04.0");

@@ -40,6 +40,18 @@ fn a_function_is_isolated_again_after_each_reset_before_it_translates() {
 }
 
 #[test]
+fn dma_of_a_function_snoops_after_each_reset() {
+    let machine = Machine::new();
+    let asks = || machine.bus.word(NVME, 0x88) & 1 << 11 != 0;
+    assert!(asks(), "as firmware has left it");
+    on(machine, "vcpus=1\nmemory=16777216\ndevices=nvme", |guest| {
+        assert!(!asks());
+        guest.reset();
+        assert_eq!((machine.bus.resets(NVME), asks()), (2, false));
+    });
+}
+
+#[test]
 fn a_function_that_answers_at_a_later_reset_only_works_from_then_on() {
     let machine = Machine::new();
     machine.bus.answers_late(NVME, 120);
