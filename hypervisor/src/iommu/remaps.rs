@@ -23,7 +23,7 @@ pub(super) enum Remaps {
     Table(Pages),
     /// Some of the table that all functions behind an IOMMU have, by VT-d: these words, of which
     /// the first entry has this number. No other function can use them.
-    Block { words: &'static [AtomicU64], first: u16, source: DeviceId },
+    Block { words: &'static [AtomicU64], first: u16, source: DeviceId, apics: vtd::LocalApics },
     /// There is no place for any.
     Nowhere,
 }
@@ -68,9 +68,9 @@ impl Remaps {
                 // Relaxed: the doorbell of the command that tells the IOMMU orders it, as below.
                 word.store(others | u64::from(entry) << shift, Ordering::Relaxed);
             }
-            Self::Block { words, source, .. } => {
+            Self::Block { words, source, apics, .. } => {
                 let place = part(words, 1, number.into())?;
-                put(place, vtd::InterruptEntry::fixed(apic_id, vector, *source).0, [1, 0]);
+                put(place, vtd::InterruptEntry::fixed(*apics, apic_id, vector, *source).0, [1, 0]);
             }
             Self::Nowhere => return None,
         }

@@ -10,7 +10,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use iommu::scope::{Scope, is_machines_own, requester};
 use iommu::vtd::command::{everything, invalidate_interrupts, position, wait};
-use iommu::vtd::interrupt::{InterruptEntry, redirection};
+use iommu::vtd::interrupt::{InterruptEntry, LocalApics, redirection};
 use iommu::vtd::table::{ContextEntry, root_entry};
 use iommu::vtd::{Capabilities, Fault, Unusable, dmar, fault, registers as register};
 use iommu::{Command, DeviceId, Queue, Stuck};
@@ -65,6 +65,7 @@ pub struct Iommu {
     /// One table for each bus.
     contexts: &'static [AtomicU64],
     scopes: Vec<Scope>,
+    apics: LocalApics,
     interrupts: &'static [AtomicU64],
     /// The functions that have blocks of interrupts: from the second block on.
     blocks: Mutex<Vec<DeviceId>>,
@@ -121,12 +122,12 @@ impl Iommu {
         registers: &'static dyn HalfRegisters,
         unit: dmar::Unit<'_>,
         buses: u16,
+        apics: LocalApics,
         is_emulated: bool,
     ) -> Result<Self, NotStarted> {
         let version = registers.read_half(register::VERSION);
-        let [first, second] =
-            [register::CAPABILITY, register::EXTENDED_CAPABILITY].map(|at| registers.read(at));
-        let can = Capabilities::read(version, first, second, is_emulated).map_err(NotStarted::Unusable)?;
+        let offered = [register::CAPABILITY, register::EXTENDED_CAPABILITY].map(|at| registers.read(at));
+        let can = Capabilities::read(version, offered, apics, is_emulated).map_err(NotStarted::Unusable)?;
         let buses = if buses == 0 { 1 } else { usize::from(buses).min(BUSES_MAX) };
         let (contexts, roots) = (words(Pages::new(buses)), words(Pages::new(1)));
         for bus in 0..buses {
@@ -137,7 +138,7 @@ impl Iommu {
         }
         // A block is a page, as a bus's table is.
         let interrupts = words(Pages::new(BLOCKS));
-        let named = register::interrupt_table(address(interrupts), INTERRUPTS_ORDER);
+        let named = register::interrupt_table(address(interrupts), INTERRUPTS_ORDER, apics);
         let named = named.filter(|_| can.faults.end <= REGISTERS_LEN).ok_or(NotStarted::NoPlace)?;
         let entries = crate::owned::tables::ring(Pages::new(1));
         let report = words(Pages::new(1)).first().ok_or(NotStarted::NoPlace)?;
@@ -163,7 +164,7 @@ impl Iommu {
         }
         let scopes = unit.scopes().collect();
         let (blocks, reading) = (Mutex::default(), Mutex::default());
-        Ok(Self { registers, queue, can, contexts, scopes, interrupts, blocks, reading })
+        Ok(Self { registers, queue, can, contexts, scopes, apics, interrupts, blocks, reading })
     }
 
     /// Has faults interrupt by this message. It is not remapped.
@@ -231,7 +232,8 @@ impl Iommu {
         if known.is_none() {
             blocks.push(device);
         }
-        Remaps::Block { words, first: (block << BLOCK_ORDER) as u16, source: device }
+        let first = (block << BLOCK_ORDER) as u16;
+        Remaps::Block { words, first, source: device, apics: self.apics }
     }
 
     fn block(&self, block: usize) -> Option<&'static [AtomicU64]> {
@@ -262,7 +264,7 @@ impl Iommu {
         // Each vector has an entry: nobody else has it.
         let index = u16::from(vector);
         let place = part(self.interrupts, 1, index.into())?;
-        put(place, InterruptEntry::fixed(to, vector, source).0, [1, 0]);
+        put(place, InterruptEntry::fixed(self.apics, to, vector, source).0, [1, 0]);
         ring::demand(&self.queue, [self.invalidate(0)]).ok()?;
         Some(redirection(index, vector))
     }

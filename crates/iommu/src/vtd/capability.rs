@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Range;
 
 use super::command::Commands;
+use super::interrupt::LocalApics;
 
 /// What an IOMMU can do. It can do what guests' devices need.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ pub enum Unusable {
     NoQueue,
     /// It remaps no interrupts.
     NoRemapping,
+    /// It interrupts no processor that is in x2APIC mode.
+    NoX2apic,
     /// It reads tables past the processors' caches.
     Incoherent,
 }
@@ -50,19 +53,26 @@ impl fmt::Display for Unusable {
             Self::Drain => "its invalidations do not wait for accesses on their way",
             Self::NoQueue => "it has no invalidation queue",
             Self::NoRemapping => "it remaps no interrupts",
+            Self::NoX2apic => "it interrupts no processor in x2APIC mode",
             Self::Incoherent => "it reads tables past the processors' caches",
         })
     }
 }
 
 impl Capabilities {
-    /// Decodes the registers, of an IOMMU that is `emulated` or not: one that is reads memory as
-    /// the processors do, whatever it says. Domains are numbers of 8 bits.
+    /// Decodes the registers, in a machine with these local APICs, of an IOMMU that is `emulated`
+    /// or not: one that is reads memory as the processors do, whatever it says. Domains are numbers
+    /// of 8 bits.
     ///
     /// # Errors
     ///
     /// [`Unusable`].
-    pub fn read(version: u32, first: u64, second: u64, emulated: bool) -> Result<Self, Unusable> {
+    pub fn read(
+        version: u32,
+        [first, second]: [u64; 2],
+        apics: LocalApics,
+        emulated: bool,
+    ) -> Result<Self, Unusable> {
         let has = |register: u64, bit: u32| register >> bit & 1 != 0;
         // From version 2 on each invalidation drains.
         let drains = version >> 4 & 15 >= 2 || has(first, 54) && has(first, 55);
@@ -75,6 +85,7 @@ impl Capabilities {
             (drains, Unusable::Drain),
             (has(second, 1), Unusable::NoQueue),
             (has(second, 3), Unusable::NoRemapping),
+            (apics == LocalApics::Xapic || has(second, 4), Unusable::NoX2apic),
             (emulated || has(second, 0), Unusable::Incoherent),
         ] {
             if !is_met {

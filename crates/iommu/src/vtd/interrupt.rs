@@ -8,10 +8,17 @@ pub const ORDER: u32 = 16;
 
 const PRESENT: u64 = 1 << 0;
 const VECTOR_SHIFT: u32 = 16;
-/// Destinations of 8 bits.
-const DESTINATION_SHIFT: u32 = 40;
 /// In the second double word: all bits of the source are compared.
 const VERIFIED: u64 = 1 << 18;
+
+/// How local APICs are addressed, by all entries of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalApics {
+    /// By 8 bits.
+    Xapic,
+    /// By 32 bits: those that are in x2APIC mode.
+    X2apic,
+}
 
 /// An entry of the interrupt remapping table: two double words. The second one is written first,
 /// while the entry is blocked.
@@ -25,8 +32,12 @@ impl InterruptEntry {
     /// A fixed, edge-triggered interrupt of this vector for the local APIC with this id, which is
     /// below 255. Nobody but `source` can raise it.
     #[must_use]
-    pub const fn fixed(apic_id: u8, vector: u8, source: DeviceId) -> Self {
-        let to = (apic_id as u64) << DESTINATION_SHIFT | (vector as u64) << VECTOR_SHIFT;
+    pub const fn fixed(apics: LocalApics, apic_id: u8, vector: u8, source: DeviceId) -> Self {
+        let shift = match apics {
+            LocalApics::Xapic => 40,
+            LocalApics::X2apic => 32,
+        };
+        let to = (apic_id as u64) << shift | (vector as u64) << VECTOR_SHIFT;
         Self([PRESENT | to, VERIFIED | source.0 as u64])
     }
 }

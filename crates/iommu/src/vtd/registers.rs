@@ -1,6 +1,8 @@
 //! Registers (D51397, 11.4), by their offset from the address that ACPI's DMAR gives. Those of 32
 //! bits are named so.
 
+use super::interrupt::LocalApics;
+
 /// The version, of 32 bits.
 pub const VERSION: u64 = 0x00;
 /// What there is: [`Capabilities`](super::Capabilities).
@@ -57,11 +59,12 @@ pub const MASKED: u32 = 1 << 31;
 pub const PROTECTED: u32 = 1 << 31;
 
 /// The value for [`INTERRUPT_TABLE`]: `2^order` entries, 2 to 65,536, at a physical address that is
-/// a multiple of 4096, for local APICs with ids of 8 bits. `None` if they do not fit.
+/// a multiple of 4096, for local APICs of this kind. `None` if they do not fit.
 #[must_use]
-pub const fn interrupt_table(address: u64, order: u32) -> Option<u64> {
+pub const fn interrupt_table(address: u64, order: u32, apics: LocalApics) -> Option<u64> {
     if address & !super::table::ADDRESS != 0 || order == 0 || order > 16 {
         return None;
     }
-    Some(address | (order as u64 - 1))
+    let extended = if matches!(apics, LocalApics::X2apic) { 1 << 11 } else { 0 };
+    Some(address | extended | (order as u64 - 1))
 }

@@ -7,7 +7,7 @@ use super::kept::{self, DEVICE, DOMAIN, Kind, TARGET};
 use super::ring::{Ring, RingIommu};
 use crate::test::prelude::*;
 use iommu::vtd::command::{everything, invalidate_interrupts, position, wait};
-use iommu::vtd::interrupt::{InterruptEntry, message_address};
+use iommu::vtd::interrupt::{InterruptEntry, LocalApics, message_address};
 use iommu::vtd::registers::{
     CAPABILITY, EXTENDED_CAPABILITY, GLOBAL_COMMAND, GLOBAL_STATUS, INTERRUPT_TABLE, QUEUE, QUEUE_ADDRESS,
     QUEUE_HEAD, QUEUE_TAIL, REMAPPING, ROOT_TABLE, SET_INTERRUPT_TABLE, SET_ROOT_TABLE, TRANSLATION, VERSION,
@@ -73,9 +73,10 @@ impl Vtd {
         let board = Board::start(directory, Machine::Pc, &["intel-iommu,intremap=on,aw-bits=48", &edu])?;
         let board = Rc::new(board);
         let edu = Edu::attach(&board, DEVICE.0, EDU);
-        let [first, second] = [CAPABILITY, EXTENDED_CAPABILITY].map(|at| board.read(REGISTERS + at));
+        let words = [CAPABILITY, EXTENDED_CAPABILITY].map(|at| board.read(REGISTERS + at));
         let version = board.read_u32(REGISTERS + VERSION);
-        let can = Capabilities::read(version, first, second, true).map_err(|why| anyhow!("{why}"))?;
+        let can =
+            Capabilities::read(version, words, LocalApics::Xapic, true).map_err(|why| anyhow!("{why}"))?;
         board.write(ROOTS, root_entry(CONTEXTS).context("the entry is refused")?);
         for (level, of) in [Level::Page512G, Level::Page1G, Level::Page2M].into_iter().enumerate() {
             let table = ROOT + 0x1000 * level as u64;
@@ -95,7 +96,8 @@ impl Vtd {
         switch(QUEUE)?;
         board.write(REGISTERS + ROOT_TABLE, ROOTS);
         switch(SET_ROOT_TABLE)?;
-        let interrupts = interrupt_table(INTERRUPTS, INTERRUPTS_ORDER).context("the table is refused")?;
+        let interrupts = interrupt_table(INTERRUPTS, INTERRUPTS_ORDER, LocalApics::Xapic)
+            .context("the table is refused")?;
         board.write(REGISTERS + INTERRUPT_TABLE, interrupts);
         switch(SET_INTERRUPT_TABLE)?;
         switch(REMAPPING)?;
@@ -173,7 +175,7 @@ pub(super) fn keeps_until_told(room: &Room<'_>) -> Result<()> {
 
     // Interrupts: the device has entry 3.
     let set = |source| -> Result<()> {
-        let InterruptEntry([first, second]) = InterruptEntry::fixed(0, 0x41, source);
+        let InterruptEntry([first, second]) = InterruptEntry::fixed(LocalApics::Xapic, 0, 0x41, source);
         vtd.told.board.write(INTERRUPTS + 3 * 16 + 8, second);
         vtd.told.board.write(INTERRUPTS + 3 * 16, first);
         vtd.told.wait_for([invalidate_interrupts(0, 8, vtd.can.interrupts_order_max)])

@@ -9,11 +9,12 @@ use core::ops::Range;
 use iommu::DeviceId;
 use iommu::amd::ivrs::{firmware_memory, units};
 use iommu::vtd::dmar::{Behind, Dmar};
+use iommu::vtd::interrupt::LocalApics;
 use pci::physical::{Capabilities, Node};
 use pci::{Address, ConfigSpace, Message};
 use spin::{Mutex, Once};
 
-use super::svm;
+use super::{apic, svm};
 use crate::arch::Local;
 use crate::image::registers::MappedBus;
 use crate::iommu::messages::MachineDevices;
@@ -174,10 +175,11 @@ fn start_intel(dmar: Dmar<'_>, buses: u16, cpu: HardwareId) -> Vec<Iommu> {
         return iommus;
     }
     let is_emulated = cpuid::host_is_virtual::<Local>();
+    let apics = if apic::is_x2apic() { LocalApics::X2apic } else { LocalApics::Xapic };
     for unit in dmar.units() {
         let (at, registers): (_, &'static Mapped) =
             (unit.registers, Box::leak(Box::new(Mapped(unit.registers))));
-        match vtd::Iommu::start(registers, unit, buses, is_emulated) {
+        match vtd::Iommu::start(registers, unit, buses, apics, is_emulated) {
             Ok(iommu) => {
                 log::info!("IOMMU at {at:#x}");
                 if let Some(message) = events(cpu) {

@@ -222,10 +222,10 @@ impl State {
         }
         assert_eq!((entry[0] & 0xfffe, entry[1] >> 16), (0, 4), "fixed, and the whole source counts");
         if entry[1] as u16 != device {
-            Err(0x26)
-        } else {
-            Ok(((entry[0] >> 40) as u8, (entry[0] >> 16) as u8))
+            return Err(0x26);
         }
+        let shift = if table & 1 << 11 != 0 { 32 } else { 40 };
+        Ok(((entry[0] >> shift) as u8, (entry[0] >> 16) as u8))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use ::iommu::vtd::Unusable;
 use ::iommu::vtd::dmar::Dmar;
+use ::iommu::vtd::interrupt::LocalApics;
 use ::iommu::{DeviceId, DomainId, Stuck};
 use alloc::boxed::Box;
 use alloc::string::ToString;
@@ -39,11 +40,15 @@ fn made() -> (&'static MadeVtd, &'static Notes) {
 
 /// It has all devices; I/O APIC 7 interrupts as 00:14.0, a timer as 00:14.1.
 fn start(made: &'static MadeVtd, buses: u16) -> Result<Iommu, NotStarted> {
+    start_with(made, buses, LocalApics::Xapic)
+}
+
+fn start_with(made: &'static MadeVtd, buses: u16, apics: LocalApics) -> Result<Iommu, NotStarted> {
     let mut table = alloc::vec![0; 48];
     table.extend([0, 0, 32, 0, 1, 0, 0, 0, 0, 0, 0xd9, 0xfe, 0, 0, 0, 0]);
     table.extend([3, 8, 0, 0, 7, 0, 0x14, 0, 4, 8, 0, 0, 0, 0, 0x14, 1]);
     let unit = Dmar::new(&table, &|_| None).units().next().expect("one");
-    Iommu::start(made, unit, buses, false)
+    Iommu::start(made, unit, buses, apics, false)
 }
 
 fn pair() -> Pair {
@@ -210,6 +215,17 @@ fn a_function_raises_the_vectors_of_its_own_entries_alone() {
     assert_eq!(send(0x18, own.message(3)), Ok((1, 0x55)));
     driver.interrupts_changed(DeviceId(0x18), rewritten).expect("it goes on");
     assert_eq!(send(0x18, own.message(3)), Err(0x22));
+}
+
+#[test]
+fn processors_in_x2apic_mode_are_interrupted_by_their_ids_of_32_bits() {
+    let (made, _) = made();
+    let start = || start_with(made, 1, LocalApics::X2apic);
+    assert_eq!(start().err(), Some(NotStarted::Unusable(Unusable::NoX2apic)));
+    made.poke(0x10, made.register(0x10) | 1 << 4);
+    let own = start().expect("it starts").remaps(DeviceId(0x18));
+    let _told = own.set(3, 9, 0x55);
+    assert_eq!(made.msi(0x18, own.message(3).address, 0), Ok((9, 0x55)));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::capability::{Capabilities, Unusable};
 use super::command::*;
 use super::fault::Fault;
-use super::interrupt::{InterruptEntry, message_address, redirection};
+use super::interrupt::{InterruptEntry, LocalApics, message_address, redirection};
 use super::registers::interrupt_table;
 use super::table::*;
 use crate::tests::every_page_is_named;
@@ -106,16 +106,17 @@ fn entries_as_the_specification_draws_them() {
     assert_eq!(ContextEntry::translated(1 << 52, DomainId(9)), None);
     assert_eq!(ContextEntry::translated(0x1000, DomainId(0)), None, "it is nobody's");
     assert_eq!([root_entry(0x3000), root_entry(0x3008), root_entry(1 << 52)], [Some(0x3001), None, None]);
-    assert_eq!(interrupt_table(0x10_0000, 16), Some(0x10_000f));
-    assert_eq!(
-        [(0x800, 16), (0, 0), (0, 17), (1 << 52, 1)].map(|(at, order)| interrupt_table(at, order)),
-        [None; 4]
-    );
+    let table = |at, order| interrupt_table(at, order, LocalApics::Xapic);
+    assert_eq!(table(0x10_0000, 16), Some(0x10_000f));
+    assert_eq!(interrupt_table(0x10_0000, 16, LocalApics::X2apic), Some(0x10_080f));
+    assert_eq!([(0x800, 16), (0, 0), (0, 17), (1 << 52, 1)].map(|(at, order)| table(at, order)), [None; 4]);
 }
 
 #[test]
 fn interrupts_name_entries_and_these_name_who_may_use_them() {
-    let entry = InterruptEntry::fixed(3, 0x41, DeviceId(0x1234));
+    let fixed = |apics| InterruptEntry::fixed(apics, 3, 0x41, DeviceId(0x1234));
+    let entry = fixed(LocalApics::Xapic);
+    assert_eq!(fixed(LocalApics::X2apic).0, [3 << 32 | 0x41 << 16 | 1, 1 << 18 | 0x1234]);
     assert_eq!(entry.0, [3 << 40 | 0x41 << 16 | 1, 1 << 18 | 0x1234]);
     assert_eq!(InterruptEntry::BLOCKED.0[0] & 1, 0);
     assert_eq!(message_address(0x0105), 0xfee0_0010 | 0x105 << 5);
@@ -130,7 +131,8 @@ const SECOND: u64 = 1 << 1 | 1 << 3 | 0xf << 8 | 15 << 20;
 
 #[test]
 fn an_iommu_is_used_if_it_can_do_what_guests_need() {
-    let read = |first, second, emulated| Capabilities::read(0x10, first, second, emulated);
+    let apics = LocalApics::Xapic;
+    let read = |first, second, emulated| Capabilities::read(0x10, [first, second], apics, emulated);
     let found = read(FIRST, SECOND, true).unwrap();
     assert_eq!((found.commands, found.interrupts_order_max), (BY_PAGES, 15));
     assert_eq!(found.faults, 0x220..0x230);
@@ -152,7 +154,10 @@ fn an_iommu_is_used_if_it_can_do_what_guests_need() {
         assert!(why.to_string().starts_with("it"), "{why}");
     }
     assert_eq!(read(FIRST, SECOND, false), Err(Unusable::Incoherent));
-    assert!(Capabilities::read(0x20, FIRST & !(3 << 54), SECOND, true).is_ok(), "it drains always");
+    assert!(Capabilities::read(0x20, [FIRST & !(3 << 54), SECOND], apics, true).is_ok(), "it drains always");
+    let in_x2apic = |second| Capabilities::read(0x10, [FIRST, second], LocalApics::X2apic, true);
+    assert_eq!(in_x2apic(SECOND), Err(Unusable::NoX2apic));
+    assert!(in_x2apic(SECOND | 1 << 4).is_ok());
 }
 
 #[test]
