@@ -303,7 +303,7 @@ impl Iommu {
 
     fn set(&self, device: DeviceId, entry: ContextEntry) {
         if let Some(place) = self.place(device) {
-            put(place, entry.0, if entry.is_translated() { [1, 0] } else { [0, 1] });
+            put(place, entry.0, order(entry));
         }
     }
 }
@@ -314,8 +314,13 @@ pub(super) fn part(table: &[AtomicU64], entries: usize, number: usize) -> Option
     table.get(number * len..)?.get(..len)
 }
 
-/// Writes the words of an entry. The first one makes it present, and is written last; or it blocks
-/// it, and is the first.
+/// The order in which the words of a device's entry are written: the first one makes it present, or
+/// blocks it.
+pub(crate) const fn order(entry: ContextEntry) -> [usize; WORDS] {
+    if entry.is_translated() { [1, 0] } else { [0, 1] }
+}
+
+/// Writes the words of an entry in an order.
 pub(super) fn put(place: &[AtomicU64], entry: [u64; WORDS], order: [usize; WORDS]) {
     for index in order {
         if let (Some(word), Some(&value)) = (place.get(index), entry.get(index)) {

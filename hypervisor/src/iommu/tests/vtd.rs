@@ -3,7 +3,8 @@
 use ::iommu::vtd::Unusable;
 use ::iommu::vtd::dmar::Dmar;
 use ::iommu::vtd::interrupt::LocalApics;
-use ::iommu::{DeviceId, DomainId, Stuck};
+use ::iommu::vtd::table::ContextEntry;
+use ::iommu::{DeviceId, DomainId, Port, Stuck};
 use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec::Vec;
@@ -16,7 +17,7 @@ use stay::iommu::{Device, Domain, finish, nested};
 
 use crate::iommu::mock::{MadeVtd, Note, Notes};
 use crate::iommu::remaps::{Remaps, Rewritten};
-use crate::iommu::vtd::{Iommu, NotStarted};
+use crate::iommu::vtd::{Iommu, NotStarted, order};
 use crate::owned::NotAttached;
 use crate::pages::Pages;
 
@@ -171,6 +172,29 @@ fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
         assert_eq!(driver.attach(&domain, root), Err(NotAttached::NoPlace));
         assert_eq!((notes.commands(), made.dma(0x18, 0, false)), (Vec::new(), Err(2)));
     }
+}
+
+#[test]
+fn a_mixture_of_two_entries_is_never_translated_by() {
+    let valid = ContextEntry::translated(0x5000, DomainId(7)).expect("fits");
+    for (former, next) in [(ContextEntry::BLOCKED, valid), (valid, ContextEntry::BLOCKED)] {
+        let mut mixture = former;
+        for index in order(next) {
+            mixture.0[index] = next.0[index];
+            assert!(!mixture.is_translated() || [former, next].contains(&mixture), "{mixture:x?}");
+        }
+        assert_eq!(mixture, next);
+    }
+}
+
+#[test]
+fn half_of_a_position_is_reported_and_the_whole_is_known() {
+    let Pair { driver, .. } = pair();
+    let port = driver.queue().port();
+    let reported = port.reported().expect("it is told");
+    let later = (1 << 40) + reported;
+    assert_eq!(port.sync(later).0[0] >> 32, reported);
+    assert_eq!(port.reported(), Some(later));
 }
 
 #[test]
