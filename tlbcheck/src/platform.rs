@@ -85,7 +85,7 @@ impl Platform {
                 _ => {}
             }
         }
-        if cpuid(LEAF_VENDOR)[0] >= LEAF_HINTS && cpuid(LEAF_INTERFACE)[0] == INTERFACE {
+        if Self::has_hyperv(&cpuid) {
             let (features, version) = (cpuid(LEAF_FEATURES), cpuid(tlfs::cpuid::LEAF_VERSION)[1]);
             platform.hyperv = Some(HyperV {
                 privileges: features[0],
@@ -95,6 +95,14 @@ impl Platform {
             });
         }
         platform
+    }
+
+    /// Whether there is the Hyper-V interface. Some hypervisors have no hints for a guest until it
+    /// has written its identity, so that comes before the rest is read.
+    pub fn has_hyperv(cpuid: impl Fn(u32) -> Leaf) -> bool {
+        cpuid(1)[2] & HYPERVISOR_PRESENT != 0
+            && cpuid(LEAF_VENDOR)[0] >= LEAF_HINTS
+            && cpuid(LEAF_INTERFACE)[0] == INTERFACE
     }
 
     /// A name for reports. Additional leaves tell apart who has only the Hyper-V interface.
@@ -162,6 +170,7 @@ mod tests {
     fn a_machine_without_the_hypervisor_bit_is_bare_whatever_its_leaves_say() {
         let platform = Platform::find(|leaf| if leaf == 1 { [0; 4] } else { hyperv(leaf, 0) });
         assert_eq!((platform.name(), platform.hyperv), ("bare", None));
+        assert!(!Platform::has_hyperv(|leaf| if leaf == 1 { [0; 4] } else { hyperv(leaf, 0) }));
     }
 
     #[test]

@@ -15,6 +15,8 @@ const DATA_READY: u8 = 1 << 0;
 const TRANSMITTER_EMPTY: u8 = 1 << 5;
 /// And so is the shift register: nothing is left to be sent.
 const ALL_SENT: u8 = 1 << 6;
+/// The line status of a port that is not there.
+const ABSENT: u8 = 0xff;
 /// Reads of the line status before a byte is dropped: a stuck port blocks no caller forever. They
 /// take 6 ms or more, and a full FIFO of 16 bytes is empty after 1.4 ms at 115,200 baud.
 const TRIES: u32 = 1 << 16;
@@ -55,11 +57,15 @@ impl<R: Registers> Uart<R> {
         self.0.write(INTERRUPTS, u8::from(on));
     }
 
+    /// Whether there is such a port. Where there is none, all ones are read.
+    pub fn is_there(self) -> bool {
+        self.0.read(LINE_STATUS) != ABSENT
+    }
+
     /// A received byte, if there is one.
     pub fn receive(self) -> Option<u8> {
         let status = self.0.read(LINE_STATUS);
-        // All ones: there is no such port.
-        (status != 0xff && status & DATA_READY != 0).then(|| self.0.read(DATA))
+        (status != ABSENT && status & DATA_READY != 0).then(|| self.0.read(DATA))
     }
 
     /// Sends a byte, unless the port is stuck.

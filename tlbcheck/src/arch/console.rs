@@ -10,7 +10,7 @@ use spin::{Mutex, Once};
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Report, Totals, reason};
 
-use super::this::HAS_SECOND_PORT;
+use super::this::{HAS_SECOND_PORT, text};
 
 /// The exit codes for the program that started the emulator.
 const CODE_GOOD: u8 = 0;
@@ -27,6 +27,7 @@ static OPEN: Mutex<(Report<Serial>, Option<Report<Serial>>)> =
 /// Opens the first port; keeps the command line.
 pub(super) fn open(line: &str) -> &'static str {
     CONSOLE.set_up();
+    OPEN.lock().0 = Report::new(text(), false);
     LINE.call_once(|| ArrayString::from(line).unwrap_or_default())
 }
 
@@ -38,7 +39,7 @@ pub(super) fn choose(options: &Options<'_>) {
         REPORTS.set_up();
         reports.1 = Some(Report::new(REPORTS, options.json));
     } else {
-        reports.0 = Report::new(CONSOLE, options.json);
+        reports.0 = Report::new(text(), options.json);
     }
 }
 
@@ -72,7 +73,7 @@ pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
             }
         }
         None => {
-            let _ = write!({ CONSOLE }, "\r\nBail out! {why}\r\n");
+            let _ = write!(text(), "\r\nBail out! {why}\r\n");
         }
     }
     leave(CODE_STOPPED)

@@ -55,8 +55,8 @@ pub unsafe fn call(control: u64, input: u64, output: u64) -> Result<u64, Fault> 
 }
 
 /// What a guest calls itself: an open-source operating system of no vendor (TLFS, "Reporting the
-/// Guest OS Identity").
-pub const OS_ID: u64 = 1 << 63 | 0x7f << 56;
+/// Guest OS Identity"). To versions below 4, in bits 47:40, Xen recommends no calls.
+pub const OS_ID: u64 = 1 << 63 | 0x7f << 56 | 4 << 40;
 
 /// Loads XMM0 to XMM5, which programs do not use otherwise.
 pub fn load_xmm(words: &[u64; 12]) {

@@ -15,6 +15,10 @@ pub const CONSOLE: Serial = unsafe { Serial::at(COM1) };
 /// The port for its reports to the host.
 // SAFETY: as above.
 pub const REPORTS: Serial = unsafe { Serial::at(COM2) };
+/// What a hypervisor logs, as Xen does for a domain without serial port, and Bochs. It is one port:
+/// where its line status would be, nothing is, so it takes each byte. It is not to be set up.
+// SAFETY: as above.
+pub const LOGGED: Serial = unsafe { Serial::at(0xe9) };
 
 /// The first of a 16550's ports.
 #[derive(Clone, Copy, Debug)]

@@ -68,9 +68,9 @@ pub(super) fn call(control: Control, input: u64, output: u64) -> Result<HvResult
     Fault::check(fault, error).map(|()| HvResult::from_bits(result))
 }
 
-/// The same from ring 3; `Ok` if it returns without a fault.
-pub(super) fn call_in_ring3(control: Control) -> Result<(), Fault> {
-    let (fault, error): (u64, u64);
+/// The same from ring 3, with 1 as input.
+pub(super) fn call_in_ring3(control: Control) -> Result<HvResult, Fault> {
+    let (result, fault, error): (u64, u64, u64);
     // SAFETY: the call faults, or the UD2 after it does; either way ring 0 continues here, with the
     // stack pointer kept in R12. Interrupts are off meanwhile. All memory is accessible to ring 3
     // as well.
@@ -90,12 +90,13 @@ pub(super) fn call_in_ring3(control: Control) -> Result<(), Fault> {
             ss = const USER_DATA,
             cs = const USER_CODE,
             stack = in(reg) tables::user_stack_top(),
-            inout("rax") 0u64 => _, inout("rcx") control.into_bits() => _, inout("rdx") 1u64 => _,
+            inout("rax") u64::MAX => result,
+            inout("rcx") control.into_bits() => _, inout("rdx") 1u64 => _,
             inout("r8") 0u64 => _, inout("r9") CODE.address() => _,
             out("r11") fault, inout("r10") 0u64 => error, out("r12") _, out("r13") _,
         );
     }
-    Fault::check(fault, error)
+    Fault::check(fault, error).map(|()| HvResult::from_bits(result))
 }
 
 /// A hypercall whose input is `words`: at the beginning of the input page, or in registers if the

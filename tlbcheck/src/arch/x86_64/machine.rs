@@ -5,12 +5,13 @@ use core::sync::atomic::{AtomicU32, Ordering};
 
 use baremetal::x86_64::firmware;
 use baremetal::x86_64::guarded::rdmsr;
+use baremetal::x86_64::hypercall::OS_ID;
 use baremetal::x86_64::info::{BootInfo, Ram};
 use baremetal::x86_64::processors::{self, MAX_PROCESSORS};
 use baremetal::x86_64::{apic, clock};
 use spin::Once;
 use tlbcheck::command_line::Options;
-use tlbcheck::platform::HyperV;
+use tlbcheck::platform::{HyperV, Leaf};
 pub(in crate::arch) use tlbcheck::platform::Platform;
 use tlbcheck::report::{Clock, Stop, Verdict, skip};
 use tlbcheck::{ensure, needs};
@@ -24,13 +25,20 @@ pub(super) use crate::arch::testbed::{get, give, join};
 /// The last range of RAM below 4 GiB.
 static LAST_RAM: Once<Option<Ram>> = Once::new();
 
+fn cpuid(leaf: u32) -> Leaf {
+    let leaf = __cpuid(leaf);
+    [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]
+}
+
 /// Detects the machine, starts the processors, begins the report.
 pub(in crate::arch) fn find(info: &BootInfo, options: &Options<'_>) {
     apic::enable();
-    let platform = Platform::find(|leaf| {
-        let leaf = __cpuid(leaf);
-        [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]
-    });
+    // Xen recommends nothing to a guest that has not named itself.
+    if Platform::has_hyperv(cpuid) {
+        // Where the name is refused, the rows that need it say so.
+        let _ = hypercall::set_identity(OS_ID);
+    }
+    let platform = Platform::find(cpuid);
     let by_hypervisor = || rdmsr(msr::TSC_FREQUENCY).ok();
     let by_hypervisor = platform.hyperv.filter(HyperV::tells_frequencies).and_then(|_| by_hypervisor());
     // SAFETY: the address is the loader's.

@@ -14,7 +14,7 @@ pub(super) use baremetal::x86_64::guarded::{Fault, rdmsr};
 pub(super) use baremetal::x86_64::{apic, clock, processors};
 pub(super) use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(super) use tlbcheck::form::{Element, Flush, Kind, Targets, Via, sparse_of};
-pub(super) use tlbcheck::report::{Stop, Verdict};
+pub(super) use tlbcheck::report::{Stop, Verdict, fail};
 pub(super) use tlbcheck::{ensure, needs};
 pub(super) use tlfs::{Control, FlushFlags, HvResult, Status, msr};
 
