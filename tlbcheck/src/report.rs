@@ -385,4 +385,12 @@ mod tests {
         let long = "x".repeat(500);
         assert_eq!(reason(format_args!("{long}")).len(), 112);
     }
+
+    /// A line that a hypervisor logs is cut in two if it is longer: Xen's `DOMAIN_PBUF_SIZE`.
+    #[test]
+    fn the_longest_line_of_a_row_is_one_line_of_xens_log() {
+        let mut report = Report::new(String::new(), true);
+        report.row(&"x".repeat(48), &Err(skip(format_args!("{}", "\"\\".repeat(100)))));
+        assert!(report.out.trim_end().len() < 199, "{}", report.out);
+    }
 }

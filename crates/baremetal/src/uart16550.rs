@@ -160,6 +160,7 @@ mod tests {
     #[test]
     fn a_port_that_is_not_there_has_received_nothing() {
         assert_eq!(Uart(&port(0xff)).receive(), None);
+        assert_eq!([0xff, 0, TRANSMITTER_EMPTY].map(|it| Uart(&port(it)).is_there()), [false, true, true]);
         assert_eq!(Uart(&port(TRANSMITTER_EMPTY)).receive(), None);
         assert_eq!(Uart(&port(DATA_READY)).receive(), Some(b'x'));
     }
