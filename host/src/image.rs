@@ -3,7 +3,7 @@
 
 use crate::cli::ImageArgs;
 use crate::machine::flat;
-use crate::machine::spec::Payload;
+use crate::machine::payload::Payload;
 use crate::prelude::*;
 use clap::ValueEnum;
 use hostlink::config::BootCpu;

@@ -70,6 +70,7 @@ pub(crate) const BATTERY: Image = Image::workload("battery");
 pub(crate) const OCCUPY: Image = Image::workload("occupy");
 pub(crate) const KVMSLOTS: Image = Image::workload("kvmslots");
 pub(crate) const PHASE: Image = Image::workload("phase");
+pub(crate) const VIRIDIAN: Image = Image::workload("viridian");
 
 impl Program {
     pub(crate) const fn image(self) -> Image {

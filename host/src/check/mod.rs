@@ -1,7 +1,8 @@
-//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM, or on Quell on that.
+//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM or Xen, or on Quell on KVM.
 
 use crate::cli::CheckArgs;
-use crate::guest::peer::Flushes;
+use crate::guest::cache::XenVersion;
+use crate::guest::peer::{self, Flushes};
 use crate::machine::process::Outcome;
 use crate::prelude::*;
 use crate::results::Writer;
@@ -31,6 +32,9 @@ pub(crate) enum On {
     Kvm,
     /// Quell on Linux KVM in the same machine: KVM checks what Quell does with the processor
     Nested,
+    /// Xen in the same machine, in a PVH domain: Debian's Xen, with its tools in an initial RAM
+    /// disk
+    Xen,
 }
 
 impl On {
@@ -40,6 +44,7 @@ impl On {
             Self::Bare => "bare",
             Self::Kvm => "kvm",
             Self::Nested => "nested",
+            Self::Xen => "xen",
         }
     }
 }
@@ -56,11 +61,13 @@ pub(crate) struct Row {
 
 pub(crate) fn check(args: &CheckArgs, signals: &Signals) -> Result<u8> {
     let platform = args.platform.platform()?;
+    ensure!(args.xen.is_none() || args.on == On::Xen, "--xen is for --on xen");
     // Three levels deep each vCPU takes much of a run.
     let usual = if args.on == On::Nested { args.cpus } else { vcpus(platform.arch()) };
     let run = Run {
         platform,
         on: args.on,
+        xen: args.xen.unwrap_or_default(),
         cpus: args.cpus,
         vcpus: args.vcpus.unwrap_or(usual),
         switches: Switches { defect: args.defect, ..Switches::default() },
@@ -93,6 +100,7 @@ pub(crate) const fn vcpus(arch: Arch) -> u32 {
 pub(crate) struct Run<'a> {
     pub(crate) platform: Platform,
     pub(crate) on: On,
+    pub(crate) xen: XenVersion,
     pub(crate) cpus: u32,
     /// vCPUs on Quell.
     pub(crate) vcpus: u32,
@@ -113,7 +121,9 @@ impl Run<'_> {
                 each(&row);
                 rows.push(row);
             }
-            Ok(Flow::Continue)
+            // A PVH domain cannot switch itself off as other machines do.
+            let has_ended = matches!(report["event"].as_str(), Some("end" | "bail"));
+            Ok(if self.on == On::Xen && has_ended { Flow::Stop } else { Flow::Continue })
         })?;
         let outcome = if self.on == On::Nested { outcome.of_inner() } else { outcome };
         Ok((rows, outcome))
@@ -127,7 +137,8 @@ impl Run<'_> {
         let has_quell = matches!(self.on, On::Quell | On::Nested);
         ensure!(!has_defect || has_quell, "only Quell has defects that can be switched on");
         refuse_foreign_defect(self.switches, platform)?;
-        let report = if arch.reports_on_console() { "" } else { " report=com2" };
+        let is_on_console = arch.reports_on_console() || self.on == On::Xen;
+        let report = if is_on_console { "" } else { " report=com2" };
         let mut words = vec![format!("check json{report}")];
         let omitted = self.omission.and_then(|omission| omission.to_possible_value());
         words.extend(omitted.map(|omission| format!("drop={}", omission.get_name())));
@@ -141,6 +152,7 @@ impl Run<'_> {
             On::Nested => {
                 StockGuest::prepare(arch)?.with_quell_on_kvm(&guest, &hypervisor()?, cpus, directory)
             }
+            On::Xen => peer::xen::spec(self.xen, &guest, cpus, directory),
             On::Kvm => {
                 let guest = Guest { vcpus: cpus, ..guest };
                 let inner = guest.under_kvm(Flushes::HyperV, false);
@@ -168,7 +180,8 @@ pub(crate) fn ended(outcome: &Outcome, rows: &[Row]) -> Result<Counts> {
     }
     let begun = outcome.reports.iter().rev().find(|report| report["event"] == "row");
     let last = begun.and_then(|report| report["row"].as_str()).map(|row| format!(" after '{row}' had begun"));
-    let how = outcome.ended_by(&[End::PowerOff, OFF]);
+    // It is stopped only after its end, on Xen.
+    let how = outcome.ended_by(&[End::PowerOff, OFF, End::Stopped]);
     let end = outcome.report("end").with_context(|| {
         let (last, how) =
             (last.unwrap_or_default(), how.as_ref().map_or_else(ToString::to_string, |()| String::new()));
@@ -252,6 +265,7 @@ mod tests {
             ended(it, &rows).map(|counts| assert_eq!(counts, [1, 1, 0]))
         };
         refuses(judged, right, wrong);
+        refuses(judged, &right.replacen("end bare", "end stopped", 1), "-4 => did not come to its end");
         let none = ended(&Outcome::of("+event=end passed=0 failed=0 skipped=0"), &[]).expect_err("no row");
         assert!(none.to_string().contains("tlbcheck has no such row"));
         assert_eq!([[1, 0, 0], [1, 0, 5], [1, 1, 0], [0, 0, 5]].map(status), [0, 0, 1, 1]);

@@ -14,6 +14,7 @@ pub(crate) use run::*;
 
 use crate::arch::PlatformArgs;
 use crate::check::{Omission, On};
+use crate::guest::cache::XenVersion;
 use crate::machine::emulator::Wanted;
 use crate::prelude::*;
 use clap::{Args, Parser, Subcommand};
@@ -89,16 +90,20 @@ pub(crate) struct FetchArgs {
     pub(crate) refresh: bool,
 }
 
-/// Check how TLBs are flushed: on the bare machine, on Quell, on Linux KVM, or on Quell on KVM
+/// Check how TLBs are flushed: on the bare machine, on Quell, on KVM, on Xen, or on Quell on KVM
 ///
 /// Boots tlbcheck, a small standalone kernel, there. Each of its rows passes, fails, or is skipped
-/// with a reason. KVM is Debian's kernel with this system's QEMU in an initial RAM disk; nothing is
-/// installed. Exit status: 1 if a row fails, or none passes.
+/// with a reason. KVM is Debian's kernel with this system's QEMU in an initial RAM disk; Xen is
+/// Debian's, with its tools in another. Nothing is installed. Some rows fail on KVM and on Xen:
+/// docs/tlbcheck.md has the reasons. Exit status: 1 if a row fails, or none passes.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// What to run it on
     #[arg(long, value_name = "WHAT", default_value = "quell")]
     pub(crate) on: On,
+    /// The version of Xen, with --on xen [default: 4.17]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) xen: Option<XenVersion>,
     #[command(flatten)]
     pub(crate) platform: PlatformArgs,
     /// CPUs of the machine

@@ -3,8 +3,8 @@
 
 use super::tree::SETUP;
 use crate::machine::devices::drive;
+use crate::machine::payload::Payload;
 use crate::machine::process::Outcome;
-use crate::machine::spec::Payload;
 use crate::prelude::*;
 use crate::steps::Steps;
 

@@ -4,7 +4,8 @@
 //! port 0xf4 ends it with a status, as on QEMU.
 
 use super::emulator::{Prepared, command};
-use super::spec::{Channels, Payload, Spec};
+use super::payload::Payload;
+use super::spec::{Channels, Spec};
 use crate::guest::cache;
 use crate::image;
 use crate::prelude::*;
@@ -238,6 +239,7 @@ fn disc(payload: &Payload, directory: &Path) -> Result<PathBuf> {
             "multiboot2 /boot/quell\nmodule2 /boot/bundle.tar\n".to_owned(),
             vec![("quell", &**hypervisor), ("bundle.tar", bundle)],
         ),
+        Payload::Xen { .. } => bail!("Xen is for QEMU; leave out --machine bochs"),
         Payload::Bare { kernel, initrd, cmdline } => {
             let is_linux = SetupHeader::of(&fs::read(kernel)?).is_some_and(SetupHeader::is_kernel);
             let (loader, module) = if is_linux { ("linux", "initrd") } else { ("multiboot2", "module2") };

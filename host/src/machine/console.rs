@@ -8,7 +8,8 @@
 //! report, so a candidate is held back until then; every other byte is passed on immediately,
 //! because a user may be typing at a prompt.
 
-use super::reports::{LINE_MAX, Reports, report};
+use super::payload::Payload;
+use super::reports::{LINE_MAX, Reports, Stream, report};
 use crate::prelude::*;
 use std::io::Read;
 
@@ -95,6 +96,36 @@ pub(super) fn read_split(source: impl Read, mut take: impl FnMut(&[u8]), reports
     splitter.finish().into_iter().for_each(pass);
 }
 
+/// Where reports are among what a machine shows.
+pub(super) enum Among {
+    /// They are lines of it, and taken out.
+    Text(Arc<Reports>),
+    /// They are lines of Xen's log, which stay in it.
+    Log(Arc<Reports>),
+}
+
+impl Among {
+    /// What takes them, in this machine, to `reports`.
+    pub(super) fn of(spec: &Spec, reports: &Arc<Reports>) -> Option<Self> {
+        match spec.payload {
+            Payload::Xen { .. } => Some(Self::Log(Arc::clone(reports))),
+            _ => spec.platform.arch().reports_on_console().then(|| Self::Text(Arc::clone(reports))),
+        }
+    }
+}
+
+/// The same of Xen's log: what a domain has written is behind its number.
+pub(super) fn read_logged(source: impl Read, mut take: impl FnMut(&[u8]), reports: &Reports) {
+    let mut lines = Stream::default();
+    read(source, |bytes| {
+        take(bytes);
+        lines.feed(bytes).into_iter().for_each(|report| {
+            let length = report.to_string().len();
+            reports.add(report, length);
+        });
+    });
+}
+
 /// Whole lines that contain `text`, and where each ends; the first byte is number `from`.
 pub(super) fn lines_with(text: &str, bytes: &[u8], from: usize) -> Vec<(String, usize)> {
     let mut end = from;
@@ -136,6 +167,15 @@ mod tests {
         assert_eq!(lines(0), [("load: a=1".to_owned(), 14), ("\u{fffd} load: b".to_owned(), 24)]);
         assert_eq!(lines(14).len(), 1);
         assert_eq!(lines(24), []);
+    }
+
+    #[test]
+    fn what_a_domain_reports_is_read_from_xens_log_and_stays_there() {
+        let log = b"(XEN) {\"a\":1}\n(d1) {\"b\":2}\r\n{\"c\":3}\n(dx) {\"d\":4}\n(d12) {\"e\":5\n";
+        let (reports, mut shown) = (Reports::new(), Vec::new());
+        read_logged(&log[..], |bytes| shown.extend_from_slice(bytes), &reports);
+        assert_eq!(reports.all(), [json!({"b": 2}), json!({"c": 3})]);
+        assert_eq!(shown, log);
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(crate) mod guests;
 pub(crate) mod kvm;
 pub(crate) mod log_file;
 pub(crate) mod own_time;
+pub(crate) mod payload;
 pub(crate) mod process;
 pub(crate) mod ram;
 pub(crate) mod reports;

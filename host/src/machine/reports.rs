@@ -80,7 +80,11 @@ impl Reports {
     }
 }
 
+/// The report that a line is. In Xen's log a domain's lines have its number before them.
 pub(super) fn report(line: &[u8]) -> Option<Value> {
+    let rest = line.strip_prefix(b"(d").unwrap_or_default();
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let line = if digits > 0 { rest[digits..].strip_prefix(b") ").unwrap_or(line) } else { line };
     serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
 }
 

@@ -1,41 +1,11 @@
 //! The machine to emulate, and the QEMU command line for it.
 
-use super::devices::{drive, value as escaped};
+use super::devices::value as escaped;
 use super::emulator::Version;
 use super::kvm;
+use super::payload::Payload;
 use crate::migration::Listener;
 use crate::prelude::*;
-
-#[derive(Clone, Debug)]
-pub(crate) enum Payload {
-    Quell {
-        /// Its file for `-kernel`: ELF, or a flat boot image on Arm.
-        hypervisor: PathBuf,
-        bundle: PathBuf,
-        /// Physical address of the beacon in the ELF file.
-        beacon: Option<u64>,
-    },
-    Bare {
-        /// A bzImage, or an arm64 `Image`.
-        kernel: PathBuf,
-        initrd: Option<PathBuf>,
-        cmdline: String,
-    },
-    Disc {
-        disc: PathBuf,
-        /// UEFI firmware; BIOS if there is none.
-        firmware: Option<PathBuf>,
-    },
-}
-
-impl Payload {
-    pub(crate) const fn beacon(&self) -> Option<u64> {
-        match self {
-            Self::Quell { beacon, .. } => *beacon,
-            Self::Bare { .. } | Self::Disc { .. } => None,
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Console {
@@ -179,7 +149,7 @@ impl Spec {
     }
 
     /// Board and CPU.
-    fn machine(&self, args: &mut Arguments, version: Version) {
+    pub(super) fn machine(&self, args: &mut Arguments, version: Version) {
         if let Platform::Kvm(_) = self.platform {
             args.words(kvm::MACHINE);
             args.words("-machine memory-backend=ram");
@@ -188,9 +158,12 @@ impl Spec {
         let Platform::Aarch64(cpu) = self.platform else {
             args.words("-machine q35,memory-backend=ram -cpu");
             // QEMU 7.2's CMPXCHG16B damages the flags. Linux does not detect that itself.
-            let is_hidden = matches!(self.payload, Payload::Bare { .. }) && !version.has_cmpxchg16b();
-            let cx16 = if is_hidden { ",-cx16" } else { "" };
-            args.0.push(format!("EPYC,+svm,+npt{cx16}").into());
+            let is_xen = matches!(self.payload, Payload::Xen { .. });
+            let is_kernel = is_xen || matches!(self.payload, Payload::Bare { .. });
+            let cx16 = if is_kernel && !version.has_cmpxchg16b() { ",-cx16" } else { "" };
+            // Xen idles by MWAIT in a way that QEMU refuses by #GP.
+            let monitor = if is_xen { ",-monitor" } else { "" };
+            args.0.push(format!("EPYC,+svm,+npt{cx16}{monitor}").into());
             return;
         };
         let mut machine = "virt,memory-backend=ram,gic-version=3".to_owned();
@@ -234,44 +207,19 @@ fn x86_devices(args: &mut Arguments, channels: &Channels<'_>) {
     args.option("-D", "", channels.qemu_log);
 }
 
-impl Payload {
-    fn arguments(&self, args: &mut Arguments) -> Result<()> {
-        match self {
-            Self::Quell { hypervisor, bundle, .. } => {
-                args.option("-kernel", "", hypervisor);
-                args.option("-initrd", "", bundle);
-            }
-            Self::Bare { kernel, initrd, cmdline } => {
-                args.option("-kernel", "", kernel);
-                if let Some(initrd) = initrd {
-                    args.option("-initrd", "", initrd);
-                }
-                args.pair("-append", cmdline);
-            }
-            Self::Disc { disc, firmware } => {
-                if let Some(firmware) = firmware {
-                    args.option("-bios", "", firmware);
-                }
-                args.pair("-drive", drive("media=cdrom,index=2", disc)?);
-            }
-        }
-        Ok(())
-    }
-}
-
 #[derive(Default)]
-struct Arguments(Vec<OsString>);
+pub(super) struct Arguments(pub(super) Vec<OsString>);
 
 impl Arguments {
-    fn words(&mut self, text: &str) {
+    pub(super) fn words(&mut self, text: &str) {
         self.0.extend(text.split_whitespace().map(OsString::from));
     }
 
-    fn pair(&mut self, name: &str, value: impl Into<OsString>) {
+    pub(super) fn pair(&mut self, name: &str, value: impl Into<OsString>) {
         self.0.extend([name.into(), value.into()]);
     }
 
-    fn option(&mut self, name: &str, prefix: &str, path: &Path) {
+    pub(super) fn option(&mut self, name: &str, prefix: &str, path: &Path) {
         let mut value = OsString::from(prefix);
         if prefix.is_empty() {
             value.push(path);

@@ -3,7 +3,7 @@
 
 use super::cases::REBOOTS;
 use crate::bench::phases::Phases;
-use crate::machine::spec::Payload;
+use crate::machine::payload::Payload;
 use crate::test::prelude::*;
 
 pub(super) const MAX: Platform = Platform::Aarch64(ArmCpu::Max);

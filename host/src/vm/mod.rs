@@ -7,7 +7,7 @@ use crate::guest::{initramfs, peer, vmm};
 use crate::machine::bundle::{self, Symbols, memory_around};
 use crate::machine::devices::{self, Devices};
 use crate::machine::kvm::{self, Vendor};
-use crate::machine::spec::Payload;
+use crate::machine::payload::Payload;
 use crate::prelude::*;
 use crate::workspace::Image;
 use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy, Start};

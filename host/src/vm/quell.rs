@@ -2,7 +2,7 @@
 
 use crate::machine::bundle::Bundle;
 use crate::machine::devices::{self, Built, Devices};
-use crate::machine::spec::Payload;
+use crate::machine::payload::Payload;
 use crate::machine_file::{Boot, GuestPlan, MachineFile, Software};
 use crate::migration::Snapshot;
 use crate::prelude::*;

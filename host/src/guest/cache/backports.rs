@@ -21,10 +21,10 @@ pub(crate) fn newer_kernel(arch: Arch) -> Result<OtherKernel> {
     kept_kernel(name, &[], |new| fetch(&at_backports(arch, new)?.0, kernel_packages(arch)[0], &[], new))
 }
 
-/// The kernel that `package` depends on in another release of Debian.
-pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str) -> Result<OtherKernel> {
-    kept_kernel(&format!("guest-{suite}-{package}"), &[], |new| {
-        fetch(&at_release(suite, arch, false, new)?, package, &[], new)
+/// The kernel that `package` depends on in another release of Debian, with these modules.
+pub(crate) fn kernel_of(suite: &str, arch: Arch, package: &str, modules: &[&str]) -> Result<OtherKernel> {
+    kept_kernel(&format!("guest-{suite}-{package}"), modules, |new| {
+        fetch(&at_release(suite, arch, false, new)?, package, modules, new)
     })
 }
 

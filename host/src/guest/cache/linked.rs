@@ -4,7 +4,7 @@
 
 use super::super::cpio::Archive;
 use super::backports::at_release;
-use super::{Apt, Unavailable, VERSION, find, kept, unpack_to, version};
+use super::{Apt, New, Unavailable, VERSION, find, kept, unpack_to, version};
 use crate::prelude::*;
 use object::read::elf::ElfFile64;
 use object::{Endianness, elf};
@@ -20,6 +20,15 @@ pub(crate) struct LinkedProgram {
 }
 
 impl LinkedProgram {
+    /// The one of this name at a place of the cache.
+    pub(super) fn at(place: &Path, name: &str) -> Result<Self> {
+        let entries = fs::read_dir(place.join("lib"))?;
+        let mut libraries = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        libraries.sort();
+        let version = fs::read_to_string(place.join(VERSION))?;
+        Ok(Self { program: place.join(name), libraries, version })
+    }
+
     pub(crate) fn add_libraries(&self, archive: &mut Archive) -> Result<()> {
         self.libraries.iter().try_for_each(|library| {
             let name = library.file_name().context("a library has no name")?.to_string_lossy();
@@ -81,7 +90,7 @@ fn linked_program(
                     apt
                 }
             };
-            fetch(&apt, package, path, new.work.path(), &new.kept)?;
+            fetch(&apt, &[package], &[("program", path)], new)?;
             if let Some(data) = data {
                 fs::rename(new.work.path().join("root").join(data), new.kept.join("data"))?;
             }
@@ -91,21 +100,20 @@ fn linked_program(
             format!("cannot fetch {package} for {architecture}; this needs apt and, once, network access")
         })
     })?;
-    let entries = fs::read_dir(place.join("lib"))?;
-    let mut libraries = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    libraries.sort();
-    let version = fs::read_to_string(place.join(VERSION))?;
-    Ok(LinkedProgram { program: place.join("program"), libraries, version })
+    LinkedProgram::at(&place, "program")
 }
 
-/// Fetches and unpacks the packages in `work`, and puts the program with its libraries into `kept`.
-fn fetch(apt: &Apt, package: &str, path: &str, work: &Path, kept: &Path) -> Result<()> {
-    eprintln!("quell: fetching {package}, and what it depends on");
+/// Fetches and unpacks the packages and what they depend on, below `root` in the directory for
+/// work. Keeps the programs, by their names and paths, with all of their libraries. A library that
+/// a program loads itself is given like one, by its name alone.
+pub(super) fn fetch(apt: &Apt, packages: &[&str], programs: &[(&str, &str)], new: &New) -> Result<()> {
+    eprintln!("quell: fetching {}, and what they depend on", packages.join(", "));
+    let (work, kept) = (new.work.path(), &new.kept);
     let archives = work.join("archives");
     fs::create_dir_all(archives.join("partial"))?;
     let place = format!("Dir::Cache::archives={}", archives.display());
     let options = ["-o", &place, "--yes", "--download-only", "--no-install-recommends"];
-    apt.run("apt-get", &[&options[..], &["install", package]].concat(), work)?;
+    apt.run("apt-get", &[&options[..], &["install"], packages].concat(), work)?;
     let root = work.join("root");
     for entry in fs::read_dir(&archives)? {
         let path = entry?.path();
@@ -113,13 +121,17 @@ fn fetch(apt: &Apt, package: &str, path: &str, work: &Path, kept: &Path) -> Resu
             unpack_to(&path, &root)?;
         }
     }
-    let program = root.join(path);
     fs::create_dir_all(kept.join("lib"))?;
-    for (name, file) in linked_with(&program, &shared_objects(&root)?)? {
-        fs::copy(&file, kept.join("lib").join(name))
-            .with_context(|| format!("cannot copy {}", file.display()))?;
+    let objects = shared_objects(&root)?;
+    for (program, path) in programs {
+        let path = objects.get(*path).cloned().unwrap_or_else(|| root.join(path));
+        for (name, file) in linked_with(&path, &objects)? {
+            fs::copy(&file, kept.join("lib").join(name))
+                .with_context(|| format!("cannot copy {}", file.display()))?;
+        }
+        fs::copy(&path, kept.join(program))?;
     }
-    fs::copy(&program, kept.join("program"))?;
+    let package = packages[0];
     let version = version(&find(&archives, &format!("{package}_"))?)?;
     fs::write(kept.join(VERSION), format!("{package} {version}"))?;
     Ok(())

@@ -7,6 +7,7 @@ mod firmware;
 mod linked;
 #[cfg(test)]
 mod tests;
+mod xen;
 
 pub(crate) use backports::{
     DebianPackages, debian_packages, kernel_of, newer_emulator, newer_kernel, owning_kernel,
@@ -14,6 +15,7 @@ pub(crate) use backports::{
 pub(crate) use bochs::bochs;
 pub(crate) use firmware::{grub, u_boot};
 pub(crate) use linked::{LinkedProgram, foreign_qemu, herd, kexec};
+pub(crate) use xen::{TOOLS, Xen, XenVersion, xen};
 
 use crate::prelude::*;
 use std::error::Error;

@@ -4,7 +4,7 @@
 use super::{Around, Inner, STARTS};
 use crate::guest::cache::{self, LinkedProgram};
 use crate::guest::cpio::Archive;
-use crate::machine::spec::Payload;
+use crate::machine::payload::Payload;
 use crate::prelude::*;
 
 /// The command line of the hypervisor's kernel. Its reports are on its console, as its guest's are.

@@ -5,6 +5,7 @@
 
 pub(crate) mod arm;
 pub(crate) mod owning;
+pub(crate) mod xen;
 
 use super::cache::{GuestFiles, KVM_MODULES, KVM_ON_INTEL};
 use super::cpio::Archive;

@@ -1,13 +1,15 @@
 //! A running machine: the QEMU process, the guest's report channel and console, and their end.
 
 use super::bochs::Messages;
+use super::console::Among;
 use super::control::{Control, Found, Notice, Registration, Relay};
 use super::counters::{clock_hz, exit_code};
 use super::emulator::{Prepared, ends, path_in_child, prepare};
 use super::log_file::{LogFile, Output, Sink};
 use super::own_time::OwnTime;
+use super::payload::Payload;
 use super::reports::Reports;
-use super::spec::{Channels, Console, Payload, Spec};
+use super::spec::{Channels, Console, Spec};
 use super::terminal::SavedTerminal;
 use crate::prelude::*;
 pub(crate) use ended::{OFF, Outcome, complaint};
@@ -105,7 +107,7 @@ impl Machine {
         let [log, qemu_log, messages] = [io::pipe()?, io::pipe()?, io::pipe()?];
         let control = match spec.payload {
             Payload::Quell { .. } => Some(Registration::new()?),
-            Payload::Bare { .. } | Payload::Disc { .. } => None,
+            Payload::Bare { .. } | Payload::Xen { .. } | Payload::Disc { .. } => None,
         };
         let arch = spec.platform.arch();
         let ram = Arc::new(Ram::of(arch, spec.memory)?);
@@ -148,7 +150,7 @@ impl Machine {
         }
 
         let reports = Arc::new(Reports::new());
-        let splits = arch.reports_on_console().then(|| Arc::clone(&reports));
+        let among = Among::of(spec, &reports);
         let echo = is_echoed.then(|| shared(Output::new(io::stdout())));
         Ok(Self {
             stdin,
@@ -163,7 +165,7 @@ impl Machine {
             beacon,
             listens: Some(Reports::listen(&reports, listener)),
             reports,
-            console: Stream::keep(stdout, CONSOLE_BYTES, echo, splits),
+            console: Stream::keep(stdout, CONSOLE_BYTES, echo, among),
             log: Stream::keep(log.0, LOG_BYTES, log_file.map(shared), None),
             qemu_log: Stream::keep(qemu_log.0, QEMU_LOG_BYTES, None, None),
             messages: Stream::keep(messages.0, LOG_BYTES, None, None),

@@ -1,9 +1,9 @@
 //! The console of a machine's only guest: what it has shown, and what is typed on it. And what QEMU
 //! writes into a pipe, kept on a thread of its own.
 
-use super::super::console::{lines_with, read, read_split};
+use super::super::console::{Among, lines_with, read, read_logged, read_split};
 use super::super::log_file::Sink;
-use super::super::reports::{Dropped, Reports, Ring};
+use super::super::reports::{Dropped, Ring};
 use super::{Machine, POLL_PERIOD};
 use crate::prelude::*;
 use std::io::{Read, Write};
@@ -67,13 +67,13 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Begins to keep at least the last `least` bytes, and at most twice as many. `reports` are
-    /// taken out if there are any.
+    /// Begins to keep at least the last `least` bytes, and at most twice as many. Reports are among
+    /// them if that is said.
     pub(super) fn keep(
         source: impl Read + Send + 'static,
         least: usize,
         also: Option<Arc<Mutex<dyn Sink>>>,
-        reports: Option<Arc<Reports>>,
+        among: Option<Among>,
     ) -> Self {
         let ring = Arc::new(Mutex::new(Ring::new(least)));
         let (kept, written) = (Arc::clone(&ring), also.clone());
@@ -83,8 +83,9 @@ impl Stream {
                 also.lock().unwrap_or_else(PoisonError::into_inner).put(bytes);
             }
         };
-        let reader = thread::spawn(move || match reports {
-            Some(reports) => read_split(source, take, &reports),
+        let reader = thread::spawn(move || match among {
+            Some(Among::Text(reports)) => read_split(source, take, &reports),
+            Some(Among::Log(reports)) => read_logged(source, take, &reports),
             None => read(source, take),
         });
         Self { ring, also, reader: Some(reader) }

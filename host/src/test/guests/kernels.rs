@@ -28,7 +28,7 @@ impl Lab<'_> {
         let mut guest = self.stock_guest(case.platform, Some(&command))?;
         guest.kernel = match kernel.from {
             From::Backports => cache::newer_kernel(arch)?.kernel,
-            From::Release(suite, package) => cache::kernel_of(suite, arch, package)?.kernel,
+            From::Release(suite, package) => cache::kernel_of(suite, arch, package, &[])?.kernel,
         };
         let mut archive = Archive::default();
         archive.file("bin/battery", 0o755, &fs::read(workspace::build(workspace::BATTERY, arch)?)?);

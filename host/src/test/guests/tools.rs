@@ -4,10 +4,11 @@ use super::expect::{judge_check, judge_tool, with_console};
 use super::{BOOT_TIMEOUT, Lab};
 use crate::check;
 use crate::cli::ImageArgs;
+use crate::guest::cache::XenVersion;
 use crate::image::{self, Entry};
 use crate::machine::bochs::Complaints;
 use crate::machine::emulator;
-use crate::machine::spec::Payload;
+use crate::machine::payload::Payload;
 use crate::test::checks::Check;
 use crate::test::prelude::*;
 use std::fs::File;
@@ -29,6 +30,7 @@ impl Lab<'_> {
         let run = check::Run {
             platform: case.platform,
             on: check.on,
+            xen: XenVersion::default(),
             cpus,
             vcpus: check.vcpus.unwrap_or(cpus),
             switches,
