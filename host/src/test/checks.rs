@@ -17,6 +17,9 @@ pub(super) struct Check {
     pub(super) omission: Option<Omission>,
     /// The rows to run, with `*` for any suffix. With a defect one has to fail, else none.
     pub(super) rows: Option<String>,
+    /// Rows that fail there, and what each must say. No others may, and none of these may pass.
+    #[serde(default)]
+    pub(super) fails: BTreeMap<String, String>,
     /// Prefixes of the names of rows that may be skipped; any row if there are none.
     pub(super) may_skip: Option<Vec<String>>,
 }

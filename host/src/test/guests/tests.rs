@@ -199,6 +199,10 @@ fn u50_tlbchecks_rows_pass_or_notice_what_was_planted() {
             .collect::<Vec<_>>()
     };
     let clean = Check { may_skip: Some(vec!["row-9".to_owned()]), ..Check::default() };
+    let fails = BTreeMap::from([("row-3".to_owned(), "b".to_owned())]);
+    let known = Check { fails, rows: Some("row-*".to_owned()), ..Check::default() };
+    let other = BTreeMap::from([("row-3".to_owned(), "c".to_owned())]);
+    let other = Check { fails: other, ..Check::default() };
     let caught = Check { rows: Some("row-*".to_owned()), ..Check::default() };
     for (check, is_wrong, results, words) in [
         (&clean, false, ALL.to_vec(), ""),
@@ -206,6 +210,11 @@ fn u50_tlbchecks_rows_pass_or_notice_what_was_planted() {
         (&clean, false, with(8, Verdict::Skip), "these are skipped:\nrow-8: b"),
         (&clean, false, with(9, Verdict::Skip), "only 9 rows pass"),
         (&clean, false, Vec::new(), "only 0 rows pass"),
+        (&known, false, with(3, Verdict::Fail), ""),
+        (&known, false, ALL.to_vec(), "these do not fail as they are known to: row-3"),
+        (&known, false, with(3, Verdict::Skip), "these do not fail as they are known to: row-3"),
+        (&known, false, [Verdict::Fail; 4].to_vec(), "these fail:\nrow-0: b\nrow-1: b\nrow-2: b"),
+        (&other, false, with(3, Verdict::Fail), "these do not fail as they are known to: row-3"),
         (&caught, true, with(0, Verdict::Fail), ""),
         (&caught, true, with(0, Verdict::Skip), "none of the rows row-* fails"),
         (&caught, false, ALL[..1].to_vec(), ""),
