@@ -95,13 +95,13 @@ impl Cost {
     /// The model for the measured values.
     pub const fn new(measured: Measured) -> Self {
         let page = if measured.page == 0 { 1 } else { measured.page };
-        // A miss that a coarse counter does not show takes less than a tick.
-        let refill = if measured.miss == 0 { 1 } else { measured.miss }.saturating_mul(NESTED_FACTOR);
-        let worth = (measured.entries / 2).saturating_mul(refill) / page;
+        let worth = (measured.entries / 2).saturating_mul(measured.miss.saturating_mul(NESTED_FACTOR)) / page;
         let step = STEP_MAX_US.saturating_mul(measured.ticks_per_us) / 2 / page;
         let limit = if worth < step { worth } else { step };
+        // A miss that the counter does not show takes a tick at most.
+        let miss = if measured.miss < REPETITIONS { REPETITIONS } else { measured.miss };
         // If one page is worthwhile, a mailbox full of them is: no measurement is so exact.
-        let least = if worth == 0 { 0 } else { RANGES_MAX as u64 };
+        let least = if page > measured.entries.saturating_mul(miss) { 0 } else { RANGES_MAX as u64 };
         let page_limit = if limit < least { least } else { limit };
         Self { measured, page_limit }
     }
@@ -223,9 +223,11 @@ mod tests {
         for (page, limit) in [(153_600, RANGES_MAX as u64), (153_601, 0), (1 << 40, 0)] {
             assert_eq!(Cost::new(Measured { page, ..measured }).page_limit(), limit);
         }
-        // One instruction each, where the counter counts instructions.
-        let coarse = Measured { page: 64, miss: 0, entries: 64, ticks_per_us: 0 };
-        assert_eq!(Cost::new(coarse).page_limit(), RANGES_MAX as u64);
+        // Where the counter counts instructions: one each, and all of another hypervisor's.
+        for (page, limit) in [(64, RANGES_MAX as u64), (512 * 64 + 1, 0)] {
+            let coarse = Measured { page, miss: 0, entries: 512, ticks_per_us: 1000 * 64 };
+            assert_eq!(Cost::new(coarse).page_limit(), limit);
+        }
         assert_eq!(Cost::new(measured).limited_to(Some(1000)).page_limit(), 1000);
         assert_eq!(Cost::new(measured).limited_to(None), Cost::new(measured));
         let free = Measured { page: 0, miss: u64::MAX, entries: u64::MAX, ticks_per_us: u64::MAX };
