@@ -129,11 +129,12 @@ pub(super) const READ_AT_ONCE: [usize; 5] = [
     place(SegmentName::Ss, RIGHTS),
 ];
 
-/// Whether an exit reads this copy [at once](READ_AT_ONCE).
-pub(super) const fn is_read_at_once(place: usize) -> bool {
+/// Whether this copy is never older than the VMCS: no exit changes it, or each reads it
+/// [at once](READ_AT_ONCE).
+pub(super) const fn is_current(place: usize) -> bool {
     let [rip, rflags, interruptibility, code, stack] = READ_AT_ONCE;
-    let all = 1 << rip | 1 << rflags | 1 << interruptibility | 1 << code | 1u64 << stack;
-    all >> place & 1 != 0
+    let read = 1 << rip | 1 << rflags | 1 << interruptibility | 1 << code | 1u64 << stack;
+    (read | !CHANGED_BY_EXITS) >> place & 1 != 0
 }
 
 /// The copies that the exit of a vCPU that halts needs, because it leaves its CPU.

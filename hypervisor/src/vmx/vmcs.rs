@@ -13,7 +13,7 @@ use super::active::Active;
 use super::apic::{ApicLocation, VirtualApic};
 use super::capabilities::Capabilities;
 use super::controls::{self, Controls, Word};
-use super::copies::{ALL, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, is_read_at_once};
+use super::copies::{ALL, CHANGED_BY_EXITS, COPIES, Copied, FIELDS, is_current};
 use super::fields as f;
 use super::soft_state::{Register, SoftState};
 use crate::pages::Pages;
@@ -187,7 +187,7 @@ impl Vmcs {
 
     #[inline(always)]
     pub(super) fn copy_at(&self, place: usize) -> u64 {
-        if !is_read_at_once(place) && self.stale >> place & 1 != 0 {
+        if !is_current(place) && self.stale >> place & 1 != 0 {
             self.read_late(place)
         } else {
             self.copies[place]
@@ -205,7 +205,7 @@ impl Vmcs {
     pub(super) const fn set_copy_at(&mut self, place: usize, value: u64) {
         self.copies[place] = value;
         self.dirty |= 1 << place;
-        if !is_read_at_once(place) {
+        if !is_current(place) {
             self.stale &= !(1 << place);
         }
     }
