@@ -4,6 +4,14 @@ use core::ops::Range;
 
 use proptest::prelude::*;
 
+/// Ranges that are not empty, and how many blocks there may be.
+pub(crate) fn ranges() -> impl Strategy<Value = (Range<u64>, usize)> {
+    let starts = prop_oneof![0..1u64 << 24, any::<u64>()];
+    let ranges = (starts, prop_oneof![1..1u64 << 24, 1..u64::MAX])
+        .prop_map(|(start, len)| start..start.saturating_add(len).max(1));
+    (ranges.prop_filter("empty", |range| !range.is_empty()), 0usize..9)
+}
+
 /// The blocks, with their last bytes, are all of a range, and little else.
 pub(crate) fn every_page_is_named(
     blocks: &[(u64, u64)],

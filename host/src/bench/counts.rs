@@ -56,12 +56,15 @@ const ON_KVM: [Case; 4] = [
 
 /// Their limits, by the reports of a guest.
 pub(crate) fn limits_on_kvm(reports: &[Value]) -> Vec<Limit> {
-    let limit = |case: &Case| {
-        let measured = reports.iter().find(|report| report["case"] == case.name);
-        let measured = measured.and_then(|report| report["value"].as_f64()).unwrap_or(f64::NAN);
-        Limit::at_most(case.label, measured, case.budget)
-    };
-    ON_KVM.iter().map(limit).collect()
+    limits(&ON_KVM, |name| {
+        let said = reports.iter().find(|report| report["case"] == name);
+        said.and_then(|report| report["value"].as_f64()).unwrap_or(f64::NAN)
+    })
+}
+
+fn limits(cases: &[Case], of: impl Fn(&str) -> f64) -> Vec<Limit> {
+    let limit = |case: &Case| Limit::at_most(case.label, of(case.name), case.budget).beside(case.kvm);
+    cases.iter().map(limit).collect()
 }
 
 /// The cases in the order of their phases in the guest, which begin with 1. The guest's own
@@ -149,8 +152,7 @@ pub(super) fn budgets_of(case: &cases::Case, measured: Measured<'_>) -> Vec<Limi
         name if name.starts_with("arm-exits") => &ARM_CASES[..],
         _ => &[],
     };
-    let limit = |case: &Case| Limit::at_most(case.label, of(case.name), case.budget).beside(case.kvm);
-    cases.iter().map(limit).collect()
+    limits(cases, of)
 }
 
 #[cfg(test)]

@@ -114,9 +114,9 @@ impl Among {
     }
 }
 
-/// The same of Xen's log: what a domain has written is behind its number.
+/// Reads Xen's log, and the reports in it: what a domain has written is behind its number.
 pub(super) fn read_logged(source: impl Read, mut take: impl FnMut(&[u8]), reports: &Reports) {
-    let mut lines = Stream::default();
+    let mut lines = Stream { line: Vec::new(), is_xens: true };
     read(source, |bytes| {
         take(bytes);
         lines.feed(bytes).into_iter().for_each(|report| {

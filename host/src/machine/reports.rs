@@ -80,18 +80,23 @@ impl Reports {
     }
 }
 
-/// The report that a line is. In Xen's log a domain's lines have its number before them.
 pub(super) fn report(line: &[u8]) -> Option<Value> {
+    serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
+}
+
+/// What a line of Xen's log says that begins with a domain's number.
+fn behind_number(line: &[u8]) -> &[u8] {
     let rest = line.strip_prefix(b"(d").unwrap_or_default();
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let line = if digits > 0 { rest[digits..].strip_prefix(b") ").unwrap_or(line) } else { line };
-    serde_json::from_slice::<Value>(line.trim_ascii()).ok().filter(Value::is_object)
+    if digits > 0 { rest[digits..].strip_prefix(b") ").unwrap_or(line) } else { line }
 }
 
 /// The reports in bytes that come in pieces.
 #[derive(Default)]
 pub(crate) struct Stream {
-    line: Vec<u8>,
+    pub(super) line: Vec<u8>,
+    /// They are in Xen's log.
+    pub(super) is_xens: bool,
 }
 
 impl Stream {
@@ -103,7 +108,8 @@ impl Stream {
                 self.line.extend_from_slice(part);
             }
             if part.ends_with(b"\n") {
-                reports.extend(report(&std::mem::take(&mut self.line)));
+                let line = std::mem::take(&mut self.line);
+                reports.extend(report(if self.is_xens { behind_number(&line) } else { &line }));
             }
         }
         reports
@@ -242,7 +248,7 @@ mod tests {
     #[test]
     fn lines_that_are_no_reports_are_skipped() {
         let reports = Reports::new();
-        reports.read(&b"boot\r\n{\"a\":1}\r\n[2]\n{\"b\":\n{\"c\":3} d\n{\"e\":5}"[..]);
+        reports.read(&b"boot\r\n{\"a\":1}\r\n[2]\n{\"b\":\n{\"c\":3} d\n(d1) {\"f\":6}\n{\"e\":5}"[..]);
         assert_eq!(reports.all(), [json!({"a": 1}), json!({"e": 5})]);
         assert_eq!(reports.dropped(), 0);
         let (first, next) = reports.await_one(0, Duration::ZERO).expect("is there");

@@ -117,10 +117,7 @@ fn on_kvm(room: &Room<'_>) -> Result<()> {
         ("boot/vmlinuz", &fs::read(stock.kernel)?),
     ];
     let guest = Guest { memory: MEMORY / 2, ..guest(room, disk(room, DEEP_DISK, files)?)? };
-    let files = room.lab.stock_files(Arch::X86_64)?;
-    let mut spec = files.with_quell_on_kvm(&guest, room.hypervisor()?, 2, room.directory)?;
-    spec.timeout = Some(DEEP_TIMEOUT);
-    let outcome = Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))?.of_inner();
+    let outcome = room.lab.on_kvm(&guest, 2, DEEP_TIMEOUT)?;
     with_console(&outcome, || {
         let said = ["boot: /boot/vmlinuz, by", "the copy is the same"];
         ensure!(said.iter().all(|said| outcome.console.contains(said)), "it has not come to its end");

@@ -129,12 +129,20 @@ pub(super) const READ_AT_ONCE: [usize; 5] = [
     place(SegmentName::Ss, RIGHTS),
 ];
 
-/// Whether this copy is never older than the VMCS: no exit changes it, or each reads it
+/// The copies that are never older than the VMCS: no exit changes them, or each reads them
 /// [at once](READ_AT_ONCE).
+const CURRENT: u64 = {
+    let (mut all, mut index) = (!CHANGED_BY_EXITS, 0);
+    while index < READ_AT_ONCE.len() {
+        all |= 1 << READ_AT_ONCE[index];
+        index += 1;
+    }
+    all
+};
+
+/// Whether this copy is never older than the VMCS.
 pub(super) const fn is_current(place: usize) -> bool {
-    let [rip, rflags, interruptibility, code, stack] = READ_AT_ONCE;
-    let read = 1 << rip | 1 << rflags | 1 << interruptibility | 1 << code | 1u64 << stack;
-    (read | !CHANGED_BY_EXITS) >> place & 1 != 0
+    CURRENT >> place & 1 != 0
 }
 
 /// The copies that the exit of a vCPU that halts needs, because it leaves its CPU.

@@ -100,10 +100,7 @@ impl Lab<'_> {
         let guest = self.probe_guest(case, name, processors)?;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
         let outcome = if case.is_on_kvm {
-            let (stock, hypervisor) = (self.stock_files(Arch::X86_64)?, self.hypervisor(Arch::X86_64)?);
-            let mut spec = stock.with_quell_on_kvm(&guest, hypervisor, cpus, self.directory)?;
-            spec.timeout = Some(BOOT_TIMEOUT);
-            self.alone(&spec)?.of_inner()
+            self.on_kvm(&guest, cpus, BOOT_TIMEOUT)?
         } else {
             self.boot_by(clock, &guest, cpus, Arrivals::default(), |_, _| Ok(Flow::Continue))?
         };

@@ -206,6 +206,14 @@ impl Lab<'_> {
         Ok(outcome)
     }
 
+    /// Runs a guest on Quell on KVM in the machine, for so long.
+    pub(in crate::test) fn on_kvm(&self, guest: &Guest, cpus: u32, timeout: Duration) -> Result<Outcome> {
+        let (stock, hypervisor) = (self.stock_files(Arch::X86_64)?, self.hypervisor(Arch::X86_64)?);
+        let mut spec = stock.with_quell_on_kvm(guest, hypervisor, cpus, self.directory)?;
+        spec.timeout = Some(timeout);
+        Ok(self.alone(&spec)?.of_inner())
+    }
+
     /// Runs a machine with nobody beside it.
     fn alone(&self, spec: &Spec) -> Result<Outcome> {
         Ok(self.ended(Machine::start(spec, self.signals)?.run(|_, _| Ok(Flow::Continue))?))

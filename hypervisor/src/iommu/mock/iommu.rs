@@ -137,9 +137,7 @@ impl State {
                 let len = if bits >= 52 { u64::MAX } else { 4096 << bits };
                 let start = if bits >= 52 { 0 } else { second & !(len - 1) };
                 let end = start.saturating_add(len);
-                self.kept.retain(|kept| {
-                    kept.domain != domain || kept.start + kept.len <= start || end <= kept.start
-                });
+                self.kept.retain(|kept| !kept.meets(domain, start, end));
             }
             5 => self.remaps.retain(|&(owner, _), _| owner != device),
             8 => {
@@ -239,7 +237,7 @@ impl MadeIommu {
 
     /// What a device with this entry would reach at an address, if nothing was kept.
     pub(crate) fn walk(&self, entry: [u64; 4], gpa: u64) -> Result<u64, Refusal> {
-        self.lock().walk(0, entry[0] & ADDRESS, gpa).map(|kept| kept.host + (gpa - kept.start))
+        self.lock().walk(0, entry[0] & ADDRESS, gpa).map(|kept| kept.at(gpa))
     }
 
     pub(crate) fn kept(&self, domain: u16) -> usize {

@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::walk::word;
+use super::walk::{Kept, word};
 use super::{Note, Notes};
 use crate::iommu::Registers;
 use crate::iommu::vtd::HalfRegisters;
@@ -34,16 +34,6 @@ const CFI: u64 = 1 << 23;
 const STAYS: u64 = TE | QIE | IRE | CFI;
 
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-
-/// A translation that is kept.
-#[derive(Clone, Copy)]
-struct Kept {
-    domain: u16,
-    start: u64,
-    len: u64,
-    host: u64,
-    rights: u64,
-}
 
 #[derive(Default)]
 struct State {
@@ -116,9 +106,7 @@ impl State {
             0x22 => self.kept.retain(|kept| kept.domain != domain),
             0x32 => {
                 let (start, len) = (second & !0xfff, 0x1000 << (second & 0x3f));
-                self.kept.retain(|kept| {
-                    kept.domain != domain || kept.start + kept.len <= start || start + len <= kept.start
-                });
+                self.kept.retain(|kept| !kept.meets(domain, start, start + len));
             }
             0x04 => self.remaps.clear(),
             0x14 => {
@@ -190,16 +178,14 @@ impl State {
         }
         assert_eq!((first & 0xffe, second & 7), (0, 2), "no translation of the device's own; 4 levels");
         let domain = (second >> 8) as u16;
-        let is_in =
-            |kept: &&Kept| kept.domain == domain && kept.start <= address && address - kept.start < kept.len;
-        let found = self.kept.iter().find(is_in).copied();
+        let found = self.kept.iter().find(|kept| kept.has(domain, address)).copied();
         let right = if is_write { 2 } else { 1 };
         let denied = if is_write { 5 } else { 6 };
         let kept = found.or_else(|| self.walk(domain, first & ADDRESS, address)).ok_or(denied)?;
         if found.is_none() {
             self.kept.push(kept);
         }
-        if kept.rights & right == 0 { Err(denied) } else { Ok(kept.host + (address - kept.start)) }
+        if kept.rights & right == 0 { Err(denied) } else { Ok(kept.at(address)) }
     }
 
     /// Destination and vector of an interrupt, or the reason of the fault (5.1.4).

@@ -24,7 +24,24 @@ pub(super) struct Kept {
     pub(super) start: u64,
     pub(super) len: u64,
     pub(super) host: u64,
-    is_writable: bool,
+    /// Bit 0: it may be read; bit 1: it may be written.
+    pub(super) rights: u64,
+}
+
+impl Kept {
+    pub(super) fn has(&self, domain: u16, address: u64) -> bool {
+        self.domain == domain && self.start <= address && address - self.start < self.len
+    }
+
+    /// Whether it is of a domain, and has something of a range.
+    pub(super) fn meets(&self, domain: u16, start: u64, end: u64) -> bool {
+        self.domain == domain && start < self.start + self.len && self.start < end
+    }
+
+    /// Where an address leads that it has.
+    pub(super) fn at(&self, address: u64) -> u64 {
+        self.host + (address - self.start)
+    }
 }
 
 pub(super) fn word(address: u64) -> u64 {
@@ -62,7 +79,7 @@ impl State {
                 if rights & 1 << 61 == 0 {
                     return Err(Refusal::NotMapped);
                 }
-                return Ok(Kept { domain, start, len, host, is_writable: rights & 1 << 62 != 0 });
+                return Ok(Kept { domain, start, len, host, rights: rights >> 61 });
             }
             if next != u64::from(level) - 1 {
                 return Err(Refusal::Malformed);
@@ -81,8 +98,7 @@ impl State {
             return Err(Refusal::Blocked);
         }
         let domain = entry[1] as u16;
-        let is_in = |kept: &&Kept| kept.domain == domain && kept.start <= gpa && gpa - kept.start < kept.len;
-        let found = self.kept.iter().find(is_in).copied();
+        let found = self.kept.iter().find(|kept| kept.has(domain, gpa)).copied();
         let kept = match found {
             Some(kept) => kept,
             None if entry[0] >> 9 & 7 != 4 => return Err(Refusal::Malformed),
@@ -92,10 +108,10 @@ impl State {
                 kept
             }
         };
-        if is_write && !kept.is_writable {
+        if is_write && kept.rights & 2 == 0 {
             return Err(Refusal::NotMapped);
         }
-        Ok(kept.host + (gpa - kept.start))
+        Ok(kept.at(gpa))
     }
 
     pub(super) fn remap(&mut self, device: u16, address: u64, data: u32) -> Result<(u8, u8), Refusal> {

@@ -7,15 +7,14 @@ use ::iommu::{DeviceId, DomainId, Port, Stuck};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use baremetal::moment::each_moment;
-use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
 use stay::iommu::{Device, Domain, finish, nested as engine};
 
+use super::{DEVICE, DOMAIN, Tables};
 use crate::iommu::amd_vi::{Iommu, NotStarted};
 use crate::iommu::mock::{MadeIommu, Note, Notes, Refusal, block};
 use crate::iommu::remaps::Rewritten;
 use crate::owned::NotAttached;
-use crate::pages::Pages;
 
 const CONTROL: u64 = 0x18;
 const EVENT_HEAD: u64 = 0x2010;
@@ -55,36 +54,24 @@ fn pair() -> Pair {
     Pair { made, driver, notes }
 }
 
-const DEVICE: Device = Device { id: DeviceId(0x18), ats: None };
-const DOMAIN: Domain<'_> = Domain { id: DomainId(5), devices: &[DEVICE] };
-
 /// Nested tables of one page of 2 MiB at 0 that can be written, and one of 4 KiB at 4 MiB that
-/// cannot.
-struct Tables(Vec<Pages>);
+/// cannot; and a table of interrupts.
+fn tables() -> Tables {
+    let tables = Tables::empty(5);
+    let to = |table: usize, level: u64| tables.at(table) | level << 9 | 3 << 61 | 3;
+    tables.set(0, 0, to(1, 3));
+    tables.set(1, 0, to(2, 2));
+    tables.set(2, 0, 0x20_0000 | 3 << 61 | 3);
+    tables.set(2, 2, to(3, 1));
+    tables.set(3, 0, 0x7000 | 1 << 61 | 1);
+    tables
+}
 
 impl Tables {
-    fn new() -> Self {
-        let pages: Vec<Pages> = (0..5).map(|_| Pages::new(1)).collect();
-        let set = |table: usize, index: usize, entry: u64| {
-            pages[table].words()[index].store(entry, Ordering::Relaxed);
-        };
-        let to = |table: usize, level: u64| pages[table].start() | level << 9 | 3 << 61 | 3;
-        set(0, 0, to(1, 3));
-        set(1, 0, to(2, 2));
-        set(2, 0, 0x20_0000 | 3 << 61 | 3);
-        set(2, 2, to(3, 1));
-        set(3, 0, 0x7000 | 1 << 61 | 1);
-        Self(pages)
-    }
-
-    fn root(&self) -> u64 {
-        self.0[0].start()
-    }
-
     fn interrupts(&self) -> InterruptTable {
         let InterruptEntry(entry) = InterruptEntry::fixed(3, 0x55);
-        self.0[4].words()[1].store(u64::from(entry) << 32, Ordering::Relaxed);
-        InterruptTable { address: self.0[4].start(), order: 9 }
+        self.set(4, 1, u64::from(entry) << 32);
+        InterruptTable { address: self.at(4), order: 9 }
     }
 }
 
@@ -180,7 +167,7 @@ fn devices_are_known_by_the_id_that_the_table_gives() {
 #[test]
 fn a_device_translates_and_interrupts_from_attachment_to_detachment() {
     let Pair { made, driver, notes } = pair();
-    let tables = Tables::new();
+    let tables = tables();
     assert_eq!(made.dma(0x18, 0, false), Err(Refusal::Blocked), "the entry is kept now");
     driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     assert_eq!(notes.commands().iter().map(|command| command[0] >> 60).collect::<Vec<_>>(), [2, 1]);
@@ -213,7 +200,7 @@ fn an_id_without_an_owner_has_what_it_had_before_it_had_one() {
 #[test]
 fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
     let Pair { made, driver, notes } = pair();
-    let (tables, Domain { id, devices }, _) = (Tables::new(), DOMAIN, notes.take());
+    let (tables, Domain { id, devices }, _) = (tables(), DOMAIN, notes.take());
     let root = tables.root();
     for (root, id, interrupts) in [
         (root + 8, id, tables.interrupts()),
@@ -229,7 +216,7 @@ fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
 #[test]
 fn a_device_with_ats_may_ask_for_translations() {
     let Pair { made, driver, .. } = pair();
-    let tables = Tables::new();
+    let tables = tables();
     let device = Device { ats: Some(3), ..DEVICE };
     driver
         .attach(&Domain { devices: &[device], ..DOMAIN }, tables.root(), tables.interrupts())
@@ -242,7 +229,7 @@ fn a_device_with_ats_may_ask_for_translations() {
 #[test]
 fn what_is_begun_is_not_over_before_the_iommu_says_so() {
     let Pair { made, driver, notes } = pair();
-    let tables = Tables::new();
+    let tables = tables();
     driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     made.dma(0x18, 0x1000, false).expect("is mapped");
     made.dma(0x18, 0x40_0000, false).expect("is mapped");
@@ -269,10 +256,10 @@ fn what_is_begun_is_not_over_before_the_iommu_says_so() {
 #[test]
 fn a_changed_interrupt_is_used_when_the_iommu_was_told() {
     let Pair { made, driver, .. } = pair();
-    let tables = Tables::new();
+    let tables = tables();
     driver.attach(&DOMAIN, tables.root(), tables.interrupts()).expect("it goes on");
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)));
-    tables.0[4].words()[1].store(u64::from(InterruptEntry::fixed(1, 0x66).0) << 32, Ordering::Relaxed);
+    tables.set(4, 1, u64::from(InterruptEntry::fixed(1, 0x66).0) << 32);
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)), "the former one is kept");
     driver.interrupts_changed(DeviceId(0x19), Rewritten::made()).expect("it goes on");
     assert_eq!(made.msi(0x18, 3), Ok((3, 0x55)), "that was another device");

@@ -9,17 +9,16 @@ use alloc::boxed::Box;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 use baremetal::moment::each_moment;
-use core::sync::atomic::Ordering;
 use paging::{FlushRange, Invalidation, Level};
 use pci::Message;
 use pci::msix::Message as RealMessage;
 use stay::iommu::{Device, Domain, finish, nested};
 
+use super::{DEVICE, DOMAIN, Tables};
 use crate::iommu::mock::{MadeVtd, Note, Notes};
 use crate::iommu::remaps::{Remaps, Rewritten};
 use crate::iommu::vtd::{Iommu, NotStarted, order};
 use crate::owned::NotAttached;
-use crate::pages::Pages;
 
 const TE: u64 = 1 << 31;
 const SRTP: u64 = 1 << 30;
@@ -60,29 +59,15 @@ fn pair() -> Pair {
     Pair { made, driver, notes }
 }
 
-const DEVICE: Device = Device { id: DeviceId(0x18), ats: None };
-const DOMAIN: Domain<'_> = Domain { id: DomainId(5), devices: &[DEVICE] };
-
 /// EPT of one page of 2 MiB at 0 that can be written, and one of 4 KiB at 4 MiB that cannot.
-struct Tables(Vec<Pages>);
-
-impl Tables {
-    fn new() -> Self {
-        let pages: Vec<Pages> = (0..4).map(|_| Pages::new(1)).collect();
-        let set = |table: usize, index: usize, entry: u64| {
-            pages[table].words()[index].store(entry, Ordering::Relaxed);
-        };
-        set(0, 0, pages[1].start() | 0x107);
-        set(1, 0, pages[2].start() | 0x107);
-        set(2, 0, 0x20_0000 | 0x3b7);
-        set(2, 2, pages[3].start() | 0x107);
-        set(3, 0, 0x7000 | 0x135);
-        Self(pages)
-    }
-
-    fn root(&self) -> u64 {
-        self.0[0].start()
-    }
+fn tables() -> Tables {
+    let tables = Tables::empty(4);
+    tables.set(0, 0, tables.at(1) | 0x107);
+    tables.set(1, 0, tables.at(2) | 0x107);
+    tables.set(2, 0, 0x20_0000 | 0x3b7);
+    tables.set(2, 2, tables.at(3) | 0x107);
+    tables.set(3, 0, 0x7000 | 0x135);
+    tables
 }
 
 #[test]
@@ -145,7 +130,7 @@ fn memory_that_firmware_has_protected_is_free_when_tables_protect_it() {
 #[test]
 fn a_device_translates_from_attachment_to_detachment() {
     let Pair { made, driver, notes } = pair();
-    let tables = Tables::new();
+    let tables = tables();
     assert_eq!(made.dma(0x18, 0, false), Err(2));
     driver.attach(&DOMAIN, tables.root()).expect("it goes on");
     assert_eq!((made.dma(0x18, 0x1234, true), made.dma(0x18, 0x40_0010, false)), (Ok(0x20_1234), Ok(0x7010)));
@@ -162,7 +147,7 @@ fn a_device_translates_from_attachment_to_detachment() {
 #[test]
 fn p16_what_has_no_place_is_not_attached_and_changes_nothing() {
     let Pair { made, driver, notes } = pair();
-    let root = Tables::new().root();
+    let root = tables().root();
     let beyond = Device { id: DeviceId(0x100), ats: None };
     for (domain, root) in [
         (DOMAIN, root + 8),
@@ -200,7 +185,7 @@ fn half_of_a_position_is_reported_and_the_whole_is_known() {
 #[test]
 fn what_is_begun_is_not_over_before_the_iommu_says_so() {
     let Pair { made, driver, notes } = pair();
-    let tables = Tables::new();
+    let tables = tables();
     driver.attach(&DOMAIN, tables.root()).expect("it goes on");
     made.dma(0x18, 0x1000, false).expect("is mapped");
     made.dma(0x18, 0x40_0000, false).expect("is mapped");
