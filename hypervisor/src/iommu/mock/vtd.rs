@@ -69,6 +69,13 @@ impl State {
         let status = self.register(STATUS);
         let changed = (value ^ status) & STAYS | value & (SRTP | SIRTP);
         assert!(changed.count_ones() <= 1, "{changed:#x} at once");
+        let place = match changed {
+            SRTP => ROOT,
+            SIRTP => INTERRUPTS,
+            _ => QUEUE,
+        };
+        let is_off = changed & value == 0;
+        assert!(is_off || self.register(place) != 0, "{changed:#x} without what is at {place:#x}");
         match changed & !self.deaf {
             0 => return,
             SRTP => assert_eq!(status & TE, 0, "DMA is being translated"),

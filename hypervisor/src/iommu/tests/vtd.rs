@@ -84,12 +84,16 @@ fn it_is_off_while_it_gets_its_tables_and_keeps_nothing_from_before() {
         "{commands:x?}"
     );
     assert_eq!((writes[0], made.register(0x1c) & (TE | IRE | QIE | CFI)), ((0x38, 1 << 31), TE | IRE | QIE));
+    assert!(writes.iter().all(|(at, _)| *at != 0x64), "firmware has protected nothing");
     assert_eq!((made.dma(0x18, 0, false), made.msi(0x18, 0xfee0_2010, 0)), (Err(2), Err(0x22)));
     assert_eq!(driver.requester(DeviceId(0x18)), Some(DeviceId(0x18)));
     assert_eq!(driver.requester(DeviceId(0x100)), None, "there is no table for its bus");
     assert_eq!(made.dma(0x100, 0, false), Err(1));
     assert_eq!([0xa0, 0xa1, 0x18].map(|id| driver.is_machines_own(DeviceId(id))), [true, true, false]);
     assert_eq!(made.interrupts(), 0, "until it is told where to");
+    // A machine has a bus, whoever has counted.
+    let least = start(self::made().0, 0).expect("it starts");
+    assert_eq!([0x18, 0x100].map(|id| least.requester(DeviceId(id)).is_some()), [true, false]);
 }
 
 #[test]
@@ -257,6 +261,8 @@ fn the_machines_own_pins_have_entries_that_are_the_io_apics() {
     assert_eq!(entry, 0xf1 << 49 | 1 << 48 | 0xf1);
     let address = 0xfee0_0010 | 0xf1 << 5;
     assert_eq!((made.msi(0xa0, address, 0), made.msi(0x18, address, 0)), (Ok((2, 0xf1)), Err(0x26)));
+    assert_eq!(driver.route_pin(7, 3, 0xf1), Some(entry));
+    assert_eq!(made.msi(0xa0, address, 0), Ok((3, 0xf1)), "the former entry is forgotten");
     assert_eq!(driver.route_pin(8, 2, 0xf1), None);
 }
 
