@@ -167,7 +167,8 @@ impl Platform {
     pub(crate) fn suffix(self) -> String {
         match self {
             Self::X86_64 => String::new(),
-            Self::Kvm(_) => "@kvm".to_owned(),
+            Self::Kvm(Vendor::Amd) => "@kvm-amd".to_owned(),
+            Self::Kvm(Vendor::Intel) => "@kvm-intel".to_owned(),
             Self::Bochs(bochs) => format!("@{}", bochs.name()),
             Self::Aarch64(cpu) => format!("@{}", cpu.name()),
         }
@@ -245,11 +246,12 @@ impl PlatformArgs {
         self.accelerated(emulated)
     }
 
-    /// The platform of a benchmark.
+    /// The platform of a benchmark that needs an emulator.
     pub(crate) fn emulated(self) -> Result<Platform> {
         ensure!(
             self.accel.is_none_or(|accel| accel == Accel::Tcg),
-            "benchmarks count instructions, or compare hypervisors in an emulated machine: leave out --accel"
+            "this counts instructions, or its limits are those of an emulated machine: leave out --accel \
+             (bench boot, exits and flush have it)"
         );
         self.platform()
     }
@@ -290,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn kvm_is_for_a_pc_that_is_not_emulated_and_not_for_benchmarks() {
+    fn kvm_is_for_a_pc_that_is_not_emulated_and_not_for_all_benchmarks() {
         let of = |platform: Platform, accel| PlatformArgs { accel: Some(accel), ..platform.arguments() };
         for (platform, why) in [
             (Platform::Aarch64(ArmCpu::Max), "E2H"),
@@ -302,12 +304,9 @@ mod tests {
             assert_eq!(of(platform, Accel::Tcg).emulated().expect("is one"), platform);
             assert!(of(platform, Accel::Auto).emulated().is_err());
         }
-        for vendor in [Vendor::Amd, Vendor::Intel] {
+        for (vendor, name) in [(Vendor::Amd, "a@kvm-amd"), (Vendor::Intel, "a@kvm-intel")] {
             let platform = Platform::Kvm(vendor);
-            assert_eq!(
-                (platform.arguments().accel, platform.named("a")),
-                (Some(Accel::Kvm), "a@kvm".to_owned())
-            );
+            assert_eq!((platform.arguments().accel, &*platform.named("a")), (Some(Accel::Kvm), name));
             assert_eq!((Vendor::of(platform.architecture()), platform.adds_cpu(4)), (Some(vendor), false));
         }
     }

@@ -162,7 +162,7 @@ mod tests {
     use std::cell::RefCell;
 
     /// How many limits cases have together, by their names without the machine's.
-    const LIMITS: &str = "boot 4, boot-count 3, devices 18, exits 33, flush 6, flush-254 10, \
+    const LIMITS: &str = "boot 6, boot-count 3, devices 18, exits 33, flush 6, flush-254 10, \
         flush-running 17, isolation 480, memslot 8, memslot-wall 2, migrate 12, migrate-wall 12, \
         shootdown-native 4, unmap 11, unmap-wall 3";
 

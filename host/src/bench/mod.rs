@@ -51,7 +51,7 @@ fn asked(command: &Bench) -> Result<AllArgs> {
         Bench::All(args) => (**args).clone(),
         // By the clock, and on Arm in instructions as well.
         Bench::Boot(Short { options, output }) => {
-            let platform = options.platform.emulated()?;
+            let platform = options.platform.platform()?;
             let counted = (platform.arch() == Arch::Aarch64).then(|| on(platform, "boot-count"));
             let all = output.only([on(platform, "boot")].into_iter().chain(counted));
             AllArgs { size: Some(options.size), append: options.append.clone(), ..all }
@@ -63,10 +63,10 @@ fn asked(command: &Bench) -> Result<AllArgs> {
             let devices = DeviceOptions { disk: Some(disk), ..options.clone() };
             AllArgs { on, devices, ..output.only(["devices"]) }
         }
-        Bench::Exits(Short { options, output }) => output.only([on(options.emulated()?, "exits")]),
-        Bench::Flush(Short { options, output }) => match options.emulated()? {
-            Platform::Kvm(_) | Platform::X86_64 => output.only(["flush-254", "flush-running"]),
-            platform @ Platform::Bochs(_) => output.only([on(platform, "flush-254")]),
+        Bench::Exits(Short { options, output }) => output.only([on(options.platform()?, "exits")]),
+        Bench::Flush(Short { options, output }) => match options.platform()? {
+            Platform::X86_64 => output.only(["flush-254", "flush-running"]),
+            platform @ (Platform::Kvm(_) | Platform::Bochs(_)) => output.only([on(platform, "flush-254")]),
             Platform::Aarch64(_) => bail!("guests on Arm flush without the hypervisor"),
         },
         Bench::Isolation(Short { options, output }) => {

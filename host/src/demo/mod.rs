@@ -66,13 +66,8 @@ impl Measured {
 pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
     let accel = args.platform.accel.or(Some(Accel::Auto));
     let lab = Lab::new(args.output.timeout(), signals)?;
-    let mut platform = PlatformArgs { accel, ..args.platform }.platform()?;
-    if let (Platform::Kvm(_), Some(Accel::Auto)) = (platform, accel)
-        && let Some(why) = fails(platform, args.size, &lab)?
-    {
-        eprintln!("quell: emulated, as by KVM no guest was up in {} s: {why}", UP_MAX.as_secs());
-        platform = Platform::X86_64;
-    }
+    let platform = PlatformArgs { accel, ..args.platform }.platform()?;
+    let platform = tried(platform, accel, || fails(platform, args.size, &lab))?;
     let demo = match platform {
         Platform::X86_64 | Platform::Kvm(_) => flush::demo(args, platform),
         Platform::Bochs(_) => bail!("the demo measures time, and Bochs's is not that of a processor"),
@@ -101,6 +96,22 @@ pub(crate) fn demo(args: &DemoArgs, signals: &Signals) -> Result<u8> {
         Writer::new(path.clone(), "demo", Some(stock.versions())).write(samples.rows(), &[])?;
     }
     Ok(0)
+}
+
+/// The platform of the demo: an emulator, where KVM was only taken as it is there and a guest fails
+/// to come up by it.
+fn tried(
+    platform: Platform,
+    accel: Option<Accel>,
+    fails: impl FnOnce() -> Result<Option<String>>,
+) -> Result<Platform> {
+    if let (Platform::Kvm(_), Some(Accel::Auto)) = (platform, accel)
+        && let Some(why) = fails()?
+    {
+        eprintln!("quell: emulated, as by KVM no guest was up in {} s: {why}", UP_MAX.as_secs());
+        return Ok(Platform::X86_64);
+    }
+    Ok(platform)
 }
 
 /// Why a guest does not come up on this platform, if it does not.
@@ -204,6 +215,7 @@ fn ratio(left: f64, right: f64) -> String {
 mod tests {
     use super::*;
     use crate::cli;
+    use crate::machine::kvm::Vendor;
 
     #[test]
     fn the_sentence_says_which_is_faster() {
@@ -213,6 +225,21 @@ mod tests {
         assert!(demo.sentence(1.0, 2.0).contains("not faster"));
         assert!(demo.sentence(f64::NAN, 2.0).contains("Nothing"));
         assert!(flush::demo(&args, Platform::X86_64).sentence(3.0, 1.0).contains("3.00 times as fast"));
+    }
+
+    #[test]
+    fn a_guest_that_fails_on_kvm_is_emulated_where_kvm_was_not_asked_for() {
+        let kvm = Platform::Kvm(Vendor::Amd);
+        for (accel, why, expected) in [
+            (Accel::Auto, Some("no kernel"), Platform::X86_64),
+            (Accel::Auto, None, kvm),
+            (Accel::Kvm, Some("it is not asked"), kvm),
+        ] {
+            let platform = tried(kvm, Some(accel), || Ok(why.map(str::to_owned)));
+            assert_eq!(platform.expect("is one"), expected);
+        }
+        let emulated = tried(Platform::X86_64, Some(Accel::Auto), || panic!("no guest is tried"));
+        assert_eq!(emulated.expect("is one"), Platform::X86_64);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) const NOT_ON_ARM: &str =
     "Quell runs on KVM on x86_64 only: on Arm, KVM's guests have EL2 with E2H set, and Quell needs it clear";
 
 impl Vendor {
-    const ALL: [Self; 2] = [Self::Amd, Self::Intel];
+    pub(crate) const ALL: [Self; 2] = [Self::Amd, Self::Intel];
 
     pub(crate) const fn module(self) -> &'static str {
         match self {

@@ -6,6 +6,7 @@ use super::slots::{self, Slots};
 use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
 use crate::bench::{devices, isolation, memslot, migrate, running, unmap};
 use crate::machine::bochs::Bochs;
+use crate::machine::kvm::Vendor;
 use crate::prelude::*;
 use std::sync::LazyLock;
 
@@ -165,6 +166,9 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
         .cloned()
         .collect::<Vec<_>>();
     all.extend(on_each(&counts, &[Bochs::RYZEN, Bochs::SKYLAKE].map(Platform::Bochs)));
+    let of = |names: [&str; 3]| AMD64.iter().filter(|case| names.contains(&case.name)).cloned().collect();
+    let by_kvm: Vec<_> = of(["boot", "exits", "flush-254"]);
+    all.extend(on_each(&by_kvm, &Vendor::ALL.map(Platform::Kvm)));
     all
 });
 
@@ -328,7 +332,14 @@ impl Case {
 
     /// Whether its numbers vary with the clock.
     pub(crate) const fn is_timed(&self) -> bool {
-        !matches!(self.work, Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }))
+        let is_counted =
+            matches!(self.work, Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }));
+        !is_counted || self.by_kvm().is_some()
+    }
+
+    /// Whose processor it is measured on, if that is this computer's own.
+    pub(crate) const fn by_kvm(&self) -> Option<Vendor> {
+        if let Platform::Kvm(vendor) = self.ways[0].platform() { Some(vendor) } else { None }
     }
 
     /// The number of times it is run if `runs` rounds are requested.

@@ -245,6 +245,7 @@ impl Runner<'_> {
         let (cpus, clock) = match &case.work {
             Work::Linux(linux) => (self.size(linux).cpus, Clock::Wall),
             Work::Tlbcheck(own) => (self.tlbcheck(own).cpus, Clock::Wall),
+            Work::Probe { .. } if case.is_timed() => (1, Clock::Wall),
             Work::Probe { .. } | Work::Slots(_) | Work::Own(_) => (1, Clock::Instructions),
         };
         let (directory, stock) = (self.lab.directory(), || self.lab.stock(way.platform().arch()));

@@ -4,6 +4,7 @@
 use super::limits;
 use crate::cli::{AllArgs, CaseOutput};
 use crate::guest::cache;
+use crate::machine::kvm;
 use crate::prelude::*;
 use crate::results::Facts;
 use cases::{CASES, Case, Work};
@@ -83,11 +84,16 @@ fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
     }
     let is_asked_for = |case: &&Case| {
         let is_named = args.only.iter().any(|name| name == case.name);
-        is_named || (args.only.is_empty() && (args.long || args.list || !case.only_long))
+        // This computer's own KVM is used only where that is said.
+        let is_meant = args.list || (case.by_kvm().is_none() && (args.long || !case.only_long));
+        is_named || (args.only.is_empty() && is_meant)
     };
     let is_of_arch = |case: &&Case| args.arch.is_none_or(|arch| case.arch() == arch);
     let cases: Vec<_> = CASES.iter().filter(is_asked_for).filter(is_of_arch).collect();
     ensure!(!cases.is_empty(), "none of the cases that --only names is for the architecture of --arch");
+    for vendor in cases.iter().filter_map(|case| case.by_kvm()).filter(|_| !args.list) {
+        ensure!(kvm::vendor()? == vendor, "this computer's processor is not one for {}", vendor.module());
+    }
     Ok(cases)
 }
 
@@ -289,6 +295,8 @@ mod tests {
         assert!(!names(&[]).unwrap().contains(&"thrash-128:2"));
         assert!(names(&["--long"]).unwrap().contains(&"thrash-128:2"));
         assert_eq!(names(&["--only", "thrash-128:2", "--only", "boot"]).unwrap(), ["boot", "thrash-128:2"]);
+        assert!(names(&["--long"]).unwrap().iter().all(|name| !name.contains("@kvm")), "nobody asked");
+        assert!(names(&["--list"]).unwrap().contains(&"exits@kvm-intel"));
         for (arch, first) in [("x86_64", "boot"), ("aarch64", "arm-boot")] {
             let names = names(&["--arch", arch]).unwrap();
             assert_eq!(names[0], first);

@@ -44,7 +44,9 @@ impl<'a> Watch<'a> {
             Work::Slots(_) if self.way.is_peer() => self.take_command(event, report),
             Work::Probe { .. } | Work::Slots(_) => {
                 if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
-                    self.add(case, INSTRUCTIONS, value);
+                    // The guest takes them by its clock.
+                    let is_own = matches!(self.way.platform(), Platform::Kvm(_));
+                    self.add(case, if is_own { CYCLES } else { INSTRUCTIONS }, value);
                 }
                 self.status = self.status.or((event == "done").then_some(0));
             }

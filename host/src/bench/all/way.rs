@@ -57,8 +57,8 @@ impl FlushWay {
         match (self, platform) {
             (Self::Bare(_), _) => Self::Bare(platform),
             (Self::Kvm(_), Platform::Bochs(bochs)) => Self::KvmOn(bochs),
-            (_, Platform::Aarch64(_) | Platform::Bochs(_)) => Self::QuellOn(platform),
-            (_, Platform::X86_64 | Platform::Kvm(_)) => self,
+            (_, Platform::Aarch64(_) | Platform::Bochs(_) | Platform::Kvm(_)) => Self::QuellOn(platform),
+            (_, Platform::X86_64) => self,
         }
     }
 
@@ -96,10 +96,14 @@ impl FlushWay {
     /// one, that of the hypervisor's kernel.
     pub(crate) const fn flushes(self) -> &'static str {
         match self {
-            Self::Quell(FlushMode::Hypercall) | Self::QuellOn(Platform::Bochs(_)) => "hypercall",
+            Self::Quell(FlushMode::Hypercall) | Self::QuellOn(Platform::Bochs(_) | Platform::Kvm(_)) => {
+                "hypercall"
+            }
             Self::Quell(FlushMode::Ipi) => "ipi",
             Self::Kvm(flushes) => flushes.name(),
             Self::KvmOn(_) => Flushes::HyperV.name(),
+            // Then the guest is KVM's.
+            Self::Bare(Platform::Kvm(_)) => Flushes::Paravirtual.name(),
             Self::QuellOn(_) | Self::Bare(_) => Flushes::Own.name(),
             Self::KvmOnArm(kernel) => kernel.name(),
         }
@@ -112,16 +116,17 @@ impl FlushWay {
     /// Whether a Linux guest's log must say that it flushes by Hyper-V's hypercalls, and whether it
     /// must say that it flushes by KVM's interface.
     pub(crate) const fn logged(self) -> Logged {
-        match self {
-            HYPERCALL | KVM_HYPERV => Logged { hyperv: true, kvm: false },
+        let (hyperv, kvm) = match self {
+            HYPERCALL | KVM_HYPERV | Self::QuellOn(Platform::Kvm(_)) => (true, false),
+            Self::Kvm(Flushes::Paravirtual) | Self::Bare(Platform::Kvm(_)) => (false, true),
             Self::Quell(FlushMode::Ipi)
             | Self::Kvm(Flushes::Ipi | Flushes::Own)
             | Self::QuellOn(_)
             | Self::Bare(_)
             | Self::KvmOn(_)
-            | Self::KvmOnArm(_) => Logged { hyperv: false, kvm: false },
-            Self::Kvm(Flushes::Paravirtual) => Logged { hyperv: false, kvm: true },
-        }
+            | Self::KvmOnArm(_) => (false, false),
+        };
+        Logged { hyperv, kvm }
     }
 }
 
