@@ -143,6 +143,11 @@ counters! {
     ExitWindow = "exit.window",
     /// Exits for control register writes, XSETBV and the like (x86-64).
     ExitControl = "exit.control",
+    /// Exits for SVM's instructions, of a guest that has guests (AMD64).
+    ExitSvm = "exit.svm",
+    /// Exits of a guest of its own that were not served like its own exits: nearly all are passed
+    /// on to it (AMD64).
+    ExitInner = "exit.inner",
     /// All other exits.
     ExitOther = "exit.other",
     /// Interrupts delivered into the guest (x86-64).
@@ -264,6 +269,12 @@ counters! {
     NestedInstalled = "nested.installed",
     /// Nested page table entries to which the right to store was added for it.
     NestedUpgraded = "nested.upgraded",
+    /// Times that it ran a guest of its own (AMD64).
+    InnerRuns = "inner.runs",
+    /// Of these, times that began with a flush of that guest's tag.
+    InnerFlushes = "inner.flushes",
+    /// Times that it got an exit of a guest of its own.
+    InnerExits = "inner.exits",
     /// Its accesses to addresses without memory that it had remembered.
     MmioCached = "mmio.cached",
     /// Those found by a mark in the nested page table.

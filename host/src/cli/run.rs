@@ -102,10 +102,13 @@ impl Args for GuestOptions {
         command.args(options().map(|key| {
             let (option, action) =
                 (&key.option, if key.option.repeats { ArgAction::Append } else { ArgAction::Set });
-            let argument =
-                Arg::new(key.name).long(option.long).value_name(option.value_name).help(option.help);
+            let argument = Arg::new(key.name).long(option.long).help(option.help);
             // Words for a kernel may begin with a hyphen.
             let argument = argument.allow_hyphen_values(key.name == "cmdline");
+            let argument = match option.value_name {
+                "" => argument.num_args(0).default_missing_value("true"),
+                name => argument.value_name(name),
+            };
             let others =
                 key.excludes.0.split_whitespace().filter(|name| options().any(|key| key.name == *name));
             argument

@@ -132,6 +132,10 @@ impl<'f> Fields<'f> {
         self.of_type(key, &expected, |value| integer(value).filter(|number| (min..=max).contains(number)))
     }
 
+    pub(super) fn flag(&self, key: &str) -> Result<Option<At<bool>>> {
+        self.of_type(key, "true or false", DeValue::as_bool)
+    }
+
     /// A word that `read` knows; `expected` says which.
     pub(super) fn word<T>(
         &self,

@@ -9,6 +9,7 @@ use crate::machine::devices::Devices;
 use crate::migration::{Arrival, Description};
 use crate::prelude::*;
 use crate::run::reporting_console;
+use hostlink::architecture::Architecture;
 use hostlink::config::{Config, Console, ResetPolicy, Start};
 use toml::de::DeTable;
 
@@ -166,6 +167,21 @@ fn refuse_both(source: &Source, fields: &Fields<'_>) -> Result<()> {
             refuse!(source, line, "{key} and {other} exclude each other: {why}");
         }
     }
+    Ok(())
+}
+
+/// Reads whether the guest may have guests, which need SVM.
+pub(super) fn nested(
+    guest: &mut GuestPlan,
+    of: &Fields<'_>,
+    key: &'static str,
+    machine: &Machine,
+) -> Result<()> {
+    let Some(At { value, line }) = of.flag(key)? else { return Ok(()) };
+    if value && machine.platform.architecture() != Architecture::Amd64 {
+        return Err(of.wrong(key, line, "is for AMD64 alone: leave it out, the guest's guests need SVM"));
+    }
+    guest.config.nested = value;
     Ok(())
 }
 

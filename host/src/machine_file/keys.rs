@@ -4,7 +4,7 @@
 
 use super::arriving::{DESCRIBING, incoming, restore};
 use super::fields::{Fields, refuse};
-use super::guest::{Boot, GuestPlan};
+use super::guest::{Boot, GuestPlan, nested};
 use super::machine::Machine;
 use super::plan::shown;
 use super::{MachineFile, fields::At};
@@ -176,6 +176,14 @@ pub(crate) const KEYS: &[Key] = &[
             },
             quoted,
         ),
+    key("nested", "nested = true", nested)
+        .shown(&[("", "nested", |_, guest| json!(guest.config.nested), plain)])
+        .option(
+            "nested",
+            "",
+            "Let the guest have guests of its own, by SVM; for x86_64 with AMD's processors",
+        )
+        .values(ValueParser::string, str::to_owned),
     key("reset", r#"reset = "reboot""#, |guest, of, key, _| {
         put(&mut guest.config.reset, of.word(key, "reboot or exit", ResetPolicy::named)?)
     })

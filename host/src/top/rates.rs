@@ -45,7 +45,11 @@ pub(crate) const COLUMNS: [Column; 16] = [
     sum("intr", "interrupts of the machine", &[Counter::ExitInterrupt, Counter::ExitWindow]),
     sum("wait", "HLT, WFI", &[Counter::ExitWait]),
     sum("pause", "PAUSE, WFE", &[Counter::ExitPause]),
-    sum("other", "the rest", &[Counter::ExitCpuid, Counter::ExitControl, Counter::ExitOther]),
+    sum(
+        "other",
+        "the rest",
+        &[Counter::ExitCpuid, Counter::ExitControl, Counter::ExitSvm, Counter::ExitInner, Counter::ExitOther],
+    ),
     column("flush", "flush hypercalls it made, a second", Figure::FlushRequests),
     sum("merge", "targets that joined another's flush", &[Counter::FlushMerged]),
     sum("defer", "targets left to flush at their entry", &[Counter::FlushDeferred]),

@@ -7,6 +7,7 @@ use stay::tagged::start_over;
 
 use super::audit::auditor::Auditor;
 use super::intercepts::{self, CR_WRITE_8, misc1};
+use super::nested::{Nested, Now};
 use super::step::{self, Step};
 use super::vmcb::{EFER_SVME, Vmcb, clean, vintr};
 use crate::vm::arch::Cpus;
@@ -24,6 +25,12 @@ pub struct Own {
     pub auditor: Auditor,
     /// Meaningful while the vCPU's NMIs say so.
     pub(super) step: Step,
+    /// For guests of the guest, if it may have any.
+    pub(super) nested: Option<Box<Nested>>,
+    /// What of that is so now, which is all that entries and exits look at.
+    pub(super) now: Now,
+    /// What the TSC of what runs has beyond the guest's.
+    pub(super) tsc_shift: u64,
 }
 
 /// A virtual interrupt that ignores the task priority: the local APIC has checked that.
@@ -102,8 +109,16 @@ impl ControlBlock for Vmcb {
         unsafe { Box::new_zeroed().assume_init() }
     }
 
-    fn own(identity: u32) -> Own {
-        Own { asid: AsidSlot::new(), auditor: Auditor::new(identity), step: Step::default() }
+    fn own(identity: u32, may_nest: bool) -> Own {
+        let nested = may_nest.then(|| Nested::new(identity));
+        Own {
+            asid: AsidSlot::new(),
+            auditor: Auditor::new(identity),
+            step: Step::default(),
+            nested,
+            now: Now::empty(),
+            tsc_shift: 0,
+        }
     }
 
     #[inline(always)]
@@ -251,6 +266,7 @@ impl ControlBlock for Vmcb {
 
     /// Whether PAUSE is intercepted depends on the CPU's queue.
     fn init(state: &mut VcpuState<Self>) {
+        state.own.leave_for_good(&mut state.block);
         let vmcb = &mut *state.block;
         let pause = vmcb.intercept_misc1 & misc1::PAUSE;
         vmcb.intercept_cr = intercepts::CR_WRITE_4;
@@ -267,7 +283,10 @@ impl ControlBlock for Vmcb {
 
     #[inline(always)]
     fn owe_flush(own: &mut Own) {
-        own.asid.owe_flush();
+        match own.inner() {
+            Some((slot, ..)) => slot.owe_flush(),
+            None => own.asid.owe_flush(),
+        }
     }
 
     fn note_flush(own: &mut Own) {

@@ -124,6 +124,23 @@ pub(super) const MSR_MAP_PAGES: usize = 2;
 const READ: u8 = 1 << 0;
 const WRITE: u8 = 1 << 1;
 
+/// Where that map has an MSR's two bits: the byte, and the bit of reads in it.
+pub(super) const fn map_place(number: u32) -> Option<(usize, u32)> {
+    let range = match number >> 13 {
+        0 => 0,
+        0x6_0000 => 1,
+        0x6_0008 => 2,
+        _ => return None,
+    };
+    let index = number & 0x1fff;
+    Some((range * 0x800 + index as usize / 4, index % 4 * 2))
+}
+
+/// The bits of an MSR that passes, in that map.
+pub(super) const fn passing(is_checked: bool) -> u8 {
+    if is_checked { READ } else { READ | WRITE }
+}
+
 pub(super) fn permission_maps<A: X86>() -> [Pages; 2] {
     [Pages::filled(PORT_MAP_PAGES, |map| map.fill(0xff)), Pages::filled(MSR_MAP_PAGES, fill_msr_map::<A>)]
 }
@@ -132,15 +149,8 @@ pub(super) fn permission_maps<A: X86>() -> [Pages; 2] {
 pub(super) fn fill_msr_map<A: X86>(map: &mut [u8]) {
     map.fill(0xff);
     for (number, is_checked) in msr::passing::<A>() {
-        let range = match number {
-            0..=0x1fff => 0,
-            0xc000_0000..=0xc000_1fff => 1,
-            _ => 2,
-        };
-        let bit = 2 * (number & 0x1fff) as usize;
-        if let Some(byte) = map.get_mut(range * 0x800 + bit / 8) {
-            let passing = if is_checked { READ } else { READ | WRITE };
-            *byte &= !(passing << (bit % 8));
+        if let Some((byte, bit)) = map_place(number) {
+            map[byte] &= !(passing(is_checked) << bit);
         }
     }
 }

@@ -24,6 +24,8 @@ pub(super) struct Loaded<'a, A: Arch> {
     vmcb: &'a mut Vmcb,
     registers: &'a mut Registers,
     auditor: &'a mut Auditor,
+    /// The map of MSRs of a guest of the guest, if one runs.
+    inner: Option<u64>,
 }
 
 impl<'a, A: Arch> Loaded<'a, A> {
@@ -35,7 +37,18 @@ impl<'a, A: Arch> Loaded<'a, A> {
         state: &'a mut VcpuState<Vmcb>,
     ) -> (Self, &'a mut AsidSlot) {
         let VcpuState { block: vmcb, registers, own: Own { asid, auditor, .. }, .. } = state;
-        (Self { vm, cpu, vmcb, registers, auditor }, asid)
+        (Self { vm, cpu, vmcb, registers, auditor, inner: None }, asid)
+    }
+
+    /// The same of the guest of its guest, if such a one runs.
+    pub(super) fn of_inner(
+        vm: &'a Vm<A>,
+        cpu: &'a PerCpu<A>,
+        state: &'a mut VcpuState<Vmcb>,
+    ) -> Option<(Self, &'a mut AsidSlot)> {
+        let VcpuState { block: vmcb, registers, own, .. } = state;
+        let (asid, auditor, map) = own.inner()?;
+        Some((Self { vm, cpu, vmcb, registers, auditor, inner: Some(map) }, asid))
     }
 }
 
@@ -69,7 +82,7 @@ impl<A: Amd64> tagged::Processor for Loaded<'_, A> {
     #[inline(always)]
     fn run(&mut self) -> bool {
         self.vmcb.rax = self.registers.0[RAX];
-        self.auditor.check(self.cpu, self.vm, self.vmcb);
+        self.auditor.check(self.cpu, self.vm, self.vmcb, self.inner);
         // SAFETY: the block is complete, the registers are this vCPU's; the nested tables map its
         // memory only.
         unsafe { A::run(self.cpu, self.vmcb, self.registers) };

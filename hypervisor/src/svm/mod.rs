@@ -8,6 +8,7 @@ pub mod block;
 pub mod features;
 pub mod intercepts;
 mod loaded;
+mod nested;
 pub mod processor;
 pub mod step;
 pub mod table;

@@ -8,6 +8,7 @@ use iced_x86::Register;
 use memslots::Gpa;
 
 use super::intercepts;
+use super::nested as inner;
 use super::processor::Amd64;
 use super::step;
 use super::vmcb::Vmcb;
@@ -22,6 +23,9 @@ use crate::x86::vcpu::event as events;
 pub const INVALID: u64 = u64::MAX;
 /// QEMU 7.2's encoding of the same: only the lower half.
 const INVALID_LOW: u64 = 0xffff_ffff;
+
+/// An exit of a guest of the guest that was dealt with: a code that no processor has.
+pub const INNER: u64 = 1 << 62;
 
 /// The processor's description of an exit. Any bytes that it fetched of a faulting instruction stay
 /// in the VMCB, for the handler that decodes them.
@@ -168,9 +172,12 @@ exits! {
         MachineCheck: 0x52 => ExitOther; event::on_machine_check; // #MC
         // RDPMC, and a floating-point error that is signalled on the processor's pin.
         Refused: 0x6f | 0x7e => ExitOther; event::on_refused;
-        // Instructions that CPUID does not show: SVM's own, MONITOR and MWAIT, RDPRU, INVLPGB,
-        // MCOMMIT and TLBSYNC (A10).
-        Undefined: 0x7a | 0x80 | 0x82..=0x86 | 0x8a..=0x8c | 0x8e | 0xa0 | 0xa1 | 0xa3 | 0xa4 => ExitOther; event::on_undefined;
+        // VMRUN, VMLOAD, VMSAVE, STGI, CLGI and INVLPGA, which a guest that has guests executes.
+        Svm: 0x7a | 0x80 | 0x82..=0x85 => ExitSvm; inner::on_instruction, Exit::code;
+        // Instructions that CPUID does not show: SKINIT, MONITOR and MWAIT, RDPRU, INVLPGB, MCOMMIT
+        // and TLBSYNC (A10).
+        Undefined: 0x86 | 0x8a..=0x8c | 0x8e | 0xa0 | 0xa1 | 0xa3 | 0xa4 => ExitOther; event::on_undefined;
+        Inner: INNER => ExitInner; event::on_nothing;
         Shutdown: 0x7f => ExitOther; event::on_shutdown; // A triple fault
         // VMRUN has refused the guest's state.
         Invalid: INVALID | INVALID_LOW => ExitOther; event::on_invalid;

@@ -11,13 +11,18 @@ use stay::tagged::Processor;
 use super::loaded::Loaded;
 use super::processor::Svm;
 use super::vmcb::{Vmcb, clean};
-use super::{intercepts, table};
+use super::{intercepts, nested, table};
 use crate::pages::Pages;
 use crate::vm::{Context, Next, PerCpu, Vm};
 use crate::x86::arch_impl::OnX86;
 use crate::x86::cpuid;
+use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Vendor;
+use crate::x86::vcpu::block::Inner;
 use crate::x86::vcpu::state::{Permissions, VcpuState};
+
+/// ASIDs of a guest's guests, its own among them.
+const INNER_TAGS: u32 = 0x8000;
 
 /// The processor `P`, whose guests run by SVM.
 pub struct OnSvm<P>(PhantomData<P>);
@@ -74,6 +79,25 @@ where
         state: &'a mut VcpuState<Vmcb>,
     ) -> (impl Processor + 'a, &'a mut AsidSlot) {
         Loaded::of(vm, cpu, state)
+    }
+
+    /// The rest of NASID, so that the guest seldom has to begin anew; each flush by ASID; what the
+    /// processor leaves of an instruction.
+    fn inner_leaf() -> CpuidResult {
+        let features = Self::features().offered().0;
+        CpuidResult { eax: 1, ebx: INNER_TAGS, ecx: 0, edx: features }
+    }
+
+    #[inline(always)]
+    fn enter_inner(context: &mut Context<'_, Self>) -> Option<bool> {
+        if context.state.own.is_inside() { nested::enter_inner(context) } else { None }
+    }
+
+    #[inline(always)]
+    fn owe_inner(context: &mut Context<'_, Self>) {
+        if context.state.own.nested.is_some() {
+            context.state.own.owe_inner();
+        }
     }
 
     #[inline(always)]

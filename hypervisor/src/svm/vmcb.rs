@@ -124,6 +124,18 @@ impl Vmcb {
         }
     }
 
+    /// Its bytes.
+    pub(super) fn bytes(&self) -> &[u8; 4096] {
+        // SAFETY: all fields are integers without gaps, and any bytes are one.
+        unsafe { &*core::ptr::from_ref(self).cast() }
+    }
+
+    /// The same, to change them.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8; 4096] {
+        // SAFETY: as above.
+        unsafe { &mut *core::ptr::from_mut(self).cast() }
+    }
+
     /// Clears clean bits: the processor reads that part of the block again at the next entry.
     pub fn mark_dirty(&mut self, bits: u32) {
         self.clean_bits &= !bits;

@@ -61,6 +61,8 @@ pub enum CreateError {
     NoDefects,
     /// The configuration pretends features, and this image has no auditor.
     NoAuditor,
+    /// Guests have guests by SVM only.
+    NestedOnIntel,
     /// The defect belongs to another architecture.
     ForeignDefect(Defect),
     /// The switch belongs to another architecture.
@@ -91,6 +93,7 @@ impl fmt::Display for CreateError {
             Self::Vmids => f.write_str("vmid_bits: each CPU may hold a VMID, and there must be one more"),
             Self::Clock => f.write_str("the processor's clock is too slow for the guest's reference clock"),
             Self::NoDefects => f.write_str("this image has no defects: it was built without that feature"),
+            Self::NestedOnIntel => f.write_str("nested: on AMD64 only, a guest on Intel 64 has no VMX"),
             Self::NoAuditor => {
                 f.write_str("this image has no auditor: only one that was built with it pretends features")
             }

@@ -12,7 +12,7 @@ use super::soft_state::Register;
 use super::vmcs::{BLOCKING_BY_NMI, BLOCKING_BY_STI, SHADOWS, TAKEN, Vmcs};
 use crate::devices::pc::lapic::Lapic;
 use crate::vm::defects::Defects;
-use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
+use crate::x86::vcpu::block::{ControlBlock, Field, Inner, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{CR0_PE, DR6_BREAKPOINTS, DR6_SINGLE_STEP, EFER_LMA};
@@ -61,6 +61,8 @@ const fn place(field: Field) -> Place {
     }
 }
 
+impl Inner for AsidSlot {}
+
 impl ControlBlock for Vmcs {
     /// The tag: VPID.
     type Own = AsidSlot;
@@ -71,7 +73,7 @@ impl ControlBlock for Vmcs {
         Box::new(Self::new())
     }
 
-    fn own(_: u32) -> AsidSlot {
+    fn own(_: u32, _: bool) -> AsidSlot {
         AsidSlot::new()
     }
 

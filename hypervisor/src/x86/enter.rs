@@ -13,6 +13,9 @@ use crate::vm::{Context, increase};
 /// Enters the guest and returns true with an exit in the control block. Returns false without
 /// entering if something must be checked first.
 pub fn enter<A: X86>(context: &mut Context<'_, A>) -> bool {
+    if let Some(has_entered) = A::enter_inner(context) {
+        return has_entered;
+    }
     if context.state.block.hand_over(&mut context.state.lapic) {
         context.count(Counter::IrqInjected);
     }
@@ -47,6 +50,7 @@ pub fn take_flush<A: X86>(context: &mut Context<'_, A>) {
         tagged::take_flush(&mut processor, owner, asids, slot, limit)
     };
     let Some(taken) = taken else { return };
+    A::owe_inner(context);
     context.count(Counter::FlushTaken);
     let is_whole = matches!(taken, Taken::Everything | Taken::Whole(_));
     if is_whole {

@@ -165,6 +165,28 @@ pub unsafe trait Vendor: Processor {
     where
         Self: Arch;
 
+    /// CPUID's leaf of SVM, for a guest that may have guests.
+    fn inner_leaf() -> CpuidResult {
+        CpuidResult::default()
+    }
+
+    /// Enters a guest of the guest, if such a one is what runs. As [`enter`](super::enter::enter).
+    #[inline(always)]
+    fn enter_inner(_: &mut Context<'_, Self>) -> Option<bool>
+    where
+        Self: X86,
+    {
+        None
+    }
+
+    /// The vCPU has taken a flush: guests of the guest may have used what it is about.
+    #[inline(always)]
+    fn owe_inner(_: &mut Context<'_, Self>)
+    where
+        Self: X86,
+    {
+    }
+
     /// See [`Arch::handle_exit`].
     fn handle_exit(context: &mut Context<'_, Self>) -> Next
     where

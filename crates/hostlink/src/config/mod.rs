@@ -11,6 +11,7 @@
 //! | `cpus` | the CPUs that its vCPUs may use, as [`CpuSet`] describes; CPU 0 is the boot CPU | `all` |
 //! | `start` | `auto`: it starts with the machine; `manual`: it is started by a request | `auto` |
 //! | `flush` | `hypercall`: recommend the remote flush hypercalls to the guest; `ipi`: do not | `hypercall` |
+//! | `nested` | `on`: the guest may have guests of its own, on AMD64; `off` | `off` |
 //! | `slice_us` | longest time slice of a vCPU in microseconds while others wait, 100 to 1,000,000 | 5000 |
 //! | `reset` | `reboot`: a guest's reset starts it again; `exit`: it ends the run, or this guest if there are several; `panic`: the hypervisor panics, to try its report | `reboot` |
 //! | `boot_cpu` | `run`: the boot CPU runs vCPUs like the others; `serve`: it runs none, only takes the console's interrupts | `run` |
@@ -30,7 +31,7 @@ mod switches;
 
 use crate::cpus::CpuSet;
 use crate::name::Name;
-use crate::words::{Number, number, words};
+use crate::words::{Number, number, on_or_off, words};
 pub use error::ConfigError;
 pub use switches::{ApicIds, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
 
@@ -133,6 +134,8 @@ pub struct Config<'a> {
     pub start: Start,
     /// The CPUID recommendation for remote flushes.
     pub flush: FlushMode,
+    /// Whether the guest may have guests of its own.
+    pub nested: bool,
     /// Longest time slice in microseconds while other vCPUs wait for the CPU.
     pub slice_us: u32,
     /// The effect of a guest's reset.
@@ -167,6 +170,7 @@ impl Default for Config<'_> {
             cpus: CpuSet::ALL,
             start: Start::Auto,
             flush: FlushMode::Hypercall,
+            nested: false,
             slice_us: 5000,
             reset: ResetPolicy::Reboot,
             boot_cpu: BootCpu::Run,
@@ -262,6 +266,7 @@ impl<'a> Config<'a> {
             "cpus" => self.cpus = CpuSet::parse(value).ok_or(bad(CpuSet::EXPECTED))?,
             "start" => self.start = Start::named(value).ok_or(bad(Start::EXPECTED))?,
             "flush" => self.flush = FlushMode::named(value).ok_or(bad(FlushMode::EXPECTED))?,
+            "nested" => self.nested = on_or_off(value).ok_or(bad("on or off"))?,
             "slice_us" => {
                 let us = value.parse().ok().filter(|n| (100..=1_000_000).contains(n));
                 self.slice_us = us.ok_or(bad("microseconds from 100 to 1000000"))?;
@@ -339,6 +344,9 @@ impl Config<'_> {
         writeln!(f, "name={}\nvcpus={}\nmemory={}", self.name, self.vcpus, self.memory)?;
         writeln!(f, "weight={}\ncap={}\ncpus={}", self.weight, Number(self.cap, "none"), self.cpus)?;
         writeln!(f, "start={}\nflush={}\nreset={}", self.start, self.flush, self.reset)?;
+        if self.nested {
+            writeln!(f, "nested=on")?;
+        }
         writeln!(f, "{}={}", if self.is_firmware { "firmware" } else { KERNEL }, self.kernel)?;
         if let Some(initrd) = self.initrd {
             writeln!(f, "initrd={initrd}")?;

@@ -50,6 +50,16 @@ impl Auditor {
         Self { books: VcpuBooks::new(index), left: Some(Left::RESET), breakpoints: Some([0; 4]) }
     }
 
+    /// For a guest of a vCPU's guest.
+    pub fn of_inner(index: u32) -> Self {
+        Self { left: None, breakpoints: None, ..Self::new(index) }
+    }
+
+    /// It begins with registers that the vCPU's guest has given it.
+    pub fn begin(&mut self, vmcb: &Vmcb) {
+        self.books.begin(words(vmcb));
+    }
+
     /// The vCPU is reset: the translations that it may have left stay.
     pub fn reset(&mut self) {
         (self.left, self.breakpoints) = (Some(Left::RESET), Some([0; 4]));
@@ -81,16 +91,17 @@ impl Auditor {
         super::changed(&self.books.last, words(vmcb))
     }
 
-    /// Called right before VMRUN.
-    pub fn check<A: Amd64>(&mut self, cpu: &PerCpu<A>, vm: &Vm<A>, vmcb: &Vmcb) {
+    /// Called right before VMRUN; `inner` is the map of MSRs of a guest of the guest.
+    pub fn check<A: Amd64>(&mut self, cpu: &PerCpu<A>, vm: &Vm<A>, vmcb: &Vmcb, inner: Option<u64>) {
         let mut books = A::books(cpu).borrow_mut();
         if books.asids == 0 {
             // CPUID Fn8000_000A_EBX: NASID.
             books.asids = A::cpuid(0x8000_000a, 0).ebx;
         }
-        let own = Permissions { nested_root: vm.space.root().0, ..vm.guest.permissions() };
+        let mut own = Permissions { nested_root: vm.space.root().0, ..vm.guest.permissions() };
+        own.msr = inner.unwrap_or(own.msr);
         let checked = check_controls(&own, words(vmcb))
-            .and_then(|()| self.check_left::<A>(vmcb))
+            .and_then(|()| if inner.is_none() { self.check_left::<A>(vmcb) } else { Ok(()) })
             .and_then(|()| self.books.check(&books, cpu.index, words(vmcb)));
         if let Err(finding) = checked {
             panic!("audit: {finding}");
@@ -164,7 +175,11 @@ impl Auditor {
     pub const fn begin_elsewhere(&mut self) {}
     pub const fn take_flush(&mut self) {}
     pub const fn leave<A: Amd64>(&mut self) {}
-    pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb) {}
+    pub const fn of_inner(_: u32) -> Self {
+        Self {}
+    }
+    pub const fn begin(&mut self, _: &Vmcb) {}
+    pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb, _: Option<u64>) {}
     pub const fn note<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vmcb) {}
 }
 

@@ -191,6 +191,11 @@ impl VcpuBooks {
         self.owes = true;
     }
 
+    /// Notes registers that were not the hypervisor's to change.
+    pub fn begin(&mut self, vmcb: &Words) {
+        REGISTERS.into_iter().for_each(|(at, ..)| self.last[at / 8] = vmcb[at / 8]);
+    }
+
     /// Whether VMRUN may begin on `cpu`, whose record is `books`.
     ///
     /// # Errors

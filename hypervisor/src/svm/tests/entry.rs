@@ -266,7 +266,7 @@ fn an_assist_page_without_memory_offers_nothing() {
 }
 
 /// Issues a flush request to all vCPUs: for these pages, or for everything.
-pub(super) fn flush(guest: &mut Guest<'_, '_>, pages: &[u64]) {
+pub(crate) fn flush(guest: &mut Guest<'_, '_>, pages: &[u64]) {
     guest.begin(&[0x0f, 0x01, 0xd9]);
     guest.enable_hypercalls();
     let input = DATA + 0x6000;

@@ -5,7 +5,7 @@ mod block;
 #[path = "../../x86/tests/cpuid.rs"]
 mod cpuid;
 pub(crate) mod due;
-mod entry;
+pub(crate) mod entry;
 #[path = "../../x86/tests/exits.rs"]
 mod exits;
 pub(crate) mod guest;

@@ -7,6 +7,7 @@ use super::exits::{
     gets_a_protection_fault, goes_on, shuts_down, test_of_instruction, writes_and_reads_a_port,
 };
 use super::processor::{DATA, Guest, HOLE, MockSvm, with_guest};
+use crate::svm::table::INNER;
 pub(super) use crate::svm::table::{Event, Instruction, Row};
 use crate::svm::vmcb::{Vmcb, vintr};
 use crate::vm::Next;
@@ -58,7 +59,7 @@ pub(super) fn test_of(row: Row) -> fn(Code) {
     match row {
         Row::Instruction(row) => test_of_instruction(row),
         Row::Event(row) => match row {
-            Event::Interrupt | Event::Signal => goes_on,
+            Event::Interrupt | Event::Signal | Event::Inner => goes_on,
             Event::Window => withdraws_the_request,
             Event::Port => writes_and_reads_a_port,
             Event::NestedFault => finds_memory,
@@ -68,7 +69,7 @@ pub(super) fn test_of(row: Row) -> fn(Code) {
             Event::Debug | Event::Exception => gets_the_exception,
             Event::MachineCheck => ends_in_a_report,
             Event::Refused => gets_a_protection_fault,
-            Event::Undefined | Event::Unexpected => finds_no_instruction,
+            Event::Svm | Event::Undefined | Event::Unexpected => finds_no_instruction,
             Event::Shutdown => shuts_down,
             Event::Invalid => cannot_go_on,
         },
@@ -76,7 +77,8 @@ pub(super) fn test_of(row: Row) -> fn(Code) {
 }
 
 pub(super) fn codes(row: Row) -> Vec<(u64, u64)> {
-    let all = (0..0x500).chain([u64::from(u32::MAX), u64::MAX]).flat_map(|code| [(code, 0), (code, 1)]);
+    let all =
+        (0..0x500).chain([INNER, u64::from(u32::MAX), u64::MAX]).flat_map(|code| [(code, 0), (code, 1)]);
     all.filter(|&(code, info_1)| Row::of(&super::exit(code, info_1, 0)) == row).collect()
 }
 

@@ -26,7 +26,7 @@ use crate::vm::percpu::PerCpu;
 
 /// The counters of exits.
 #[cfg(test)]
-pub(crate) const EXITS: [Counter; 12] = [
+pub(crate) const EXITS: [Counter; 14] = [
     Counter::ExitCpuid,
     Counter::ExitWait,
     Counter::ExitPause,
@@ -38,6 +38,8 @@ pub(crate) const EXITS: [Counter; 12] = [
     Counter::ExitInterrupt,
     Counter::ExitWindow,
     Counter::ExitControl,
+    Counter::ExitSvm,
+    Counter::ExitInner,
     Counter::ExitOther,
 ];
 

@@ -32,6 +32,7 @@ const EDX_APIC: u32 = 1 << 9;
 const LEAF_1_EDX_MULTI: u32 = 1 << 28;
 /// AMD's: the several processors that leaf 1 counts are cores, not threads of one.
 const EXTENDED_1_ECX_CORES: u32 = 1 << 1;
+const EXTENDED_1_ECX_SVM: u32 = 1 << 2;
 const LEAF_7_EBX_TSC_ADJUST: u32 = 1 << 1;
 
 /// The bits of `word` that a guest is shown.
@@ -54,6 +55,8 @@ pub struct View {
     pub osxsave: bool,
     /// The guest has asked to be shown that its TSC is invariant, and it is.
     pub invariant_tsc: bool,
+    /// The guest may have guests.
+    pub may_nest: bool,
 }
 
 impl View {
@@ -115,8 +118,9 @@ fn answer_of_all<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult 
             let host = A::cpuid(leaf, 0);
             let apic = if view.apic { EDX_APIC } else { 0 };
             let cores = if !A::IS_INTEL && view.vcpus > 1 { EXTENDED_1_ECX_CORES } else { 0 };
+            let svm = if view.may_nest { EXTENDED_1_ECX_SVM } else { 0 };
             CpuidResult {
-                ecx: keep!(EXTENDED_1_ECX, host.ecx) | cores,
+                ecx: keep!(EXTENDED_1_ECX, host.ecx) | cores | svm,
                 edx: keep!(EXTENDED_1_EDX, host.edx) | apic,
                 ..host
             }
@@ -127,6 +131,7 @@ fn answer_of_all<A: Vendor>(leaf: u32, subleaf: u32, view: View) -> CpuidResult 
         // The invariant TSC, which a Hyper-V guest must ask for.
         0x8000_0007 => CpuidResult { edx: u32::from(view.invariant_tsc) << 8, ..EMPTY },
         0x8000_0008 => capacities::<A>(view),
+        0x8000_000a if view.may_nest => A::inner_leaf(),
         _ => EMPTY,
     }
 }

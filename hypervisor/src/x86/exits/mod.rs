@@ -36,10 +36,10 @@ pub(crate) enum Then {
 
 impl Then {
     /// Continue after it, in the guest.
-    const RESUME: Self = Self::Behind(Next::Resume);
+    pub(crate) const RESUME: Self = Self::Behind(Next::Resume);
 
     /// Raises #GP(0) instead of it.
-    fn protection<A: X86>(context: &mut Context<'_, A>) -> Self {
+    pub(crate) fn protection<A: X86>(context: &mut Context<'_, A>) -> Self {
         Self::Stay(protection_fault(context))
     }
 }
@@ -61,6 +61,23 @@ pub(crate) fn complete<A: X86>(
     whose: checks::Instruction,
     handle: impl FnOnce(&mut Context<'_, A>) -> Then,
 ) -> Next {
+    measured(context, usual, whose, |context, length| match handle(context) {
+        Then::Behind(next) => {
+            context.state.skip(length);
+            next
+        }
+        Then::Stay(next) => next,
+    })
+}
+
+/// The same for a handler that is told the instruction's length, and continues after it itself.
+#[inline(always)] // As above.
+pub(crate) fn measured<A: X86>(
+    context: &mut Context<'_, A>,
+    usual: &Pattern,
+    whose: checks::Instruction,
+    handle: impl FnOnce(&mut Context<'_, A>, u64) -> Next,
+) -> Next {
     let length = match A::next_rip(&context.state.block) {
         // It is not looked for in memory, which would take a section.
         Some(next_rip) => length_to(next_rip, &*context.state.block, whose),
@@ -75,13 +92,7 @@ pub(crate) fn complete<A: X86>(
             return Next::Resume;
         }
     };
-    match handle(context) {
-        Then::Behind(next) => {
-            context.state.skip(length);
-            next
-        }
-        Then::Stay(next) => next,
-    }
+    handle(context, length)
 }
 
 /// #GP(0).

@@ -53,6 +53,7 @@ pub fn check<A: X86>(config: &Config<'_>) -> Result<(), CreateError> {
             Err(CreateError::ForeignDefect(defect))
         }
         _ if config.switches.pretend && !cfg!(feature = "audit") => Err(CreateError::NoAuditor),
+        _ if config.nested && A::IS_INTEL => Err(CreateError::NestedOnIntel),
         _ => {
             A::heed(&config.switches);
             Ok(())
@@ -107,6 +108,8 @@ pub struct Shared {
     used_before: Box<[AtomicU64]>,
     nested_root: u64,
     vcpus: u32,
+    /// The guest may have guests.
+    may_nest: bool,
 }
 
 impl Shared {
@@ -145,6 +148,7 @@ impl Shared {
             used_before: (0..config.vcpus).map(|_| AtomicU64::new(0)).collect(),
             nested_root: space.root().0,
             vcpus: config.vcpus,
+            may_nest: config.nested,
         })
     }
 
@@ -162,6 +166,7 @@ impl Shared {
             apic: true,
             osxsave: false,
             invariant_tsc: false,
+            may_nest: self.may_nest,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
         VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions())
@@ -240,10 +245,11 @@ impl Shared {
             used_before: _, // The time of the vCPUs begins anew: it is noted at a reset.
             nested_root,
             vcpus,
+            may_nest,
         } = self;
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let maps = permission_maps.each_ref().map(|map| map.words().iter().map(load).collect::<Vec<_>>());
-        crate::devices::state_checks::named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus)
+        crate::devices::state_checks::named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus may_nest)
     }
 }
 

@@ -33,6 +33,7 @@ impl<A: X86> Vm<A> {
             used_before,
             nested_root: _,
             vcpus,
+            may_nest,
         } = &self.guest;
         archive.same("the kind of processor", A::ARCHITECTURE as u64)?;
         { *apic_ids }.describe(archive)?;
@@ -42,10 +43,14 @@ impl<A: X86> Vm<A> {
             apic: true,
             osxsave: false,
             invariant_tsc: false,
+            may_nest: *may_nest,
         };
         same::describe::<A>(view, &mut hidden.lock(), archive)?;
         if !owned.functions.lock().is_empty() {
             return Err(Flaw::Unmovable("it owns PCI functions"));
+        }
+        if *may_nest {
+            return Err(Flaw::Unmovable("it may have guests of its own"));
         }
         partition.describe(archive)?;
         platform.lock().describe(archive)?;

@@ -74,7 +74,8 @@ fn works(guest: &mut Guest<'_, '_>, why: Why) -> bool {
 
 /// The answer to a vCPU that has all that its own state can show, or nothing of it.
 fn shown(leaf: u32, subleaf: u32, (vcpus, id): (u32, u32), has_all: bool) -> [u32; 4] {
-    let view = View { apic_id: ApicId(id), vcpus, apic: has_all, osxsave: has_all, invariant_tsc: has_all };
+    let [apic, osxsave, invariant_tsc] = [has_all; 3];
+    let view = View { apic_id: ApicId(id), vcpus, apic, osxsave, invariant_tsc, may_nest: false };
     let answer = answer::<Tested>(leaf, subleaf, view, &Hidden::default());
     [answer.eax, answer.ebx, answer.ecx, answer.edx]
 }

@@ -6,9 +6,10 @@ use stay::tagged::TranslationControls;
 
 use super::checks::Conditions;
 use super::state::VcpuState;
+use crate::devices::GeneralProtection;
 use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
-use crate::x86::EFER_LMA;
+use crate::x86::{EFER_LMA, RFLAGS_IF};
 
 /// A register of the guest that the block holds while the guest does not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,19 +111,86 @@ pub enum Offered {
     Left(u8),
 }
 
+/// What a vCPU has for guests of its guest: nothing, unless a kind of processor says otherwise.
+pub trait Inner {
+    /// Whether such a guest is what runs: the control block is its block.
+    #[inline(always)]
+    fn is_inside(&self) -> bool {
+        false
+    }
+
+    /// Whether the guest runs, and its flags decide which events it takes.
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        true
+    }
+
+    /// Whether neither interrupts nor NMIs are taken, whatever the flags say.
+    #[inline(always)]
+    fn holds_events(&self) -> bool {
+        false
+    }
+
+    /// Whether the guest's interrupts are taken, with these flags in the control block.
+    #[inline(always)]
+    fn takes_interrupts(&self, flags: u64) -> bool {
+        flags & RFLAGS_IF != 0
+    }
+
+    /// What the TSC of what runs has beyond the guest's.
+    #[inline(always)]
+    fn tsc_offset(&self) -> u64 {
+        0
+    }
+
+    /// Bits of EFER that are the hypervisor's, and that the guest sees.
+    #[inline(always)]
+    fn efer(&self) -> u64 {
+        0
+    }
+
+    /// The guest sets these bits of EFER.
+    ///
+    /// # Errors
+    ///
+    /// If it may not.
+    fn set_efer(&mut self, bits: u64) -> Result<(), GeneralProtection> {
+        if bits == 0 { Ok(()) } else { Err(GeneralProtection) }
+    }
+
+    /// An MSR.
+    ///
+    /// # Errors
+    ///
+    /// If there is none with this number.
+    fn read_msr(&self, _number: u32) -> Result<u64, GeneralProtection> {
+        Err(GeneralProtection)
+    }
+
+    /// Writes an MSR; physical addresses have `width` bits.
+    ///
+    /// # Errors
+    ///
+    /// If there is none with this number, or the value is wrong.
+    fn write_msr(&mut self, _number: u32, _value: u64, _width: u32) -> Result<(), GeneralProtection> {
+        Err(GeneralProtection)
+    }
+}
+
 /// A vCPU's control block.
 ///
 /// Whatever is written takes effect at the next entry, also if the processor caches the block.
 /// Events have the format of [`event`](super::event).
 pub trait ControlBlock: Sized + Send + 'static {
     /// What else this kind of processor needs of a vCPU, besides the block.
-    type Own: Send;
+    type Own: Send + Inner;
     /// Bits of EFER that are the hypervisor's: always set, and not seen by the guest.
     const EFER_OWN: u64;
     /// A block of zeros.
     fn boxed() -> Box<Self>;
-    /// For a vCPU with this identity among the vCPUs of all guests.
-    fn own(identity: u32) -> Self::Own;
+    /// For a vCPU with this identity among the vCPUs of all guests, whose guest may have guests or
+    /// may not.
+    fn own(identity: u32, may_nest: bool) -> Self::Own;
     /// A register of the guest.
     fn read(&self, field: Field) -> u64;
     /// Changes a register of the guest.

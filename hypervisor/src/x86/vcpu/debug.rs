@@ -41,6 +41,11 @@ impl DebugRegisters {
         }
     }
 
+    /// Whether the values are in the processor.
+    pub(crate) const fn are_loaded(&self) -> bool {
+        self.are_loaded
+    }
+
     /// The vCPU uses them.
     #[cold]
     pub(crate) fn load<A: X86>(&mut self, block: &mut A::Block) {

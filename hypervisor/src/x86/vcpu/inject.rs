@@ -10,7 +10,7 @@
 //! whether it was taken.
 
 use super::block::Field::{Cr0, Cr2, Dr6, Dr7, Rflags};
-use super::block::{ControlBlock, InterruptRequest, Offered};
+use super::block::{ControlBlock, Inner, InterruptRequest, Offered};
 use super::checks::Refusal;
 use super::event::{self, Combined};
 use super::nmi::Nmi;
@@ -113,16 +113,12 @@ impl<B: ControlBlock> VcpuState<B> {
         }
         // There may be one from an entry that was not carried out.
         B::end_step(self);
+        if self.own.holds_events() {
+            return self.prepare_held::<A>();
+        }
         let mut injected = None;
-        if let Some(exception) = self.exception.take() {
-            // An exception while an event was being delivered: the interrupted event is an NMI,
-            // which is raised again, or an exception, which the new one replaces as far as the
-            // guest can tell.
-            self.requeue_cut_short();
-            self.block.set_event(exception);
-            if event::pushes_resume_flag(exception) {
-                self.block.write(Rflags, self.block.read(Rflags) | RFLAGS_RF);
-            }
+        if self.exception.is_some() {
+            self.inject_exception();
         } else if self.block.event() & event::VALID == 0 {
             injected = self.inject_next();
         }
@@ -134,6 +130,32 @@ impl<B: ControlBlock> VcpuState<B> {
         } else if let Some(vector) = injected {
             self.block.offer(vector);
         }
+    }
+
+    /// Fills in the exception that was raised, if one was.
+    #[cold]
+    fn inject_exception(&mut self) {
+        let Some(exception) = self.exception.take() else { return };
+        // An exception while an event was being delivered: the interrupted event is an NMI, which
+        // is raised again, or an exception, which the new one replaces as far as the guest can
+        // tell.
+        self.requeue_cut_short();
+        self.block.set_event(exception);
+        if event::pushes_resume_flag(exception) {
+            self.block.write(Rflags, self.block.read(Rflags) | RFLAGS_RF);
+        }
+    }
+
+    /// Interrupts and NMIs are held, and no exit is requested for them: they are looked at again
+    /// when they no longer are.
+    #[cold]
+    fn prepare_held<A: Cpus>(&mut self) {
+        self.inject_exception();
+        if self.nmi.contains(Nmi::AT_IRET) {
+            B::prepare_iret::<A>(self, false);
+        }
+        let (priority, offered) = (self.priority(), None);
+        self.block.request(InterruptRequest { priority, offered, window: false, priority_exits: false });
     }
 
     /// An NMI waits, or its IRET is being watched.

@@ -5,11 +5,11 @@ use core::ops::RangeInclusive;
 use super::block::Field::{
     Cr0, Cstar, Efer, KernelGs, Lstar, Pat, Sfmask, Star, SysenterCs, SysenterEip, SysenterEsp, TscOffset,
 };
-use super::block::{ControlBlock, Segment, SegmentName};
+use super::block::{ControlBlock, Inner, Segment, SegmentName};
 use super::state::VcpuState;
 use crate::devices::GeneralProtection;
 use crate::devices::pc::lapic;
-use crate::x86::cpuid::{guest_efer_mask, shows_fsgsbase};
+use crate::x86::cpuid::{guest_efer_mask, physical_address_bits, shows_fsgsbase};
 use crate::x86::processor::X86;
 use crate::x86::{CR0_PG, EFER_LMA, EFER_LME};
 
@@ -79,7 +79,7 @@ fn is_checked<A: X86>(number: u32) -> bool {
 }
 
 /// The address by its 48 bits, sign-extended: guests have no larger ones.
-pub(super) const fn canonical(address: u64) -> u64 {
+pub(crate) const fn canonical(address: u64) -> u64 {
     (address << 16).cast_signed().wrapping_shr(16).cast_unsigned()
 }
 
@@ -109,8 +109,7 @@ impl<B: ControlBlock> VcpuState<B> {
     /// RDMSR of everything except the Hyper-V registers, when the host's TSC is `now`.
     pub fn read_msr<A: X86>(&self, number: u32, now: u64) -> Result<u64, GeneralProtection> {
         if is_lapic(number) {
-            let guest_now = now.wrapping_add(self.block.read(TscOffset));
-            return self.lapic.read_msr(number, guest_now);
+            return self.lapic.read_msr(number, now.wrapping_add(self.tsc_offset()));
         }
         Ok(match number {
             TSC => now.wrapping_add(self.block.read(TscOffset)),
@@ -118,7 +117,7 @@ impl<B: ControlBlock> VcpuState<B> {
             PATCH_LEVEL => A::patch_level(),
             DEBUG_CONTROL => 0,
             PAT => self.block.read(Pat),
-            EFER => self.block.read(Efer) & !B::EFER_OWN,
+            EFER => self.block.read(Efer) & !B::EFER_OWN | self.own.efer(),
             FEATURE_CONTROL if A::IS_INTEL => FEATURE_CONTROL_LOCKED,
             MISC_ENABLE if A::IS_INTEL => MISC_FIXED,
             _ if A::IS_INTEL => return Err(GeneralProtection),
@@ -127,7 +126,7 @@ impl<B: ControlBlock> VcpuState<B> {
             SYSCFG | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 => 0,
             // There are no counters.
             number if PERFORMANCE.contains(&number) => 0,
-            _ => return Err(GeneralProtection),
+            _ => return self.own.read_msr(number),
         })
     }
 
@@ -139,7 +138,7 @@ impl<B: ControlBlock> VcpuState<B> {
         value: u64,
         now: u64,
     ) -> Result<lapic::Effect, GeneralProtection> {
-        self.lapic.write_msr(number, value, now.wrapping_add(self.block.read(TscOffset)))
+        self.lapic.write_msr(number, value, now.wrapping_add(self.tsc_offset()))
     }
 
     /// WRMSR of everything except the local APIC's and the Hyper-V registers, when the host's TSC
@@ -171,7 +170,7 @@ impl<B: ControlBlock> VcpuState<B> {
             _ if A::IS_INTEL => return Err(GeneralProtection),
             SYSCFG | HWCR | NB_CFG | LS_CFG | DC_CFG | BU_CFG2 | DE_CFG => {}
             number if PERFORMANCE.contains(&number) => {}
-            _ => return Err(GeneralProtection),
+            _ => return self.own.write_msr(number, value, physical_address_bits::<A>()),
         }
         Ok(())
     }
@@ -192,10 +191,12 @@ impl<B: ControlBlock> VcpuState<B> {
     fn write_efer<A: X86>(&mut self, value: u64) -> Result<(), GeneralProtection> {
         let writable = guest_efer_mask::<A>() & !self.hidden.efer;
         let old = self.block.read(Efer);
+        let (own, value) = (value & B::EFER_OWN, value & !B::EFER_OWN);
         let reserved = value & !(writable | EFER_LMA) != 0;
         if reserved || (value ^ old) & EFER_LME != 0 && self.block.read(Cr0) & CR0_PG != 0 {
             return Err(GeneralProtection);
         }
+        self.own.set_efer(own)?;
         let before = self.block.translation_controls();
         self.block.write(Efer, value & writable | old & EFER_LMA);
         self.settle_translations(before);

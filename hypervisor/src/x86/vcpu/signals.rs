@@ -6,7 +6,7 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
-use super::block::{ControlBlock, Field::TscOffset};
+use super::block::ControlBlock;
 use super::state::{Activity, VcpuState};
 use crate::devices::pc::inbox::{Drained, Inbox};
 use crate::devices::pc::message::Trigger;
@@ -87,7 +87,7 @@ pub fn expire_timers<A: X86>(context: &mut Context<'_, A>, now: u64) {
     if context.state.alarm <= now {
         ring(context);
     }
-    let guest_now = now.wrapping_add(context.state.block.read(TscOffset));
+    let guest_now = now.wrapping_add(context.state.tsc_offset());
     let mut expired = u64::from(context.state.lapic.expire(guest_now).is_some());
     if context.state.hyperv.next_deadline_tsc().is_some_and(|deadline| deadline <= now) {
         for vector in context.state.hyperv.expire(&context.vm.guest.partition, now) {

@@ -8,7 +8,7 @@ use stay::MMIO_PAGES;
 use stay::tagged::{TranslationControls, changes_translations};
 
 use super::block::Field::{Cr0, Cr2, Cr3, Cr4, Dr6, Dr7, Efer, Pat, Rflags, Rip, Rsp, TscOffset};
-use super::block::{ControlBlock, Segment, SegmentName};
+use super::block::{ControlBlock, Inner, Segment, SegmentName};
 use super::code_path::CodePaths;
 use super::debug::DebugRegisters;
 use super::fpu::FpuState;
@@ -113,7 +113,7 @@ impl<B: ControlBlock> VcpuState<B> {
             registers: Registers::default(),
             lapic: Lapic::new(view.apic_id, view.apic_id == ApicId(0), clock),
             hyperv: Vp::new(vp_index),
-            own: B::own(identity),
+            own: B::own(identity, view.may_nest),
             activity: Activity::WaitForStartup,
             alarm: u64::MAX,
             exception: None,
@@ -195,6 +195,19 @@ impl<B: ControlBlock> VcpuState<B> {
         self.registers.0[RSI] = entry.rsi;
         self.registers.0[RBX] = entry.rbx;
         self.activity = Activity::Running;
+    }
+
+    /// Whether an event ends a halt where the flags of what runs are not all that decides.
+    #[cold]
+    fn wakes_inside(&self) -> bool {
+        let is_taken = self.lapic.pending().is_some() && self.own.takes_interrupts(self.block.read(Rflags));
+        is_taken || self.nmi.is_deliverable() && !self.own.holds_events()
+    }
+
+    /// The guest's TSC minus the machine's: the local APIC's clock.
+    #[inline(always)]
+    pub fn tsc_offset(&self) -> u64 {
+        self.block.read(TscOffset).wrapping_sub(self.own.tsc_offset())
     }
 
     /// The hypervisor has written control registers of the guest; their previous values are `old`.
@@ -328,13 +341,14 @@ impl<B: ControlBlock> State for VcpuState<B> {
     #[inline]
     fn wakes_from_halt(&self) -> bool {
         let interrupt = self.lapic.pending().is_some() && self.block.read(Rflags) & RFLAGS_IF != 0;
-        interrupt || self.nmi.is_deliverable()
+        let wakes = interrupt || self.nmi.is_deliverable();
+        if self.own.is_plain() { wakes } else { self.wakes_inside() }
     }
 
     #[inline]
     fn next_deadline(&self, now: u64) -> u64 {
         // The local APIC counts in the guest's TSC, which may have wrapped against the host's.
-        let guest_now = now.wrapping_add(self.block.read(TscOffset));
+        let guest_now = now.wrapping_add(self.tsc_offset());
         let lapic =
             self.lapic.next_deadline().map(|guest| now.saturating_add(guest.saturating_sub(guest_now)));
         let synthetic = self.hyperv.next_deadline_tsc();

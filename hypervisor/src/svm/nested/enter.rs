@@ -1,0 +1,122 @@
+//! VMRUN (section 15.5): L2's block from what the processor gets of VMCB12, which are known bits
+//! only, and from what L1's own block has.
+
+use core::mem;
+use hostlink::counters::Counter;
+use stay::tagged::Key;
+
+use super::block::{HIDDEN, Limits, STATE, copy};
+use super::exit::refuse;
+use super::instructions::address;
+use super::{Inside, Nested, Now, maps};
+use crate::svm::intercepts::{self, misc1};
+use crate::svm::processor::Amd64;
+use crate::svm::vmcb::{EFER_SVME, Vmcb, clean, vintr};
+use crate::vm::{Context, Next};
+use crate::x86::cpuid::{guest_efer_mask, physical_address_bits};
+use crate::x86::exits::with_translation;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::registers::RAX;
+use crate::x86::vcpu::state::{Permissions, VcpuState};
+
+/// Bits of the interrupt control that are L1's to give: V_TPR, V_IRQ, V_INTR_PRIO, V_IGN_TPR and
+/// the vector.
+pub(super) const CONTROL: u64 = 0xff | vintr::IRQ | 0xf << 16 | vintr::IGNORE_TPR | 0xff << 32;
+
+/// DR7: the enable bits of all breakpoints.
+const DR7_ENABLED: u64 = 0xff;
+
+/// VMRUN, an instruction of this length.
+pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> Next {
+    let Some(at) = address(context) else {
+        context.state.raise_protection();
+        return Next::Resume;
+    };
+    let is_there = with_translation(context, |state, memory| {
+        state.own.nested.as_deref_mut().is_some_and(|nested| nested.vmcb12.read(memory, at))
+    });
+    if !is_there {
+        context.state.raise_protection();
+        return Next::Resume;
+    }
+    context.state.skip(length);
+    let limits = Limits {
+        width: physical_address_bits::<A>(),
+        cr4: context.vm.guest.cr4_mask & !context.state.hidden.cr4,
+        efer: guest_efer_mask::<A>() & !context.state.hidden.efer,
+    };
+    if context.state.own.nested.as_ref().is_none_or(|nested| !nested.vmcb12.is_consistent(limits)) {
+        return refuse(context, at);
+    }
+    context.count(Counter::InnerRuns);
+    let permissions = context.vm.guest.permissions();
+    let mut owes = false;
+    with_translation(context, |state, memory| {
+        let VcpuState { block, own, registers, exception, debug, .. } = state;
+        let Some(nested) = own.nested.as_deref_mut() else { return };
+        let theirs = nested.vmcb12.get();
+        let map = (theirs.intercept_misc1 & misc1::MSR != 0).then_some(theirs.msrpm_base);
+        let (key, control) = (Key { asid: theirs.asid, root: 0 }, theirs.tlb_control);
+        let rax = mem::replace(&mut registers.0[RAX], theirs.rax);
+        maps::merge::<A>(&nested.msr_map, memory, map);
+        nested.fill::<A>(block, &permissions);
+        let context = nested.contexts.enter(key, control, &mut own.asid);
+        owes = nested.contexts.slot(context).owes_flush();
+        nested.inside = Some(Inside { at, context, rax, trap: exception.take(), window: None });
+        own.now = Now::INSIDE;
+        own.tsc_shift = nested.vmcb12.get().tsc_offset;
+        nested.exchange(block);
+        nested.auditors[context].begin(block);
+        block.intercept_debug(!debug.are_loaded());
+        if block.dr7 & DR7_ENABLED != 0 {
+            debug.load::<A>(block);
+        }
+    });
+    if owes {
+        context.count(Counter::InnerFlushes);
+    }
+    Next::Resume
+}
+
+impl Nested {
+    /// Fills the other block for L2; `own` is L1's.
+    fn fill<A: Amd64>(&mut self, own: &Vmcb, permissions: &Permissions) {
+        let (theirs, block) = (self.vmcb12.get(), &mut *self.other);
+        block.set_up(permissions, A::features());
+        if theirs.intercept_misc1 & misc1::PAUSE != 0 {
+            // Each is an exit: no filter is offered.
+            (block.pause_filter_count, block.pause_filter_threshold) = (0, 0);
+        }
+        block.msrpm_base = self.msr_map.start();
+        // What is ours of the rest is added before each entry.
+        block.intercept_cr = own.intercept_cr & intercepts::CR_WRITE_4;
+        block.intercept_exceptions = own.intercept_exceptions;
+        block.intercept_misc1 = own.intercept_misc1 & !misc1::VINTR;
+        block.intercept_misc2 = own.intercept_misc2;
+        block.intercept_misc3 = own.intercept_misc3;
+        block.tsc_offset = own.tsc_offset.wrapping_add(theirs.tsc_offset);
+        block.interrupt_control = theirs.interrupt_control & CONTROL | vintr::MASKING;
+        block.interrupt_shadow = theirs.interrupt_shadow & 1;
+        let injects = theirs.event_injection & event::VALID != 0;
+        block.event_injection = if injects { theirs.event_injection } else { 0 };
+        block.next_rip = theirs.next_rip;
+        copy(theirs, block, &STATE);
+        block.efer |= EFER_SVME;
+        copy(own, block, &HIDDEN);
+        block.pat = own.pat;
+    }
+
+    /// Adds L1's intercepts to those that the block has. To be called before each entry into L2:
+    /// who changes ours does not know of L1's.
+    pub(super) fn add_intercepts(&self, block: &mut Vmcb) {
+        let theirs = self.vmcb12.get();
+        block.intercept_cr |= theirs.intercept_cr;
+        block.intercept_dr |= theirs.intercept_dr;
+        block.intercept_exceptions |= theirs.intercept_exceptions;
+        block.intercept_misc1 |= theirs.intercept_misc1;
+        block.intercept_misc2 |= theirs.intercept_misc2;
+        block.intercept_misc3 |= theirs.intercept_misc3;
+        block.mark_dirty(clean::INTERCEPTS);
+    }
+}

@@ -1,0 +1,110 @@
+//! What ends a stay in L2 before it begins: an exception that L1 intercepts, an NMI, an interrupt.
+
+use hostlink::counters::Counter;
+use stay::tagged;
+
+use super::exit::{EXCEPTION, INTERRUPT, NMI, end_window, leave, take_exit};
+use crate::svm::intercepts::misc1;
+use crate::svm::loaded::Loaded;
+use crate::svm::processor::Amd64;
+use crate::svm::step::await_iret;
+use crate::svm::table::{Exit, INNER};
+use crate::svm::vmcb::{clean, vintr};
+use crate::vm::Context;
+use crate::x86::enter::take_flush;
+use crate::x86::vcpu::block::{ControlBlock, Inner};
+use crate::x86::vcpu::event;
+use crate::x86::{RFLAGS_IF, RFLAGS_RF};
+
+/// Enters L2 with the event that is due, and returns whether it has run; or leaves it with an exit.
+#[cold]
+pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool> {
+    end_window(context);
+    if let Some(code) = give_event(context) {
+        // An exit that came before the entry. If L1 does not go on by it, it is handled like
+        // others.
+        context.state.block.exit_code = code;
+        return (code != INNER).then_some(true);
+    }
+    let nested = context.state.own.nested.as_deref()?;
+    nested.add_intercepts(&mut context.state.block);
+    let has_entered = {
+        let (mut processor, slot) = Loaded::of_inner(context.vm, context.cpu, context.state)?;
+        #[cfg(feature = "defects")]
+        let mut processor = tagged::Mistaken::new(&mut processor);
+        tagged::enter(&mut processor, &mut context.owner, &mut context.workspace.asids, slot)
+    };
+    if has_entered {
+        take_exit(context);
+    } else {
+        take_flush(context);
+    }
+    Some(has_entered)
+}
+
+/// Gives L2 the event that is due, or leaves it by an exit, whose code is returned. Exceptions come
+/// before NMIs, and these before interrupts.
+fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
+    let state = &mut *context.state;
+    let is_busy = state.block.event() & event::VALID != 0;
+    let nested = state.own.nested.as_deref()?;
+    let (theirs, masks) = (nested.vmcb12.get(), nested.masks());
+    let (exceptions, misc) = (theirs.intercept_exceptions, theirs.intercept_misc1);
+    let exit = |code| Exit { code, info_1: 0, info_2: 0, event: 0 };
+    if let Some(exception) = state.exception.take() {
+        let (vector, cut_short) = (exception & 0xff, if is_busy { state.block.event() } else { 0 });
+        if exceptions >> vector & 1 != 0 {
+            let info_2 = if vector == event::VECTOR_PF { state.block.cr2 } else { 0 };
+            let info_1 = exception >> 32;
+            return Some(leave(context, Exit { code: EXCEPTION + vector, info_1, info_2, event: cut_short }));
+        }
+        state.block.set_event(exception);
+        if event::pushes_resume_flag(exception) {
+            state.block.rflags |= RFLAGS_RF;
+        }
+        return None;
+    }
+    if state.own.holds_events() {
+        return None;
+    }
+    let vector = state.lapic.pending();
+    let is_nmi = state.nmi.is_deliverable();
+    let is_interrupt = vector.is_some() && state.own.takes_interrupts(state.block.rflags);
+    if (is_nmi || is_interrupt) && is_busy {
+        // It is next: the kick is taken once the event is delivered.
+        A::kick(A::this_cpu());
+        return None;
+    }
+    // An exit to L1 does not wait for the end of an interrupt shadow, which VMCB12 has then.
+    if is_nmi && misc & misc1::NMI != 0 {
+        return Some(leave(context, exit(NMI)));
+    }
+    if is_interrupt && misc & misc1::INTR != 0 {
+        return Some(leave(context, exit(INTERRUPT)));
+    }
+    let is_held = state.block.has_shadow() && state.block.rflags & RFLAGS_IF != 0;
+    if is_nmi {
+        state.nmi.take();
+        await_iret(state);
+        state.block.set_event(event::VALID | event::TYPE_NMI | 2);
+    } else if let Some(vector) = vector.filter(|_| is_interrupt && !is_held) {
+        state.lapic.begin_service(vector);
+        state.block.set_event(event::VALID | event::TYPE_INTERRUPT | u64::from(vector));
+        context.count(Counter::IrqInjected);
+    } else if vector.is_some() && (is_held || !masks) {
+        await_interrupts(context);
+    }
+    None
+}
+
+/// L2's flags decide about L1's interrupts, and hold one off: an exit follows as soon as they do
+/// not.
+fn await_interrupts<A: Amd64>(context: &mut Context<'_, A>) {
+    let Some(nested) = context.state.own.nested.as_deref_mut() else { return };
+    let Some(inside) = &mut nested.inside else { return };
+    let block = &mut *context.state.block;
+    inside.window = Some(block.interrupt_control);
+    block.interrupt_control |= vintr::IRQ | vintr::IGNORE_TPR | 0xf << vintr::PRIORITY_SHIFT;
+    block.intercept_misc1 |= misc1::VINTR;
+    block.mark_dirty(clean::TPR | clean::INTERCEPTS);
+}

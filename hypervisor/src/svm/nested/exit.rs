@@ -1,0 +1,211 @@
+//! Exits of L2: L1's, if it has asked for them, else served as L1's own; and #VMEXIT (section
+//! 15.6).
+
+use core::mem;
+use memslots::Gpa;
+
+use super::block::{HIDDEN, STATE, copy, write};
+use super::enter::CONTROL;
+use super::{Nested, Now, maps};
+use crate::svm::intercepts::misc1;
+use crate::svm::processor::Amd64;
+use crate::svm::step;
+use crate::svm::table::{Event, Exit, INNER, INVALID, Row};
+use crate::svm::vmcb::{Vmcb, vintr};
+use crate::vm::{Context, Next};
+use crate::x86::exits::with_translation;
+use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::event;
+use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::registers::{RAX, RCX};
+use crate::x86::{CR0_PE, RFLAGS_VM};
+use hostlink::counters::Counter;
+
+/// DR7 with all breakpoints off.
+const DR7_OFF: u64 = 0x400;
+
+/// The exit of a physical interrupt, an NMI, INIT.
+pub(super) const INTERRUPT: u64 = 0x60;
+pub(super) const NMI: u64 = 0x61;
+/// The exit of exception 0; the others follow.
+pub(super) const EXCEPTION: u64 = 0x40;
+const WINDOW: u64 = 0x64;
+const HALT: u64 = 0x78;
+const PORT: u64 = 0x7b;
+const MSR: u64 = 0x7c;
+const SHUTDOWN: u64 = 0x7f;
+const HYPERCALL: u64 = 0x81;
+const NESTED_FAULT: u64 = 0x400;
+
+/// What refuses VMCB12 writes: the exit, and EVENTINJ, which is not valid any more.
+const REFUSED: [core::ops::Range<usize>; 2] = [0x70..0x90, 0xa8..0xb0];
+
+/// L2 has exited. The block then has the exit that is to be handled: this one, if L1's would be
+/// served in the same way.
+pub(super) fn take_exit<A: Amd64>(context: &mut Context<'_, A>) {
+    if let Some(code) = become_of(context) {
+        context.state.block.exit_code = code;
+    }
+}
+
+/// Deals with the exit, unless it is served as one of L1's would be. Returns the code of what is
+/// left to handle.
+fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
+    let exit = Exit::of(&context.state.block);
+    // The part of the IRET's own #DB that L2 must see has been raised.
+    if step::end(context.state) && Row::of(&exit) == Row::Event(Event::Debug) {
+        return Some(INNER);
+    }
+    let was_window = end_window(context);
+    if matches!(Row::of(&exit), Row::Event(Event::Invalid)) {
+        return Some(leave(context, Exit { code: INVALID, info_1: 0, info_2: 0, event: 0 }));
+    }
+    let is_machines =
+        matches!(exit.code, INTERRUPT..=0x63 | NESTED_FAULT) || exit.code == WINDOW && was_window;
+    if !is_machines && is_wanted(context, &exit) {
+        return Some(leave(context, exit));
+    }
+    if exit.event & event::VALID != 0 {
+        // What was being delivered is delivered again. An INT n of L2's own is executed again, one
+        // that L1 injects is not at its instruction.
+        let is_own = exit.event & event::TYPE_MASK == event::TYPE_SOFTWARE && !injected(context, exit.event);
+        if !is_own {
+            context.state.block.set_event(exit.event);
+        }
+    }
+    match exit.code {
+        // L1's hypercall is L1's alone.
+        HYPERCALL => {
+            context.state.raise_undefined();
+            Some(INNER)
+        }
+        // A halted vCPU takes no requests that are about other spaces than its own, which is L2's:
+        // L1's translations are dropped.
+        HALT => {
+            context.state.own.asid.owe_flush();
+            None
+        }
+        WINDOW => Some(INNER),
+        _ => None,
+    }
+}
+
+/// Whether this is the event that the last VMRUN of L1 has injected.
+fn injected<A: Amd64>(context: &Context<'_, A>, event: u64) -> bool {
+    context.state.own.nested.as_ref().is_some_and(|nested| nested.vmcb12.get().event_injection == event)
+}
+
+/// Whether L1 has asked for this exit.
+fn is_wanted<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> bool {
+    let Some(nested) = &context.state.own.nested else { return false };
+    let theirs = nested.vmcb12.get();
+    let words = [
+        theirs.intercept_cr,
+        theirs.intercept_dr,
+        theirs.intercept_exceptions,
+        theirs.intercept_misc1,
+        theirs.intercept_misc2,
+        theirs.intercept_misc3,
+    ];
+    let word = words.get((exit.code / 32) as usize).copied().unwrap_or(0);
+    if word >> (exit.code % 32) & 1 == 0 {
+        return false;
+    }
+    let (ports, msrs) = (theirs.iopm_base, theirs.msrpm_base);
+    let number = context.state.registers.low(RCX);
+    match exit.code {
+        PORT => {
+            let access = exit.port();
+            with_translation(context, |_, memory| maps::has_port(memory, ports, access.port, access.size))
+        }
+        MSR => {
+            with_translation(context, |_, memory| maps::has_msr(memory, msrs, number, exit.info_1 & 1 != 0))
+        }
+        _ => true,
+    }
+}
+
+/// Ends the request for an exit as soon as L2 takes interrupts: it has its own interrupt control
+/// again. Returns whether there was one.
+pub(super) fn end_window<A: Amd64>(context: &mut Context<'_, A>) -> bool {
+    let Some(nested) = context.state.own.nested.as_deref_mut() else { return false };
+    let Some(own) = nested.inside.as_mut().and_then(|inside| inside.window.take()) else { return false };
+    let block = &mut *context.state.block;
+    block.interrupt_control = own;
+    if nested.vmcb12.get().intercept_misc1 & misc1::VINTR == 0 {
+        block.intercept_misc1 &= !misc1::VINTR;
+    }
+    true
+}
+
+/// VMRUN does not take VMCB12: nothing of L2 has been loaded.
+#[cold]
+pub(super) fn refuse<A: Amd64>(context: &mut Context<'_, A>, at: Gpa) -> Next {
+    let is_written = with_translation(context, |state, memory| {
+        let Some(nested) = state.own.nested.as_deref_mut() else { return false };
+        state.own.now = Now::HELD;
+        let theirs = nested.vmcb12.get_mut();
+        [theirs.exit_code, theirs.exit_info_1, theirs.exit_info_2] = [INVALID, 0, 0];
+        theirs.exit_interrupt_info = 0;
+        theirs.event_injection &= !event::VALID;
+        let written = write(memory, at, theirs, &REFUSED);
+        close(&mut state.block);
+        written
+    });
+    if is_written { Next::Resume } else { Next::Shutdown }
+}
+
+/// #VMEXIT to L1. If VMCB12 is no memory any more, L1 shuts down (N22). Returns the code of what is
+/// left to handle.
+pub(super) fn leave<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> u64 {
+    context.count(Counter::InnerExits);
+    let is_written = with_translation(context, |state, memory| {
+        let Some(nested) = state.own.nested.as_deref_mut() else { return false };
+        let Some(inside) = nested.inside.take() else { return false };
+        nested.report(&state.block, exit, state.registers.0[RAX], A::features().next_rip());
+        let is_written = nested.vmcb12.write_back(memory, inside.at);
+        nested.exchange(&mut state.block);
+        state.own.now = Now::HELD;
+        let (block, left) = (&mut *state.block, &*nested.other);
+        copy(left, block, &HIDDEN);
+        block.pat = left.pat;
+        // L2 may have written the TSC itself.
+        block.tsc_offset = left.tsc_offset.wrapping_sub(mem::take(&mut state.own.tsc_shift));
+        close(block);
+        block.intercept_debug(!state.debug.are_loaded());
+        state.registers.0[RAX] = inside.rax;
+        state.exception = inside.trap;
+        is_written
+    });
+    if context.state.nmi.contains(Nmi::BLOCKED) {
+        step::await_iret(context.state);
+    }
+    if is_written { INNER } else { SHUTDOWN }
+}
+
+/// What an exit changes of L1's state besides giving it back.
+fn close(block: &mut Vmcb) {
+    block.dr7 = DR7_OFF;
+    block.cpl = 0;
+    block.cr0 |= CR0_PE;
+    block.rflags &= !RFLAGS_VM;
+    block.clean_bits = 0;
+}
+
+impl Nested {
+    /// Puts what L2 has left, and why, into the copy of VMCB12.
+    fn report(&mut self, block: &Vmcb, exit: Exit, rax: u64, has_next_rip: bool) {
+        let theirs = self.vmcb12.get_mut();
+        let kept = theirs.interrupt_control & !(0xff | vintr::IRQ);
+        theirs.interrupt_control = kept | block.interrupt_control & CONTROL & (0xff | vintr::IRQ);
+        theirs.interrupt_shadow = theirs.interrupt_shadow & !1 | block.interrupt_shadow & 1;
+        let Exit { code, info_1, info_2, event } = exit;
+        [theirs.exit_code, theirs.exit_info_1, theirs.exit_info_2] = [code, info_1, info_2];
+        theirs.exit_interrupt_info = event;
+        theirs.event_injection &= !event::VALID;
+        theirs.next_rip = if has_next_rip { block.next_rip } else { 0 };
+        (theirs.fetched_count, theirs.fetched_bytes) = (0, [0; 15]);
+        copy(block, theirs, &STATE);
+        theirs.rax = rax;
+    }
+}

@@ -1,0 +1,210 @@
+//! Guests of a guest: the guest (L1) is a hypervisor by SVM, and runs guests (L2) of its own.
+//!
+//! A vCPU has one more control block. While L1 runs, its block is the vCPU's, and the other one
+//! lies aside; VMRUN fills the other one from L1's (VMCB12) and exchanges both, and #VMEXIT
+//! exchanges them again. So L1's state waits in its own block, and the handlers of exits serve
+//! whichever runs.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `block` | VMCB12: read once, whole, and checked; what an exit writes back |
+//! | `enter` | VMRUN: the block that the processor gets |
+//! | `exit` | which exits are L1's, and #VMEXIT |
+//! | `events` | what ends a stay in L2 before it begins: interrupts, NMIs, exceptions |
+//! | `instructions` | VMLOAD, VMSAVE, STGI, CLGI, INVLPGA, and SVM's MSRs |
+//! | `maps` | L1's maps of ports and MSRs |
+//!
+//! L1 is offered no nested paging: L2's page tables are in L1's physical addresses, so L2 runs by
+//! the same nested table as L1.
+
+mod block;
+mod enter;
+mod events;
+mod exit;
+mod instructions;
+mod maps;
+#[cfg(test)]
+mod tests;
+
+pub(super) use events::enter_inner;
+pub(super) use instructions::on_instruction;
+
+use alloc::boxed::Box;
+use bitflags::bitflags;
+use coherence::asid::AsidSlot;
+use core::mem;
+use memslots::Gpa;
+use stay::tagged::Contexts;
+
+use self::block::Vmcb12;
+use super::audit::auditor::Auditor;
+use super::block::Own;
+use super::intercepts::MSR_MAP_PAGES;
+use super::vmcb::{EFER_SVME, Vmcb, vintr};
+use crate::devices::GeneralProtection;
+use crate::pages::Pages;
+use crate::x86::RFLAGS_IF;
+use crate::x86::vcpu::block::{ControlBlock, Inner};
+
+bitflags! {
+    /// What a vCPU's entries and exits look at.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) struct Now: u8 {
+        /// L2 runs.
+        const INSIDE = 1 << 0;
+        /// L1's global interrupt flag is 0: neither interrupts nor NMIs are taken.
+        const HELD = 1 << 1;
+    }
+}
+
+/// What a vCPU has for guests of its guest.
+pub(super) struct Nested {
+    /// L1's EFER.SVME.
+    svme: bool,
+    vm_cr: u64,
+    host_save: u64,
+    /// L2's block while L1 runs, L1's while L2 runs.
+    other: Box<Vmcb>,
+    /// L2 while it runs.
+    inside: Option<Inside>,
+    /// VMCB12 as VMRUN has read it.
+    vmcb12: Vmcb12,
+    /// The MSRs that cause exits of L2.
+    msr_map: Pages,
+    contexts: Contexts,
+    auditors: [Auditor; Contexts::PLACES],
+}
+
+/// The guest of the guest that runs.
+struct Inside {
+    /// Where its VMCB12 is.
+    at: Gpa,
+    /// The number of its slot.
+    context: usize,
+    /// L1's RAX.
+    rax: u64,
+    /// The #DB that L1 gets after the exit: it steps.
+    trap: Option<u64>,
+    /// An exit was requested as soon as L2 takes interrupts: its own interrupt control.
+    window: Option<u64>,
+}
+
+impl Nested {
+    /// For a vCPU with this identity among those of all guests.
+    pub(super) fn new(identity: u32) -> Box<Self> {
+        // The auditor knows what runs by an identity: what is above those of vCPUs.
+        let auditor = |place| Auditor::of_inner(identity | 1_u32 << (16 + place));
+        Box::new(Self {
+            svme: false,
+            vm_cr: 0,
+            host_save: 0,
+            other: Vmcb::boxed(),
+            inside: None,
+            vmcb12: Vmcb12::new(),
+            msr_map: Pages::filled(MSR_MAP_PAGES, |map| map.fill(0xff)),
+            contexts: Contexts::default(),
+            auditors: [0, 1, 2].map(auditor),
+        })
+    }
+
+    /// Whether L1 has V_INTR_MASKING for L2: then L1's RFLAGS and TPR decide about L1's interrupts.
+    fn masks(&self) -> bool {
+        self.vmcb12.get().interrupt_control & vintr::MASKING != 0
+    }
+
+    /// Exchanges the block that runs and the other one. Nothing that the processor caches of either
+    /// is used.
+    fn exchange(&mut self, block: &mut Box<Vmcb>) {
+        mem::swap(block, &mut self.other);
+        block.clean_bits = 0;
+    }
+}
+
+impl Own {
+    /// The slot of L2 while it runs, its auditor, and its map of MSRs.
+    pub(super) fn inner(&mut self) -> Option<(&mut AsidSlot, &mut Auditor, u64)> {
+        let nested = self.nested.as_deref_mut()?;
+        let context = nested.inside.as_ref()?.context;
+        let auditor = nested.auditors.get_mut(context)?;
+        Some((nested.contexts.slot(context), auditor, nested.msr_map.start()))
+    }
+
+    /// The vCPU has taken a flush, whichever of its contexts was loaded.
+    #[cold]
+    pub(super) fn owe_inner(&mut self) {
+        if let Some(nested) = self.nested.as_deref_mut() {
+            nested.contexts.owe_all();
+            self.asid.owe_flush();
+        }
+    }
+
+    /// After INIT, or a reset of the machine: L1's block is the vCPU's again.
+    #[cold]
+    pub(super) fn leave_for_good(&mut self, block: &mut Box<Vmcb>) {
+        let Some(nested) = self.nested.as_deref_mut() else { return };
+        if nested.inside.take().is_some() {
+            nested.exchange(block);
+        }
+        nested.svme = false;
+        nested.contexts.forget();
+        (self.now, self.tsc_shift) = (Now::empty(), 0);
+    }
+}
+
+impl Inner for Own {
+    #[inline(always)]
+    fn is_inside(&self) -> bool {
+        self.now.contains(Now::INSIDE)
+    }
+
+    #[inline(always)]
+    fn is_plain(&self) -> bool {
+        self.now.is_empty()
+    }
+
+    #[inline(always)]
+    fn holds_events(&self) -> bool {
+        self.now.contains(Now::HELD)
+    }
+
+    fn takes_interrupts(&self, flags: u64) -> bool {
+        let decides = match self.nested.as_deref() {
+            _ if self.now.contains(Now::HELD) => 0,
+            Some(nested) if self.now.contains(Now::INSIDE) && nested.masks() => nested.other.rflags,
+            _ => flags,
+        };
+        decides & RFLAGS_IF != 0
+    }
+
+    #[inline(always)]
+    fn tsc_offset(&self) -> u64 {
+        self.tsc_shift
+    }
+
+    #[inline(always)]
+    fn efer(&self) -> u64 {
+        if self.nested.as_ref().is_some_and(|nested| nested.svme) { EFER_SVME } else { 0 }
+    }
+
+    fn set_efer(&mut self, bits: u64) -> Result<(), GeneralProtection> {
+        match self.nested.as_deref_mut() {
+            Some(nested) => {
+                nested.set_svme(bits & EFER_SVME != 0)?;
+                if bits == 0 {
+                    self.now = Now::empty();
+                }
+                Ok(())
+            }
+            None if bits == 0 => Ok(()),
+            None => Err(GeneralProtection),
+        }
+    }
+
+    fn read_msr(&self, number: u32) -> Result<u64, GeneralProtection> {
+        self.nested.as_ref().ok_or(GeneralProtection)?.read_msr(number)
+    }
+
+    fn write_msr(&mut self, number: u32, value: u64, width: u32) -> Result<(), GeneralProtection> {
+        self.nested.as_deref_mut().ok_or(GeneralProtection)?.write_msr(number, value, width)
+    }
+}
