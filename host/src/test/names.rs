@@ -140,7 +140,7 @@ fn entries<'t>(text: &'t str, begins: &str) -> Vec<(&'t str, &'t str)> {
 fn ids(name: &str) -> Vec<String> {
     let name = name.strip_prefix("arm_").unwrap_or(name);
     let is_id = |word: &&str| {
-        word.starts_with(['o', 'a', 'p', 'h', 'i', 'e', 'm', 'u'])
+        word.starts_with(['o', 'a', 'p', 'h', 'i', 'e', 'm', 'n', 'u'])
             && word.len() > 1
             && word[1..].bytes().all(|byte| byte.is_ascii_digit())
     };
