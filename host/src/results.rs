@@ -18,6 +18,8 @@ pub(crate) enum Subject {
     /// Linux KVM in the same machine: Debian's kernel, and this system's QEMU, in an initial RAM
     /// disk
     Kvm,
+    /// Xen in the same machine, in a domain: Debian's Xen, with its tools in an initial RAM disk
+    Xen,
 }
 
 impl Subject {
@@ -26,6 +28,7 @@ impl Subject {
             Self::Quell => "quell",
             Self::Bare => "bare",
             Self::Kvm => "kvm",
+            Self::Xen => "xen",
         }
     }
 }

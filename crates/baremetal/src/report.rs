@@ -62,7 +62,7 @@ pub fn say(text: Arguments<'_>) {
 /// Sends a line of JSON to the host.
 pub fn json(text: Arguments<'_>) {
     let [before, after] = PROGRAM.get().map_or(["\n"; 2], |program| program.around);
-    let _ = write!({ REPORTS }, "{before}{text}{after}");
+    let _ = write!({ REPORTS.or_logged() }, "{before}{text}{after}");
 }
 
 /// Tells the host that the program has reached a point.

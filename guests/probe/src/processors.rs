@@ -1,19 +1,20 @@
-//! The other processors, which are numbered by their APIC ids: start them, give them jobs.
+//! The other processors: start them, give them jobs.
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use baremetal::HardwareId;
 use baremetal::x86_64::processors::Job;
-pub(crate) use baremetal::x86_64::processors::{give, reset, runs};
+pub(crate) use baremetal::x86_64::processors::{give, id, reset, runs};
 use baremetal::x86_64::{apic, processors};
 
 use crate::clock;
 use crate::report::{Failure, Verdict, ensure};
 
-/// Maximum number of processors that the probe uses; their APIC ids start at 0.
+/// Maximum number of processors that the probe uses; their APIC ids start at 0, and but on Xen are
+/// their numbers.
 pub(crate) const PROCESSORS: usize = 8;
-/// The second one's APIC id.
+/// The second one's number.
 pub(crate) const SECOND: usize = 1;
 
 /// Time limit for any action of another processor: much longer than needed on the busiest machine.
@@ -23,7 +24,13 @@ pub(crate) const PATIENCE_MS: u64 = 60_000;
 pub(crate) fn prepare() {
     apic::enable();
     clock::prepare();
-    (0..PROCESSORS).for_each(|id| processors::set_id(id, HardwareId(id as u64)));
+    (0..PROCESSORS).for_each(|id| processors::set_id(id, HardwareId(id as u64 * step())));
+}
+
+/// Between APIC ids: Xen numbers them by twos. With Hyper-V's interface its own is the second.
+fn step() -> u64 {
+    let leaf = __cpuid(0x4000_0100);
+    if [leaf.ebx, leaf.ecx, leaf.edx].map(u32::to_le_bytes).as_flattened() == b"XenVMMXenVMM" { 2 } else { 1 }
 }
 
 /// Starts processor `id`, one of 1 to [`PROCESSORS`] - 1, if it is not running already.

@@ -27,9 +27,10 @@ pub(crate) fn measured(case: &str, instructions: u64) {
 
 /// As [`event`]; calls a function just before the end of the line, after which the host may act.
 pub(crate) fn event_after<R>(name: &str, last: impl FnOnce() -> R) -> R {
-    let _ = write!({ REPORTS }, r#"{{"event":"{name}"}}"#);
+    let mut reports = REPORTS.or_logged();
+    let _ = write!(reports, r#"{{"event":"{name}"}}"#);
     let result = last();
-    let _ = writeln!({ REPORTS });
+    let _ = writeln!(reports);
     result
 }
 

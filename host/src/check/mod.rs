@@ -137,8 +137,7 @@ impl Run<'_> {
         let has_quell = matches!(self.on, On::Quell | On::Nested);
         ensure!(!has_defect || has_quell, "only Quell has defects that can be switched on");
         refuse_foreign_defect(self.switches, platform)?;
-        let is_on_console = arch.reports_on_console() || self.on == On::Xen;
-        let report = if is_on_console { "" } else { " report=com2" };
+        let report = if arch.reports_on_console() { "" } else { " report=com2" };
         let mut words = vec![format!("check json{report}")];
         let omitted = self.omission.and_then(|omission| omission.to_possible_value());
         words.extend(omitted.map(|omission| format!("drop={}", omission.get_name())));
@@ -152,7 +151,9 @@ impl Run<'_> {
             On::Nested => {
                 StockGuest::prepare(arch)?.with_quell_on_kvm(&guest, &hypervisor()?, cpus, directory)
             }
-            On::Xen => peer::xen::spec(self.xen, &guest, cpus, directory),
+            On::Xen => {
+                peer::xen::spec(self.xen, &Guest { vcpus: cpus, ..guest }, Flushes::HyperV, cpus, directory)
+            }
             On::Kvm => {
                 let guest = Guest { vcpus: cpus, ..guest };
                 let inner = guest.under_kvm(Flushes::HyperV, false);

@@ -2,6 +2,7 @@
 
 use super::SizeArgs;
 use crate::arch::PlatformArgs;
+use crate::guest::cache::XenVersion;
 use crate::prelude::*;
 use clap::{Args, Subcommand, ValueEnum};
 use hostile::attacks::Attack;
@@ -151,22 +152,38 @@ pub(crate) enum BenchCommand {
 pub(crate) enum Peer {
     /// Linux KVM in the same emulated machine: Debian's kernel, and this system's QEMU
     Kvm,
+    /// Xen in the same emulated machine: Debian's, with its tools in an initial RAM disk
+    Xen,
 }
 
-/// Measure everything in one go, also on Linux KVM in the same emulated machine
+impl Peer {
+    pub(crate) const fn subject(self) -> Subject {
+        match self {
+            Self::Kvm => Subject::Kvm,
+            Self::Xen => Subject::Xen,
+        }
+    }
+}
+
+/// Measure everything in one go, also on Linux KVM or Xen in the same emulated machine
 ///
 /// Both hypervisors have the same guest kernel, initial RAM disk, commands, and numbers of vCPUs
 /// and CPUs. The ways to flush take turns: by hypercall and by IPI on Quell; by Hyper-V's
-/// hypercalls, by IPI and by KVM's own paravirtual flush on KVM. On Arm, where guests flush by
-/// their own instructions, KVM is that of the stock kernel and that of a newer one. Ratios compare
-/// the runs of one round, pair by pair. If a machine of KVM's dies or hangs, the run is repeated
-/// and the death is counted. Results are written after each run, and the same command continues
-/// with those in --json FILE. Exits with status 1 if a target is missed or a run fails.
+/// hypercalls, by IPI and by KVM's own paravirtual flush on KVM; on Xen by Hyper-V's hypercalls
+/// (bare guests), by IPIs (Linux in a PVH domain) and by Xen's own calls (Linux in a PV domain). On
+/// Arm, where guests flush by their own instructions, KVM is that of the stock kernel and that of a
+/// newer one. Ratios compare the runs of one round, pair by pair; targets are for KVM. If a peer's
+/// machine dies or hangs, the run is repeated and the death is counted. Results are written after
+/// each run, and the same command continues with those in --json FILE. Exits with status 1 if a
+/// target is missed or a run fails.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct AllArgs {
     /// The hypervisor to compare with
     #[arg(long, value_name = "WHAT")]
     pub(crate) peer: Option<Peer>,
+    /// The version of Xen, with --peer xen [default: 4.17]
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) xen: Option<XenVersion>,
     /// Run the cases on this system only, if they have it
     #[arg(long, value_name = "WHAT", conflicts_with = "peer")]
     pub(crate) on: Vec<Subject>,

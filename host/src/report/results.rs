@@ -15,10 +15,11 @@ pub(super) struct Ratio {
     #[serde(default)]
     pub(super) unit: String,
     pub(super) way: String,
+    pub(super) peer: Subject,
     #[serde(default)]
     pub(super) peer_way: String,
     pub(super) quell: Spread,
-    pub(super) kvm: Spread,
+    pub(super) theirs: Spread,
     pub(super) ratio: Spread,
     /// It differs from 1 by less than the spread.
     #[serde(rename = "equal")]
@@ -30,6 +31,10 @@ pub(super) struct Ratio {
 impl Ratio {
     pub(super) fn name(&self) -> String {
         format!("{}: {}, {}", self.case, self.metric, self.way)
+    }
+
+    fn peers(&self) -> ShownWay {
+        ShownWay::new(self.peer, &self.peer_way)
     }
 }
 
@@ -63,8 +68,8 @@ impl Results {
     }
 
     pub(super) fn section(&self) -> Result<String> {
-        let mut out = "<section id=\"ratios\"><h2>Quell beside Linux KVM</h2>\n".to_owned();
-        out += "<p>Each ratio is Quell's time or count divided by that of the best of KVM's ways: less than 1 is \
+        let mut out = "<section id=\"ratios\"><h2>Quell beside its peers</h2>\n".to_owned();
+        out += "<p>Each ratio is Quell's time or count divided by that of the best of a peer's ways: less than 1 is \
                 in Quell's favour. Runs alternate; a ratio is the median over pairs of runs.</p>\n";
         out += &self.table()?;
         if self.unmeasured != 0 {
@@ -93,18 +98,19 @@ impl Results {
 
     fn table(&self) -> Result<String> {
         let mut out =
-            "<table><thead><tr><th>case<th>Quell<th>KVM<th>ratio<th>spread<th>at most<th></tr></thead>\
+            "<table><thead><tr><th>case<th>Quell<th>peer<th>ratio<th>spread<th>at most<th></tr></thead>\
                        <tbody>\n"
                 .to_owned();
         for ratio in &self.ratios {
             let target = ratio.target.map_or_else(String::new, |target| target.to_string());
-            let [quell, kvm] = [ratio.quell, ratio.kvm].map(|side| escape(&amount(side.median, &ratio.unit)));
+            let [quell, theirs] =
+                [ratio.quell, ratio.theirs].map(|side| escape(&amount(side.median, &ratio.unit)));
             writeln!(
                 out,
-                "<tr class=\"{verdict}\"><td>{}<td>{quell}<td>{kvm} ({})<td>{}<td>{}<td>{target}\
+                "<tr class=\"{verdict}\"><td>{}<td>{quell}<td>{theirs} ({})<td>{}<td>{}<td>{target}\
                  <td>{verdict}{}</tr>",
                 escape(&ratio.name()),
-                escape(&ratio.peer_way),
+                escape(&ratio.peers().title()),
                 significant(ratio.ratio.median),
                 spread_text(ratio.ratio),
                 if ratio.is_equal && ratio.verdict != "equal" { ", equal" } else { "" },
@@ -114,22 +120,24 @@ impl Results {
         Ok(out + "</tbody></table>\n")
     }
 
-    /// Instructions of flushes on Quell and on KVM, by the number of targets that do not run.
-    fn flush_costs(&self) -> [Line; 2] {
-        let cost = |ratio: &Ratio| {
-            let targets = ratio.metric.strip_prefix("space-idle-")?.split(' ').next()?.parse().ok()?;
-            Some((targets, ratio.quell, ratio.kvm))
-        };
-        let mut costs: Vec<(f64, Spread, Spread)> = self.ratios.iter().filter_map(cost).collect();
-        costs.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let line = |way: ShownWay, pick: fn(&(f64, Spread, Spread)) -> Spread| Line {
-            way,
-            points: costs.iter().map(|cost| (cost.0, pick(cost))).collect(),
-        };
-        [
-            line(ShownWay::new(Subject::Quell, "hypercall"), |cost| cost.1),
-            line(ShownWay::new(Subject::Kvm, "hyperv"), |cost| cost.2),
-        ]
+    /// Instructions of flushes on each system, by the number of targets that do not run.
+    fn flush_costs(&self) -> Vec<Line> {
+        let mut lines = BTreeMap::<ShownWay, Vec<(f64, Spread)>>::new();
+        for ratio in &self.ratios {
+            let targets = ratio.metric.strip_prefix("space-idle-").and_then(|rest| rest.split(' ').next());
+            let Some(targets) = targets.and_then(|targets| targets.parse().ok()) else { continue };
+            let quell = ShownWay::new(Subject::Quell, &ratio.way);
+            for (way, cost) in [(quell, ratio.quell), (ratio.peers(), ratio.theirs)] {
+                lines.entry(way).or_default().push((targets, cost));
+            }
+        }
+        let mut lines: Vec<_> = lines.into_iter().map(|(way, points)| Line { way, points }).collect();
+        for line in &mut lines {
+            line.points.sort_by(|a, b| a.0.total_cmp(&b.0));
+            // Quell's is the same beside each peer.
+            line.points.dedup();
+        }
+        lines
     }
 }
 
@@ -148,30 +156,31 @@ fn amount(value: f64, unit: &str) -> String {
 }
 
 /// The versions that a document names, and what it calls them.
-const VERSIONS: [(&str, &str); 5] = [
+const VERSIONS: [(&str, &str); 6] = [
     ("guest_kernel", "guest's kernel"),
     ("peer_kernel", "KVM"),
     ("peer_newer_kernel_aarch64", "newer KVM on Arm"),
     ("peer_qemu", "KVM's QEMU"),
+    ("peer_xen", "Xen"),
     ("qemu", "the emulator"),
 ];
 
 /// The table, and a paragraph with date and versions. Ratios that miss their target are bold; those
 /// that differ from 1 by less than their spread are marked as equal.
 pub(super) fn markdown(results: &Results) -> String {
-    let mut out = "| | Quell | KVM | ratio | at most |\n|---|---|---|---|---|\n".to_owned();
+    let mut out = "| | Quell | peer | ratio | at most |\n|---|---|---|---|---|\n".to_owned();
     for ratio in &results.ratios {
         // The table is of instructions unless it says otherwise.
-        let sides = [ratio.quell, ratio.kvm].map(|side| cell(&amount(side.median, &ratio.unit)));
-        let [quell, kvm] = sides.each_ref().map(|side| side.trim_end_matches(" instructions"));
+        let sides = [ratio.quell, ratio.theirs].map(|side| cell(&amount(side.median, &ratio.unit)));
+        let [quell, theirs] = sides.each_ref().map(|side| side.trim_end_matches(" instructions"));
         // Writing to a string cannot fail.
         let _ = writeln!(
             out,
             "| {} | {} | {} ({}) | {} | {} |",
             cell(&ratio.name()),
             quell,
-            kvm,
-            cell(&ratio.peer_way),
+            theirs,
+            cell(&ratio.peers().title()),
             shown(ratio),
             ratio.target.map_or_else(String::new, |target| target.to_string()),
         );
@@ -218,7 +227,7 @@ pub(super) mod tests {
             .map(|&(metric, ratio, target)| {
                 json!({
                     "case": "flush", "metric": metric, "unit": "instructions", "way": "hypercall",
-                    "peer": "kvm", "peer_way": "hyperv", "quell": spread(ratio * 1000.0), "kvm": spread(1000.0),
+                    "peer": "kvm", "peer_way": "hyperv", "quell": spread(ratio * 1000.0), "theirs": spread(1000.0),
                     "pairs": [ratio], "ratio": spread(ratio), "equal": false, "target": target,
                     "verdict": "met",
                 })
@@ -231,9 +240,11 @@ pub(super) mod tests {
     fn ratios_become_rows_and_plots() {
         let value = results(&[("space-idle-8", 0.13, Some(0.1)), ("space-idle-64", 0.08, None)]);
         let results = Results::of(&value).expect("reads");
-        let medians = results.flush_costs().map(|line| {
-            line.points.iter().map(|(targets, spread)| (*targets, spread.median)).collect::<Vec<_>>()
-        });
+        let lines = results.flush_costs();
+        let medians: Vec<Vec<_>> = lines
+            .iter()
+            .map(|line| line.points.iter().map(|(targets, spread)| (*targets, spread.median)).collect())
+            .collect();
         assert_eq!(medians, [[(8.0, 130.0), (64.0, 80.0)], [(8.0, 1000.0), (64.0, 1000.0)]]);
         let section = results.section().expect("is made");
         for part in ["plot-ratios", "plot-flushes", "0.13", "0.12 – 0.16", "&lt;x&gt;", "130 instructions"]
@@ -273,7 +284,7 @@ pub(super) mod tests {
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines[2],
-            "| flush: a\\|b, hypercall | 500 | 1,000 (hyperv) | 0.50 (0.45 to 0.60) | 0.8 |"
+            "| flush: a\\|b, hypercall | 500 | 1,000 (KVM hyperv) | 0.50 (0.45 to 0.60) | 0.8 |"
         );
         assert!(lines[3].contains("| **1.40** (1.26 to 1.68) | 1 |"), "{text}");
         assert_eq!(lines[5], "Measured 2026-11-25; the emulator QEMU 7.");

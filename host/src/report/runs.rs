@@ -30,6 +30,7 @@ impl ShownWay {
         let subject = match self.subject {
             Subject::Quell => "Quell",
             Subject::Kvm => "KVM",
+            Subject::Xen => "Xen",
             Subject::Bare => "bare",
         };
         format!("{subject} {}", self.flushes)

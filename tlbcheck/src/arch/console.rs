@@ -10,7 +10,7 @@ use spin::{Mutex, Once};
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Report, Totals, reason};
 
-use super::this::{HAS_SECOND_PORT, text};
+use super::this::HAS_SECOND_PORT;
 
 /// The exit codes for the program that started the emulator.
 const CODE_GOOD: u8 = 0;
@@ -27,7 +27,7 @@ static OPEN: Mutex<(Report<Serial>, Option<Report<Serial>>)> =
 /// Opens the first port; keeps the command line.
 pub(super) fn open(line: &str) -> &'static str {
     CONSOLE.set_up();
-    OPEN.lock().0 = Report::new(text(), false);
+    OPEN.lock().0 = Report::new(CONSOLE.or_logged(), false);
     LINE.call_once(|| ArrayString::from(line).unwrap_or_default())
 }
 
@@ -37,9 +37,9 @@ pub(super) fn choose(options: &Options<'_>) {
     let mut reports = OPEN.lock();
     if HAS_SECOND_PORT && options.report_to_com2 {
         REPORTS.set_up();
-        reports.1 = Some(Report::new(REPORTS, options.json));
+        reports.1 = Some(Report::new(REPORTS.or_logged(), options.json));
     } else {
-        reports.0 = Report::new(text(), options.json);
+        reports.0 = Report::new(CONSOLE.or_logged(), options.json);
     }
 }
 
@@ -73,7 +73,7 @@ pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
             }
         }
         None => {
-            let _ = write!(text(), "\r\nBail out! {why}\r\n");
+            let _ = write!(CONSOLE.or_logged(), "\r\nBail out! {why}\r\n");
         }
     }
     leave(CODE_STOPPED)

@@ -49,4 +49,9 @@ impl Serial {
     pub const unsafe fn at(port: u16) -> Self {
         Uart(Ports(port))
     }
+
+    /// Itself, or where it is not there, [`LOGGED`]: Xen's PVH domains have no serial port.
+    pub fn or_logged(self) -> Self {
+        if self.is_there() { self } else { LOGGED }
+    }
 }

@@ -2,7 +2,7 @@
 
 use tlfs::{CallCode, Control, HvResult, Status};
 
-use super::case;
+use super::{case, settle};
 use crate::report::{Failure, Verdict, failure};
 use crate::{clock, hypercall};
 
@@ -22,6 +22,7 @@ const BANKS: usize = 4;
 /// started.
 pub(crate) fn flush(targets_max: u32) -> Verdict {
     hypercall::enable()?;
+    settle();
     for (name, targets) in IDLE.into_iter().filter(|(_, targets)| *targets <= targets_max) {
         let control = space_call(targets);
         let input = hypercall::input_address();

@@ -39,6 +39,7 @@ const WARM_UP: u32 = 200;
 
 pub(crate) fn exits() -> Verdict {
     hypercall::enable()?;
+    settle();
     single_exits();
     own_interrupts()?;
     round_trip()
@@ -64,6 +65,14 @@ fn time(mut operation: impl FnMut()) -> u64 {
         operation();
     }
     clock::now() - start
+}
+
+/// Exits that do not count. On Xen the first 2,000 take some 1,000 instructions more, also after a
+/// second in HLT; the cause is not known.
+fn settle() {
+    time(|| {
+        core::hint::black_box(__cpuid(0));
+    });
 }
 
 #[inline(always)]
@@ -103,8 +112,12 @@ fn own_interrupts() -> Verdict {
     interrupts::enable();
     case("self-ipi", || apic::write(apic::SELF_IPI, u64::from(VECTOR_TICK)));
     apic::write(apic::LVT_TIMER, LVT_TSC_DEADLINE | u64::from(VECTOR_TICK));
-    // A deadline of 1 has passed.
-    case("tsc-deadline", || apic::write(apic::TSC_DEADLINE, 1));
+    case("tsc-deadline", || {
+        let before = count(VECTOR_TICK);
+        // A deadline of 1 has passed. Xen's timer may fire a little later.
+        apic::write(apic::TSC_DEADLINE, 1);
+        while count(VECTOR_TICK) == before {}
+    });
     interrupts::disable();
     apic::write(apic::LVT_TIMER, apic::LVT_MASKED);
     let taken = count(VECTOR_TICK);
@@ -123,9 +136,10 @@ fn round_trip() -> Verdict {
             interrupts::disable();
         }
     });
+    let second = processors::id(SECOND).0 as usize;
     case("ipi-round-trip", || {
         let before = count(VECTOR_TICK);
-        apic::send_fixed(SECOND, VECTOR_ECHO);
+        apic::send_fixed(second, VECTOR_ECHO);
         while count(VECTOR_TICK) == before {
             interrupts::enable_and_hlt();
             interrupts::disable();
@@ -133,6 +147,6 @@ fn round_trip() -> Verdict {
     });
     ECHO_ENDS.store(true, Ordering::Release);
     // One more interrupt ends its HLT.
-    apic::send_fixed(SECOND, VECTOR_ECHO);
+    apic::send_fixed(second, VECTOR_ECHO);
     processors::join(SECOND)
 }

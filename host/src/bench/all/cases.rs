@@ -3,7 +3,10 @@
 use super::loops;
 use super::own::{EVERYWHERE, Own, on_each, own};
 use super::slots::{self, Slots};
-use super::way::{BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
+use super::way::{
+    BARE, FlushWay, HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, XEN_HYPERV, XEN_IPI,
+    XEN_PARAVIRTUAL,
+};
 use crate::bench::{devices, isolation, memslot, migrate, running, unmap};
 use crate::machine::bochs::Bochs;
 use crate::machine::kvm::Vendor;
@@ -77,13 +80,13 @@ pub(crate) struct Metric {
     pub(crate) factor: f64,
 }
 
-/// Compares one of Quell's numbers with the best of some of the peer's ways.
+/// Compares one of Quell's numbers with the best of some of a peer's ways.
 #[derive(Clone, Copy)]
 pub(crate) struct Comparison {
     pub(crate) metric: &'static str,
     pub(crate) quell: FlushWay,
     pub(crate) peers: &'static [FlushWay],
-    /// The maximum of the ratio.
+    /// The maximum of the ratio, if KVM is the peer.
     pub(crate) target: Option<f64>,
 }
 
@@ -93,10 +96,19 @@ pub(crate) const SECONDS: &str = "s";
 pub(crate) const INSTRUCTIONS: &str = "instructions";
 pub(crate) const CYCLES: &str = "cycles";
 
+impl Comparison {
+    /// Those of its peers' ways that are this one's.
+    pub(super) fn of(&self, peer: Subject) -> impl Iterator<Item = FlushWay> {
+        self.peers.iter().copied().filter(move |way| way.subject() == peer)
+    }
+}
+
 const LINUX_WAYS: &[FlushWay] = &FlushWay::ALL;
 /// For bare guests, which use Hyper-V's interface, and for cases that do not measure flushes.
 pub(super) const TWO_WAYS: &[FlushWay] = &[HYPERCALL, KVM_HYPERV];
-const KVM_WAYS: &[FlushWay] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL];
+/// For bare guests that a domain of Xen can be, too.
+const BARE_WAYS: &[FlushWay] = &[HYPERCALL, KVM_HYPERV, XEN_HYPERV];
+const PEERS: &[FlushWay] = &[KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, XEN_IPI, XEN_PARAVIRTUAL];
 
 pub(super) const fn end(
     name: &'static str,
@@ -116,9 +128,14 @@ pub(super) const fn compare(
     Comparison { metric, quell, peers, target }
 }
 
-/// Compares bare guests, and cases that do not measure flushes.
+/// Compares bare guests, and cases that do not measure flushes, with KVM alone.
 pub(super) const fn relative(metric: &'static str, target: Option<f64>) -> Comparison {
     compare(metric, HYPERCALL, &[KVM_HYPERV], target)
+}
+
+/// Compares bare guests with those of both peers.
+const fn bare(metric: &'static str, target: Option<f64>) -> Comparison {
+    compare(metric, HYPERCALL, &[KVM_HYPERV, XEN_HYPERV], target)
 }
 
 const THRASH: &[Metric] = &[
@@ -127,10 +144,10 @@ const THRASH: &[Metric] = &[
     end("guest.tlb_ipis", "count", "/tlb_ipis", 1.0),
 ];
 const THRASH_RATIOS: &[Comparison] =
-    &[compare("real", HYPERCALL, KVM_WAYS, None), compare("real", IPI, &[KVM_IPI], None)];
+    &[compare("real", HYPERCALL, PEERS, None), compare("real", IPI, &[KVM_IPI], None)];
 /// The targets are for 8 vCPUs on 2 CPUs.
 const THRASH_TARGETS: &[Comparison] =
-    &[compare("real", HYPERCALL, KVM_WAYS, Some(0.3)), compare("real", IPI, &[KVM_IPI], Some(0.6))];
+    &[compare("real", HYPERCALL, PEERS, Some(0.3)), compare("real", IPI, &[KVM_IPI], Some(0.6))];
 
 /// A command in a guest of 512 MiB on 2 CPUs.
 pub(super) const fn linux(vcpus: u32, command: &'static str, metrics: &'static [Metric]) -> Linux {
@@ -181,8 +198,8 @@ const AMD64: &[Case] = &[
         "boot",
         "boot to the guest's first process, 2 vCPUs on 2 CPUs",
         Work::Linux(linux(2, "true", &[])),
-        &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL, BARE],
-        &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], Some(0.8))],
+        &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL, XEN_IPI, XEN_PARAVIRTUAL, BARE],
+        &[compare(USERSPACE, HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL, XEN_IPI, XEN_PARAVIRTUAL], Some(0.8))],
     ),
     thrash(
         "thrash-2:2",
@@ -227,11 +244,11 @@ const AMD64: &[Case] = &[
         "shootdown",
         "tlbcheck's flushes of another CPU, by each of its back ends",
         Work::Tlbcheck(Tlbcheck { cpus: 2, samples: 51, targets: "spin" }),
-        TWO_WAYS,
+        BARE_WAYS,
         &[
-            relative("hypercall-2:1 initiator", None),
-            relative("hypercall-2:all initiator", None),
-            relative("ipi-serial-2:1 initiator", None),
+            bare("hypercall-2:1 initiator", None),
+            bare("hypercall-2:all initiator", None),
+            bare("ipi-serial-2:1 initiator", None),
         ],
     ),
     native("shootdown-native", "spin"),
@@ -240,26 +257,22 @@ const AMD64: &[Case] = &[
         "exits",
         "instructions of single exits, exit and entry included",
         Work::Probe { cmdline: "bench=exits", vcpus: 2 },
-        TWO_WAYS,
+        BARE_WAYS,
         &[
-            relative("cpuid", EXIT_MAX),
-            relative("hypercall", EXIT_MAX),
-            relative("port-out", EXIT_MAX),
-            relative("self-ipi", EXIT_MAX),
-            relative("tsc-deadline", EXIT_MAX),
-            relative("ipi-round-trip", EXIT_MAX),
+            bare("cpuid", EXIT_MAX),
+            bare("hypercall", EXIT_MAX),
+            bare("port-out", EXIT_MAX),
+            bare("self-ipi", EXIT_MAX),
+            bare("tsc-deadline", EXIT_MAX),
+            bare("ipi-round-trip", EXIT_MAX),
         ],
     ),
     case(
         "flush",
         "instructions of a flush hypercall whose targets are not running",
         Work::Probe { cmdline: "bench=flush count=64", vcpus: 65 },
-        TWO_WAYS,
-        &[
-            relative("space-idle-1", FLUSH_MAX),
-            relative("space-idle-8", FLUSH_MAX),
-            relative("space-idle-64", FLUSH_MAX),
-        ],
+        BARE_WAYS,
+        &[bare("space-idle-1", FLUSH_MAX), bare("space-idle-8", FLUSH_MAX), bare("space-idle-64", FLUSH_MAX)],
     ),
     case(
         "flush-254",
@@ -303,6 +316,7 @@ impl Work {
         let (quell, kvm) = match self {
             Self::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
             Self::Linux(_) if matches!(way, FlushWay::KvmOnArm(_)) => (120, 240),
+            Self::Linux(_) if way.subject() == Subject::Xen => (120, 400),
             // Its machines hang now and then; good ones take at most 22 s on idle cores.
             Self::Linux(_) => (120, 100),
             Self::Probe { vcpus, .. } if *vcpus >= MANY => (120, 1200),
@@ -340,6 +354,18 @@ impl Case {
     /// Whose processor it is measured on, if that is this computer's own.
     pub(crate) const fn by_kvm(&self) -> Option<Vendor> {
         if let Platform::Kvm(vendor) = self.ways[0].platform() { Some(vendor) } else { None }
+    }
+
+    /// Why it is not compared with `peer`, if it is with another.
+    pub(super) fn lacks(&self, peer: Subject) -> Option<&'static str> {
+        let is_there = self.comparisons.is_empty() || self.ways.iter().any(|way| way.subject() == peer);
+        let why = match &self.work {
+            Work::Linux(Linux { has_rom: true, .. }) => "a PVH or PV domain has no such device",
+            Work::Probe { vcpus: 129.., .. } => "a PVH domain has at most 128 vCPUs",
+            Work::Slots(_) => "no monitor of ours makes its calls",
+            _ => "its machine is QEMU's PC",
+        };
+        (!is_there).then_some(why)
     }
 
     /// The number of times it is run if `runs` rounds are requested.

@@ -7,6 +7,7 @@ use super::own::{EVERYWHERE, Own, on_each, own};
 use super::removal::{self, DELETE, ENABLE, FETCH};
 use super::way::{
     BARE, FlushWay, HYPERCALL, KVM_HYPERV, KVM_NEWER, KVM_PARAVIRTUAL, KVM_STOCK, ON_ARM, QUELL_ON_ARM,
+    XEN_IPI, XEN_PARAVIRTUAL,
 };
 use crate::bench::{boot, counts};
 use crate::prelude::*;
@@ -87,8 +88,12 @@ pub(super) const LOOPS: Case = case(
                   mixed --jobs 4 --tasks 16 --report /dev/report",
         &METRICS,
     )),
-    &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL],
-    &compared(HYPERCALL, &[KVM_HYPERV, KVM_PARAVIRTUAL], [1.0, 0.8, 0.8, 1.0, 1.0, 1.0, 0.8, 0.8, 0.8, 1.0]),
+    &[HYPERCALL, KVM_HYPERV, KVM_PARAVIRTUAL, XEN_IPI, XEN_PARAVIRTUAL],
+    &compared(
+        HYPERCALL,
+        &[KVM_HYPERV, KVM_PARAVIRTUAL, XEN_IPI, XEN_PARAVIRTUAL],
+        [1.0, 0.8, 0.8, 1.0, 1.0, 1.0, 0.8, 0.8, 0.8, 1.0],
+    ),
 );
 
 /// On Arm flushes reach other vCPUs without an exit, so this only checks that nothing is slower.

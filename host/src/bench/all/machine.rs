@@ -8,11 +8,13 @@ use super::watch::Watch;
 use super::way::{FlushWay, ON_ARM};
 use crate::bench::lab::{self, BARE_MEMORY};
 use crate::cli::{AllArgs, SizeArgs};
+use crate::guest::cache::Xen;
 use crate::guest::peer::Flushes;
 use crate::guest::peer::arm::Outer;
 use crate::guest::{cache, peer, vmm};
 use crate::machine::process::Outcome;
 use crate::prelude::*;
+use crate::results::Facts;
 use hostlink::config::NestedPage;
 
 /// The number of deaths of machines without Quell after which a run has failed.
@@ -20,7 +22,7 @@ pub(crate) const DEATHS_MAX: usize = 3;
 /// The guest reports how its kernel flushes before it does anything else.
 const SAYS_HOW: &str = "says() { dmesg | grep -q \"$1\" && echo true || echo false; }\n\
     echo \"{\\\"event\\\":\\\"flushes\\\",\\\"hyperv\\\":$(says 'Using hypercall for remote TLB flush'),\
-    \\\"kvm\\\":$(says 'KVM setup pv remote TLB flush')}\" >/dev/report\n";
+    \\\"own\\\":$(says 'KVM setup pv remote TLB flush\\|Hypervisor detected: Xen PV')}\" >/dev/report\n";
 
 pub(crate) struct Runner<'a> {
     pub(crate) lab: lab::Lab<'a>,
@@ -80,9 +82,12 @@ pub(crate) struct Setup {
     cmdline: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     command: Option<String>,
-    /// For the peer: QEMU's command line, and that of the kernel around it.
+    /// For the peer: QEMU's command line, or a domain's configuration; and the command line of the
+    /// kernel around it, or of Xen.
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_qemu: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_domain: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     peer_cmdline: Option<String>,
     /// The package of that kernel, where there are several.
@@ -140,6 +145,10 @@ impl Runner<'_> {
         let guest = self.guest(case, way)?;
         let spec = self.spec(case, way, &guest)?;
         let (peer_qemu, peer_cmdline) = Self::peer(case, way, &guest);
+        let peer_domain = match way {
+            FlushWay::Xen(flushes) => Some(peer::xen::domain(&guest, flushes, spec.cpus - 1)),
+            _ => None,
+        };
         let clock = if spec.clock == Clock::Instructions { ", counting instructions" } else { "" };
         Ok(Setup {
             case: case.name.to_owned(),
@@ -154,6 +163,7 @@ impl Runner<'_> {
             },
             command: self.command(case, way),
             peer_qemu,
+            peer_domain,
             peer_cmdline,
             peer_kernel: self.peer_kernel(way)?,
         })
@@ -186,6 +196,7 @@ impl Runner<'_> {
     fn peer(case: &Case, way: FlushWay, guest: &Guest) -> (Option<String>, Option<String>) {
         let of_pc = || Some(peer::cmdline(way.platform()));
         match (way.under_kvm(), &case.work) {
+            (None, _) if way.subject() == Subject::Xen => (None, Some(peer::xen::cmdline())),
             (Some(_), Work::Slots(_)) => (None, of_pc()),
             (Some(flushes), work) => (Some(peer::qemu(&guest.under_kvm(flushes, has_rom(work)))), of_pc()),
             (None, _) if way.is_peer() => (
@@ -194,6 +205,17 @@ impl Runner<'_> {
             ),
             (None, _) => (None, None),
         }
+    }
+
+    /// The versions of everything that runs in these ways.
+    pub(super) fn versions(&self, ways: &[FlushWay]) -> Result<Facts> {
+        let mut versions = self.lab.versions(ways)?;
+        if ways.iter().any(|way| way.subject() == Subject::Xen) {
+            let Xen { kernel, xl, .. } = cache::xen(self.args.xen.unwrap_or_default())?;
+            let both = [("peer_xen", xl.version), ("peer_first_domain", kernel.version)];
+            versions.extend(both.map(|(name, version)| (name.to_owned(), version)));
+        }
+        Ok(versions)
     }
 
     fn peer_kernel(&self, way: FlushWay) -> Result<Option<String>> {
@@ -219,6 +241,7 @@ impl Runner<'_> {
                 let stock = self.lab.stock(platform.arch())?;
                 let SizeArgs { vcpus, memory, .. } = self.size(linux);
                 let guest = lab::linux(stock, platform, stock.initrd(command.as_deref()), vcpus);
+                let guest = if let FlushWay::Xen(_) = way { peer::xen::guest(guest) } else { guest };
                 let words = [Some(guest.cmdline.as_str()), self.args.append.as_deref()];
                 let cmdline = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
                 Guest { memory, cmdline, ..guest }
@@ -265,6 +288,10 @@ impl Runner<'_> {
                 let inner = guest.under_kvm(flushes, has_rom(&case.work));
                 stock()?.with_kvm(way.platform(), &inner, cpus, clock, directory)
             }
+            (_, FlushWay::Xen(flushes)) => Ok(Spec {
+                clock,
+                ..peer::xen::spec(self.args.xen.unwrap_or_default(), guest, flushes, cpus, directory)?
+            }),
             (_, FlushWay::KvmOnArm(kernel)) => {
                 let inner = guest.under_kvm(Flushes::Own, false);
                 let memory = peer::without_files(&inner);

@@ -33,7 +33,7 @@ pub(crate) struct Ratio {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) quell: Option<Spread>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) kvm: Option<Spread>,
+    pub(crate) theirs: Option<Spread>,
     /// The ratio in each round that has both, in order of rounds.
     pub(crate) pairs: Vec<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,35 +45,38 @@ pub(crate) struct Ratio {
     pub(crate) verdict: Verdict,
 }
 
-pub(crate) fn ratios(case: &'static Case, runs: &[Run]) -> Vec<Ratio> {
-    case.comparisons.iter().map(|comparison| ratio(case, comparison, runs)).collect()
+pub(crate) fn ratios(case: &'static Case, peer: Subject, runs: &[Run]) -> Vec<Ratio> {
+    let compared = case.comparisons.iter().filter(|comparison| comparison.of(peer).next().is_some());
+    compared.map(|comparison| ratio(case, comparison, peer, runs)).collect()
 }
 
-fn ratio(case: &'static Case, comparison: &Comparison, runs: &[Run]) -> Ratio {
+fn ratio(case: &'static Case, comparison: &Comparison, peer: Subject, runs: &[Run]) -> Ratio {
     let numbers = |way| series(case, way, comparison.metric, runs);
     let quell = numbers(comparison.quell);
-    let peers = comparison.peers.iter().map(|way| (*way, numbers(*way)));
+    let peers = comparison.of(peer).map(|way| (way, numbers(way)));
     let best = peers
         .filter_map(|(way, numbers)| Some((spread(&numbers)?.median, way, numbers)))
         .min_by(|left, right| left.0.total_cmp(&right.0));
-    let (peer_way, kvm) = best.map_or((None, Vec::new()), |(_, way, numbers)| (Some(way.flushes()), numbers));
-    let pairs: Vec<f64> = pair(&quell, &kvm);
+    let (peer_way, theirs) =
+        best.map_or((None, Vec::new()), |(_, way, numbers)| (Some(way.flushes()), numbers));
+    let pairs: Vec<f64> = pair(&quell, &theirs);
     let ratio = Spread::of(&pairs);
     let equal = ratio.is_some_and(Spread::is_equal);
+    let target = comparison.target.filter(|_| peer == Subject::Kvm);
     Ratio {
         case: case.name,
         metric: comparison.metric,
         unit: unit(case, comparison.metric, runs),
         way: comparison.quell.flushes(),
-        peer: Subject::Kvm,
+        peer,
         peer_way,
         quell: spread(&quell),
-        kvm: spread(&kvm),
+        theirs: spread(&theirs),
         pairs,
         ratio,
         equal,
-        target: comparison.target,
-        verdict: verdict(ratio, equal, comparison.target),
+        target,
+        verdict: verdict(ratio, equal, target),
     }
 }
 
@@ -116,7 +119,7 @@ fn unit(case: &Case, metric: &str, runs: &[Run]) -> Option<String> {
 mod tests {
     use super::super::cases::CASES;
     use super::super::record::tests::run;
-    use super::super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL};
+    use super::super::way::{HYPERCALL, IPI, KVM_HYPERV, KVM_IPI, KVM_PARAVIRTUAL, XEN_PARAVIRTUAL};
     use super::*;
 
     fn thrash() -> &'static Case {
@@ -147,16 +150,20 @@ mod tests {
             for (way, real) in [(HYPERCALL, 0.3), (KVM_HYPERV, 2.7), (KVM_PARAVIRTUAL, 1.2), (KVM_IPI, 2.0)] {
                 runs.push(run(thrash(), way, round, Some(("real", real))));
             }
+            runs.push(run(thrash(), XEN_PARAVIRTUAL, round, Some(("real", 0.6))));
             runs.push(run(thrash(), IPI, round, (round != 2).then_some(("real", 1.6))));
         }
-        let [by_call, by_ipi] = &ratios(thrash(), &runs)[..] else { panic!("two comparisons") };
+        let [by_call, by_ipi] = &ratios(thrash(), Subject::Kvm, &runs)[..] else { panic!("two comparisons") };
         assert_eq!(
             (by_call.peer_way, by_call.verdict, by_call.pairs.len()),
             (Some("paravirtual"), Verdict::Met, 3)
         );
         assert!((by_call.ratio.expect("is one").median - 0.25).abs() < 1e-9);
         assert_eq!((by_ipi.peer_way, by_ipi.verdict, by_ipi.pairs.len()), (Some("ipi"), Verdict::Missed, 2));
-        assert_eq!(ratios(thrash(), &runs[..1])[0].verdict, Verdict::Unmeasured);
+        assert_eq!(ratios(thrash(), Subject::Kvm, &runs[..1])[0].verdict, Verdict::Unmeasured);
+        let [beside_xen] = &ratios(thrash(), Subject::Xen, &runs)[..] else { panic!("one comparison") };
+        assert_eq!((beside_xen.peer, beside_xen.peer_way), (Subject::Xen, Some("paravirtual")));
+        assert_eq!((beside_xen.verdict, beside_xen.target), (Verdict::Less, None), "targets are for KVM");
     }
 
     #[test]

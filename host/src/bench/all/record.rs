@@ -196,8 +196,9 @@ impl Record {
         self.runs.iter().map(|run| run.deaths.len()).sum()
     }
 
-    pub(crate) fn ratios(&self, cases: &[&'static Case]) -> Vec<Ratio> {
-        cases.iter().flat_map(|case| pairs::ratios(case, &self.runs)).collect()
+    pub(crate) fn ratios(&self, cases: &[&'static Case], peer: Subject) -> Vec<Ratio> {
+        let compared = cases.iter().filter(|case| case.lacks(peer).is_none());
+        compared.flat_map(|case| pairs::ratios(case, peer, &self.runs)).collect()
     }
 
     /// The budgets of these cases, as far as Quell has run them.
@@ -230,16 +231,17 @@ impl Record {
         samples.rows().to_vec()
     }
 
-    /// Replaces the file. Compares all cases that the peer has run.
+    /// Replaces the file. Compares all cases that a peer has run.
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
-        let peer_ran =
-            |case: &&Case| self.runs.iter().any(|run| run.case == case.name && run.subject != Subject::Quell);
-        let compared: Vec<_> = CASES.iter().filter(peer_ran).collect();
+        let ratios = [Subject::Kvm, Subject::Xen].into_iter().flat_map(|peer| {
+            let ran = |case: &&Case| self.runs.iter().any(|run| run.case == case.name && run.subject == peer);
+            self.ratios(&CASES.iter().filter(ran).collect::<Vec<_>>(), peer)
+        });
         let document = Document {
             record: self,
             deaths: self.deaths(),
             rows: self.rows(&CASES.iter().collect::<Vec<_>>(), false),
-            ratios: self.ratios(&compared),
+            ratios: ratios.collect(),
             limits: self.limits(&CASES.iter().collect::<Vec<_>>()),
         };
         results::replace(path, &document)

@@ -4,7 +4,6 @@ use super::Step;
 use super::cases::Case;
 use super::pairs::{Ratio, Verdict, series, spread};
 use super::record::Run;
-use super::way::{BARE, FlushWay};
 use crate::prelude::*;
 use crate::results::{Row, significant};
 use comfy_table::Table;
@@ -84,7 +83,8 @@ fn bare(value: f64) -> String {
     }
 }
 
-pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Run]) {
+/// What is compared with `peer`, and what is not, and why.
+pub(crate) fn print_ratios(ratios: &[Ratio], peer: Subject, cases: &[&'static Case], runs: &[Run]) {
     let rows = ratios.iter().map(|ratio| {
         let unit = ratio.unit.as_deref().unwrap_or_default();
         let dash = || "–".to_owned();
@@ -99,7 +99,9 @@ pub(crate) fn print_ratios(ratios: &[Ratio], cases: &[&'static Case], runs: &[Ru
             word(ratio).to_owned(),
         ]
     });
-    println!("{}", table(["", "quell", "kvm", "ratio", "at most", ""], rows));
+    let lacking = cases.iter().filter_map(|case| Some((case.name, case.lacks(peer)?)));
+    let lacking = lacking.map(|(name, why)| [name, "", why, "", "", "not there"].map(str::to_owned));
+    println!("{}", table(["", "quell", peer.name(), "ratio", "at most", ""], rows.chain(lacking)));
 }
 
 fn label(case: &Case, ratio: &Ratio) -> String {
@@ -114,8 +116,8 @@ fn label(case: &Case, ratio: &Ratio) -> String {
 /// All the peer's ways that a comparison covers, a line each, the best one marked.
 fn peers(case: &Case, ratio: &Ratio, unit: &str, runs: &[Run]) -> String {
     let of = case.comparisons.iter().filter(|c| c.metric == ratio.metric && c.quell.flushes() == ratio.way);
-    let lines = of.flat_map(|comparison| comparison.peers).map(|way| {
-        let spread = spread(&series(case, *way, ratio.metric, runs));
+    let lines = of.flat_map(|comparison| comparison.of(ratio.peer)).map(|way| {
+        let spread = spread(&series(case, way, ratio.metric, runs));
         let text = spread.map_or_else(|| "–".to_owned(), |spread| numbers(spread, unit));
         format!("{} {text}", way.flushes())
     });
@@ -164,11 +166,13 @@ fn headed(columns: &[String]) -> Vec<String> {
 }
 
 pub(crate) fn print_failures(runs: &[Run]) {
-    for way in FlushWay::ALL.into_iter().chain(FlushWay::ALL_ON_ARM).chain([BARE]) {
-        let of_way: Vec<_> = runs.iter().filter(|run| way.is(run.subject, &run.way)).collect();
-        let (made, deaths) = (of_way.len(), of_way.iter().map(|run| run.deaths.len()).sum::<usize>());
+    let ways: BTreeSet<_> = runs.iter().map(|run| (run.subject, &run.way)).collect();
+    for (subject, way) in ways {
+        let of_way = runs.iter().filter(|run| (run.subject, &run.way) == (subject, way));
+        let (made, deaths) = of_way.fold((0, 0), |(made, deaths), run| (made + 1, deaths + run.deaths.len()));
         if deaths != 0 {
-            println!("{}: {deaths} machines died or hung in {made} runs, which were repeated", way.title());
+            let who = subject.name();
+            println!("{who} {way}: {deaths} machines died or hung in {made} runs, which were repeated");
         }
     }
     for run in runs {

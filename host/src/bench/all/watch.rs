@@ -71,7 +71,7 @@ impl<'a> Watch<'a> {
             "boot" => self.add(USERSPACE, SECONDS, since.as_secs_f64()),
             "flushes" => {
                 let says = |what: &str| report[what].as_bool().unwrap_or(false);
-                self.logged = Some(Logged { hyperv: says("hyperv"), kvm: says("kvm") });
+                self.logged = Some(Logged { hyperv: says("hyperv"), own: says("own") });
             }
             _ => {}
         }
@@ -156,7 +156,7 @@ mod tests {
     fn thrash(hyperv: bool) -> [Value; 4] {
         [
             json!({"event": "boot"}),
-            json!({"event": "flushes", "hyperv": hyperv, "kvm": false}),
+            json!({"event": "flushes", "hyperv": hyperv, "own": false}),
             json!({"event": "end", "real": 0.5, "sys": 1.5, "tlb_ipis": 0}),
             json!({"event": "exit", "status": 0}),
         ]

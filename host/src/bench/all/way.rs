@@ -16,6 +16,8 @@ use sha2::{Digest, Sha256};
 pub(crate) enum FlushWay {
     Quell(FlushMode),
     Kvm(Flushes),
+    /// In a domain of Xen.
+    Xen(Flushes),
     /// On another platform than QEMU's PC: on Arm guests flush by their own instructions.
     QuellOn(Platform),
     /// No hypervisor: the guest has the machine itself.
@@ -34,18 +36,22 @@ pub(crate) const BARE: FlushWay = FlushWay::Bare(Platform::X86_64);
 pub(crate) const KVM_HYPERV: FlushWay = FlushWay::Kvm(Flushes::HyperV);
 pub(crate) const KVM_IPI: FlushWay = FlushWay::Kvm(Flushes::Ipi);
 pub(crate) const KVM_PARAVIRTUAL: FlushWay = FlushWay::Kvm(Flushes::Paravirtual);
+pub(crate) const XEN_HYPERV: FlushWay = FlushWay::Xen(Flushes::HyperV);
+pub(crate) const XEN_IPI: FlushWay = FlushWay::Xen(Flushes::Ipi);
+pub(crate) const XEN_PARAVIRTUAL: FlushWay = FlushWay::Xen(Flushes::Paravirtual);
 pub(crate) const QUELL_ON_ARM: FlushWay = FlushWay::QuellOn(Platform::Aarch64(ON_ARM));
 pub(crate) const KVM_STOCK: FlushWay = FlushWay::KvmOnArm(Kernel::Stock);
 pub(crate) const KVM_NEWER: FlushWay = FlushWay::KvmOnArm(Kernel::Newer);
 
 impl FlushWay {
-    /// All ways of AMD64, ordered so that Quell and its peer take turns.
-    pub(crate) const ALL: [Self; 5] = [HYPERCALL, KVM_HYPERV, IPI, KVM_IPI, KVM_PARAVIRTUAL];
+    /// All ways of a Linux guest on AMD64, ordered so that Quell and a peer take turns.
+    pub(crate) const ALL: [Self; 7] =
+        [HYPERCALL, KVM_HYPERV, XEN_PARAVIRTUAL, IPI, KVM_IPI, XEN_IPI, KVM_PARAVIRTUAL];
     pub(crate) const ALL_ON_ARM: [Self; 3] = [QUELL_ON_ARM, KVM_STOCK, KVM_NEWER];
 
     pub(crate) const fn platform(self) -> Platform {
         match self {
-            Self::Quell(_) | Self::Kvm(_) => Platform::X86_64,
+            Self::Quell(_) | Self::Kvm(_) | Self::Xen(_) => Platform::X86_64,
             Self::QuellOn(platform) | Self::Bare(platform) => platform,
             Self::KvmOn(bochs) => Platform::Bochs(bochs),
             Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
@@ -66,6 +72,7 @@ impl FlushWay {
         match self {
             Self::Quell(_) | Self::QuellOn(_) => Subject::Quell,
             Self::Kvm(_) | Self::KvmOn(_) | Self::KvmOnArm(_) => Subject::Kvm,
+            Self::Xen(_) => Subject::Xen,
             Self::Bare(_) => Subject::Bare,
         }
     }
@@ -76,7 +83,7 @@ impl FlushWay {
     }
 
     pub(crate) const fn is_peer(self) -> bool {
-        matches!(self, Self::Kvm(_) | Self::KvmOn(_) | Self::KvmOnArm(_))
+        matches!(self.subject(), Subject::Kvm | Subject::Xen)
     }
 
     /// How a PC's guest flushes under KVM.
@@ -84,7 +91,7 @@ impl FlushWay {
         match self {
             Self::Kvm(flushes) => Some(flushes),
             Self::KvmOn(_) => Some(Flushes::HyperV),
-            Self::Quell(_) | Self::QuellOn(_) | Self::Bare(_) | Self::KvmOnArm(_) => None,
+            Self::Quell(_) | Self::Xen(_) | Self::QuellOn(_) | Self::Bare(_) | Self::KvmOnArm(_) => None,
         }
     }
 
@@ -100,7 +107,7 @@ impl FlushWay {
                 "hypercall"
             }
             Self::Quell(FlushMode::Ipi) => "ipi",
-            Self::Kvm(flushes) => flushes.name(),
+            Self::Kvm(flushes) | Self::Xen(flushes) => flushes.name(),
             Self::KvmOn(_) => Flushes::HyperV.name(),
             // Then the guest is KVM's.
             Self::Bare(Platform::Kvm(_)) => Flushes::Paravirtual.name(),
@@ -114,19 +121,14 @@ impl FlushWay {
     }
 
     /// Whether a Linux guest's log must say that it flushes by Hyper-V's hypercalls, and whether it
-    /// must say that it flushes by KVM's interface.
+    /// must say that it flushes by its hypervisor's own interface.
     pub(crate) const fn logged(self) -> Logged {
-        let (hyperv, kvm) = match self {
+        let (hyperv, own) = match self {
             HYPERCALL | KVM_HYPERV | Self::QuellOn(Platform::Kvm(_)) => (true, false),
-            Self::Kvm(Flushes::Paravirtual) | Self::Bare(Platform::Kvm(_)) => (false, true),
-            Self::Quell(FlushMode::Ipi)
-            | Self::Kvm(Flushes::Ipi | Flushes::Own)
-            | Self::QuellOn(_)
-            | Self::Bare(_)
-            | Self::KvmOn(_)
-            | Self::KvmOnArm(_) => (false, false),
+            KVM_PARAVIRTUAL | XEN_PARAVIRTUAL | Self::Bare(Platform::Kvm(_)) => (false, true),
+            _ => (false, false),
         };
-        Logged { hyperv, kvm }
+        Logged { hyperv, own }
     }
 }
 
@@ -134,7 +136,7 @@ impl FlushWay {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Logged {
     pub(crate) hyperv: bool,
-    pub(crate) kvm: bool,
+    pub(crate) own: bool,
 }
 
 const HASH_BYTES: usize = 8;
@@ -192,7 +194,6 @@ mod tests {
     fn each_architecture_has_its_ways() {
         assert!(FlushWay::ALL.iter().all(|way| way.platform() == Platform::X86_64));
         assert!(FlushWay::ALL_ON_ARM.iter().all(|way| way.platform() == Platform::Aarch64(ON_ARM)));
-        assert!(FlushWay::ALL_ON_ARM.iter().all(|way| way.is_peer() == (way.subject() == Subject::Kvm)));
     }
 
     #[test]
@@ -205,8 +206,10 @@ mod tests {
 
     #[test]
     fn quell_and_its_peer_take_turns() {
-        for pair in FlushWay::ALL[..4].windows(2) {
-            assert_ne!(pair[0].is_peer(), pair[1].is_peer(), "{pair:?}");
+        for other in [Subject::Kvm, Subject::Xen] {
+            let ways = FlushWay::ALL.iter().filter(|way| way.subject() != other);
+            let turns: Vec<_> = ways.map(|way| way.is_peer()).take(4).collect();
+            assert_eq!(turns, [false, true, false, true], "without {other:?}");
         }
         let titles: Vec<_> =
             [&FlushWay::ALL[..], &FlushWay::ALL_ON_ARM].concat().into_iter().map(FlushWay::title).collect();

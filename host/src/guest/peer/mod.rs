@@ -44,9 +44,12 @@ pub(crate) const STARTS: &str = "peer-starts";
 pub(crate) enum Flushes {
     /// By Hyper-V's hypercalls.
     HyperV,
-    /// With Hyper-V's interface, but by IPIs: the hypercalls for flushes are not offered.
+    /// By IPIs. On KVM with Hyper-V's interface, but the hypercalls for flushes are not offered; on
+    /// Xen in a PVH domain, where IPIs are events.
     Ipi,
-    /// By KVM's own interface: an IPI for each vCPU that runs, and a mark for each other one.
+    /// By the hypervisor's own interface. On KVM an IPI for each vCPU that runs, and a mark for
+    /// each other one; on Xen the calls of a PV domain, which interrupt CPUs that may have its
+    /// entries.
     Paravirtual,
     /// On Arm: by the guest's own instructions, which reach all processors.
     Own,

@@ -1,10 +1,11 @@
-//! Xen in the emulated machine: its first domain, of unpacked packages, starts a PVH domain. What
-//! that writes is in Xen's log, which is on the machine's console.
+//! Xen in the emulated machine: its first domain, of unpacked packages, starts another. What that
+//! writes is in Xen's log, which is on the machine's console, or on the first domain's, which is
+//! there, too.
 
 use super::super::cache::{self, TOOLS, Xen, XenVersion};
 use super::super::cpio::Archive;
 use super::super::initramfs;
-use super::with_files;
+use super::{Flushes, STARTS, VCPU_MEMORY, with_files};
 use crate::machine::payload::Payload;
 use crate::prelude::*;
 
@@ -23,27 +24,43 @@ const LINUX: &str = "console=hvc0 quiet panic=-1";
 /// The first CPU is the first domain's alone and executes no VMRUN: in QEMU it must not
 /// (`docs/qemu.md`). QEMU 7.2 takes an IRET from ring 3 to ring 3 for a violation of SMAP, so only
 /// HVM domains have that.
-fn cmdline() -> String {
+pub(crate) fn cmdline() -> String {
     let memory = DOM0_MEMORY / MIB;
     format!(
         "console=com1 com1=115200,8n1 loglvl=warning guest_loglvl=all dom0_mem={memory}M,max:{memory}M \
-         dom0_max_vcpus=1 dom0_vcpus_pin smap=hvm"
+         dom0_max_vcpus=1 dom0_vcpus_pin smap=hvm xsave=0"
     )
 }
 
-/// The domain. QEMU 7.2 reports an intercepted RDTSCP as RDTSC, so the TSC is not intercepted.
-fn domain(guest: &Guest, cpus: u32) -> String {
+/// The domain: PV if it is to flush by Xen's own calls, else PVH. QEMU 7.2 reports an intercepted
+/// RDTSCP as RDTSC, so the TSC is not intercepted.
+pub(crate) fn domain(guest: &Guest, flushes: Flushes, cpus: u32) -> String {
+    let mode = if flushes == Flushes::Paravirtual { "pv" } else { "pvh" };
+    let ramdisk = guest.initrd.as_ref().map_or("", |_| "ramdisk = \"/initrd\"\n");
     format!(
-        "type = \"pvh\"\nname = \"guest\"\nkernel = \"/kernel\"\nextra = \"{}\"\nmemory = {}\nvcpus = {cpus}\n\
-         cpus = \"1-{cpus}\"\ntsc_mode = \"native\"\non_poweroff = \"destroy\"\non_reboot = \"destroy\"\n\
-         on_crash = \"destroy\"\n",
+        "type = \"{mode}\"\nname = \"guest\"\nkernel = \"/kernel\"\n{ramdisk}extra = \"{}\"\nmemory = {}\n\
+         vcpus = {}\ncpus = \"1-{cpus}\"\ntsc_mode = \"native\"\non_poweroff = \"destroy\"\n\
+         on_reboot = \"destroy\"\non_crash = \"destroy\"\n",
         guest.cmdline,
-        guest.memory / MIB
+        guest.memory / MIB,
+        guest.vcpus
     )
 }
 
-/// A machine whose Xen runs `guest`, with as many vCPUs as CPUs.
-pub(crate) fn spec(version: XenVersion, guest: &Guest, cpus: u32, directory: &Path) -> Result<Spec> {
+/// This Linux guest with a domain's console, where its reports are, too.
+pub(crate) fn guest(guest: Guest) -> Guest {
+    let cmdline = guest.cmdline.replace(guest.platform.arch().console(), "console=hvc0 quell.report");
+    Guest { cmdline, ..guest }
+}
+
+/// A machine whose Xen runs `guest`, which flushes in this way, on `cpus` CPUs.
+pub(crate) fn spec(
+    version: XenVersion,
+    guest: &Guest,
+    flushes: Flushes,
+    cpus: u32,
+    directory: &Path,
+) -> Result<Spec> {
     ensure!(
         guest.platform == Platform::X86_64,
         "Xen runs in QEMU's machine for x86_64 only: leave out --arch, --machine and --accel"
@@ -52,8 +69,9 @@ pub(crate) fn spec(version: XenVersion, guest: &Guest, cpus: u32, directory: &Pa
     let files = cache::guest_files(Arch::X86_64, false)?;
     let viridian = workspace::build(workspace::VIRIDIAN, Arch::X86_64)?;
     let base = initramfs::base(&files, &[("viridian", viridian)])?;
-    let initrd = [base, archive(&xen, guest, cpus)?].concat();
-    let memory = guest.memory + XEN_MEMORY + with_files(DOM0_MEMORY, initrd.len() as u64);
+    let initrd = [base, archive(&xen, guest, flushes, cpus)?].concat();
+    let vcpus = u64::from(guest.vcpus) * VCPU_MEMORY;
+    let memory = guest.memory + XEN_MEMORY + vcpus + with_files(DOM0_MEMORY, initrd.len() as u64);
     let path = directory.join("initrd");
     fs::write(&path, initrd).context("cannot write the initial RAM disk")?;
     let payload = Payload::Xen {
@@ -66,7 +84,7 @@ pub(crate) fn spec(version: XenVersion, guest: &Guest, cpus: u32, directory: &Pa
 }
 
 /// The part of the initial RAM disk that has the tools, and what they start.
-fn archive(xen: &Xen, guest: &Guest, cpus: u32) -> Result<Vec<u8>> {
+fn archive(xen: &Xen, guest: &Guest, flushes: Flushes, cpus: u32) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.symlink("lib64", "lib");
     for tool in TOOLS {
@@ -81,8 +99,12 @@ fn archive(xen: &Xen, guest: &Guest, cpus: u32) -> Result<Vec<u8>> {
     }
     archive.file("etc/xen/xl.conf", 0o644, b"autoballoon=\"off\"\n");
     archive.add("kernel", &guest.kernel)?;
-    archive.file("domain.cfg", 0o644, domain(guest, cpus).as_bytes());
-    archive.file("command", 0o644, format!("features={FEATURES}\n{SCRIPT}").as_bytes());
+    if let Some(initrd) = &guest.initrd {
+        archive.file("initrd", 0o644, initrd);
+    }
+    archive.file("domain.cfg", 0o644, domain(guest, flushes, cpus).as_bytes());
+    let features = if flushes == Flushes::HyperV { FEATURES.to_string() } else { String::new() };
+    archive.file("command", 0o644, format!("starts={STARTS}\nfeatures={features}\n{SCRIPT}").as_bytes());
     Ok(archive.finish())
 }
 
@@ -97,18 +119,37 @@ mod tests {
 
     #[test]
     fn the_domain_is_kept_off_the_first_domains_cpu() {
-        let text = domain(&guest("/k".into()), 3);
-        assert!(text.contains("vcpus = 3\ncpus = \"1-3\"\n"), "{text}");
+        let bare = Guest { vcpus: 5, ..guest("/k".into()) };
+        let text = domain(&bare, Flushes::HyperV, 3);
+        assert!(text.contains("vcpus = 5\ncpus = \"1-3\"\n"), "{text}");
         assert!(text.contains("extra = \"check json\"\nmemory = 256\n"), "{text}");
         assert!(cmdline().contains("dom0_mem=400M,max:400M dom0_max_vcpus=1 dom0_vcpus_pin smap=hvm"));
         assert!(!LINUX.contains(','), "QEMU splits modules at commas");
     }
 
     #[test]
+    fn a_linux_guest_has_its_initial_ram_disk_and_reports_on_the_domains_console() {
+        let linux =
+            Guest { initrd: Some(vec![1]), cmdline: "console=ttyS0 quiet".into(), ..guest("/k".into()) };
+        let linux = super::guest(linux);
+        assert_eq!(linux.cmdline, "console=hvc0 quell.report quiet");
+        let [ipi, own] = [Flushes::Ipi, Flushes::Paravirtual].map(|flushes| domain(&linux, flushes, 2));
+        assert!(ipi.starts_with("type = \"pvh\"\n") && ipi.contains("\nramdisk = \"/initrd\"\n"), "{ipi}");
+        assert_eq!(own, ipi.replace("\"pvh\"", "\"pv\""));
+    }
+
+    #[test]
     fn the_interface_is_on_before_the_domain_runs() {
         let at = |text: &str| SCRIPT.find(text).unwrap_or_else(|| panic!("no {text}"));
-        let order =
-            ["insmod", "xenstored --pid", "xl create -p", "viridian", "xl unpause", "xl domid guest >"];
+        let order = [
+            "insmod",
+            "xenstored --pid",
+            "\\\"$starts",
+            "xl create -p",
+            "viridian",
+            "xl unpause",
+            "cat /dev/pts",
+        ];
         assert!(order.map(at).is_sorted());
         assert_eq!(FEATURES, 0x611);
     }
@@ -131,19 +172,32 @@ mod tests {
             kernel: OtherKernel { kernel: file("vmlinuz"), modules, version: String::new() },
             xl: LinkedProgram { program, libraries, version: String::new() },
         };
-        let bytes = archive(&xen, &guest(file("k")), 2).expect("packs");
+        let bytes = archive(&xen, &guest(file("k")), Flushes::HyperV, 2).expect("packs");
         let names = TOOLS.map(|tool| format!("bin/{tool}\0"));
-        let others =
-            ["lib64\0", "lib/libx.so.1\0", "modules/0\0", "kernel\0", "domain.cfg\0", "features=1553\n"];
+        let others = [
+            "lib64\0",
+            "lib/libx.so.1\0",
+            "modules/0\0",
+            "kernel\0",
+            "domain.cfg\0",
+            "features=1553\n",
+            "starts=peer",
+        ];
         for name in names.iter().map(String::as_str).chain(others) {
             assert!(bytes.windows(name.len()).any(|window| window == name.as_bytes()), "{name:?}");
         }
+        let linux = Guest { initrd: Some(b"linux's".to_vec()), ..guest(file("k")) };
+        let text = archive(&xen, &linux, Flushes::Ipi, 2).expect("packs");
+        let text = String::from_utf8_lossy(&text);
+        assert!(text.contains("initrd\0") && text.contains("linux's") && text.contains("features=\n"));
     }
 
     #[test]
     fn other_machines_are_refused() {
         let arm = Guest { platform: Platform::Aarch64(ArmCpu::Max), ..guest("/k".into()) };
-        let error = spec(XenVersion::V4_17, &arm, 1, Path::new("/")).expect_err("is refused").to_string();
+        let error = spec(XenVersion::V4_17, &arm, Flushes::HyperV, 1, Path::new("/"))
+            .expect_err("is refused")
+            .to_string();
         assert!(error.contains("leave out --arch, --machine and --accel"), "{error}");
     }
 }

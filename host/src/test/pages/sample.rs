@@ -69,7 +69,7 @@ fn results() -> Value {
     let ratio = |case: &str, metric: &str, ratio: f64, target: Option<f64>, verdict: &str| {
         json!({
             "case": case, "metric": metric, "unit": "instructions", "way": "hypercall", "peer": "kvm",
-            "peer_way": "hyperv", "quell": spread(ratio * 1000.0), "kvm": spread(1000.0), "pairs": [ratio],
+            "peer_way": "hyperv", "quell": spread(ratio * 1000.0), "theirs": spread(1000.0), "pairs": [ratio],
             "ratio": spread(ratio), "equal": false, "target": target, "verdict": verdict,
         })
     };

@@ -16,18 +16,12 @@ mod tlbi;
 mod watch;
 mod window;
 
-use baremetal::arch::serial::{CONSOLE, Serial};
 use tlbcheck::command_line::Options;
 
 use super::console;
 
 /// Whether reports have a port of their own.
 pub(super) const HAS_SECOND_PORT: bool = false;
-
-/// Where text goes.
-pub(super) const fn text() -> Serial {
-    CONSOLE
-}
 
 /// Refuses features that do not exist here, and applies the omissions in `options`.
 pub(super) fn prepare(options: &Options<'_>) {

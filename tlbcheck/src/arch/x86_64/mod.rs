@@ -18,18 +18,12 @@ pub(super) mod machine;
 mod watch;
 mod window;
 
-use baremetal::arch::serial::{CONSOLE, LOGGED, Serial};
 use tlbcheck::command_line::Options;
 
 use super::console;
 
 /// Whether reports have a port of their own.
 pub(super) const HAS_SECOND_PORT: bool = true;
-
-/// Where text goes. Xen's PVH domains have no serial port.
-pub(super) fn text() -> Serial {
-    if CONSOLE.is_there() { CONSOLE } else { LOGGED }
-}
 
 /// Refuses `options` that are for another architecture.
 pub(super) fn prepare(options: &Options<'_>) {
