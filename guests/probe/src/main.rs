@@ -18,6 +18,7 @@ mod paging;
 mod pci;
 mod processors;
 mod report;
+mod svm;
 mod tests;
 
 use baremetal::x86_64::info::BootInfo;
@@ -33,8 +34,9 @@ fn main(info: &'static BootInfo) -> Verdict {
     paging::open_window();
     processors::prepare();
     let cmdline = info.command_line.as_str();
-    report::say(format_args!("quell-probe: {cmdline}"));
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
+    svm::run_on(words.clone().find_map(|(key, value)| (key == "on").then_some(value)))?;
+    report::say(format_args!("quell-probe: {cmdline}"));
     let count = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse()));
     let count = count.transpose().map_err(|_| failure(format_args!("count= takes a number")))?;
     match words.find(|(key, _)| matches!(*key, "bench" | "test")) {
@@ -46,6 +48,7 @@ fn main(info: &'static BootInfo) -> Verdict {
         Some(("bench", "remove")) => reported("remove", bench::remove),
         Some(("bench", "log")) => reported("log", bench::log),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
+        Some(("test", name)) if name.starts_with("svm") => svm::run(name)?,
         Some(("test", name)) => tests::run(name, count),
         _ => return Err(failure(format_args!("nothing to do: '{cmdline}'"))),
     }

@@ -20,6 +20,11 @@ pub(crate) const SECOND: usize = 1;
 /// Time limit for any action of another processor: much longer than needed on the busiest machine.
 pub(crate) const PATIENCE_MS: u64 = 60_000;
 
+/// Sends the calling processor an interrupt, by whichever interface its APIC has.
+pub(crate) fn send_to_self(vector: u8) {
+    apic::send_fixed(apic::id(), vector);
+}
+
 /// Enables the first processor's APIC, and numbers the processors.
 pub(crate) fn prepare() {
     apic::enable();

@@ -9,10 +9,18 @@ pub(crate) use baremetal::verdict::{Failure, Verdict, failure};
 use baremetal::x86_64::power::{self, Switch};
 use baremetal::x86_64::serial::REPORTS;
 
+use hostlink::exit::ExitCode;
+
+use crate::svm;
+
 pub(crate) const PROGRAM: Program = Program { name: "", around: ["", "\n"], off: power_off };
 
-/// By the higher byte of ACPI's PM1a control register: SLP_TYP 5, SLP_EN.
+/// By the higher byte of ACPI's PM1a control register: SLP_TYP 5, SLP_EN. An emulator is ended as
+/// Quell would end it then.
 fn power_off() -> ! {
+    if svm::is_bare() {
+        power::end_emulator(ExitCode::GuestPowerOff as u8);
+    }
     power::set_switch(Some(Switch::sleep_control(0x605, 5)));
     power::off()
 }

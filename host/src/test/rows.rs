@@ -43,6 +43,7 @@ struct Row {
     newer_kernel: bool,
     counted: bool,
     on_kvm: bool,
+    bare: bool,
     on: Option<String>,
     also: Option<String>,
 }
@@ -105,6 +106,7 @@ impl Row {
             is_newer: self.newer_kernel,
             is_counted: self.counted,
             is_on_kvm: self.on_kvm,
+            is_bare: self.bare,
             platform: self.on.as_deref().map_or(Ok(Platform::X86_64), platform)?,
             also: also.transpose()?,
         })

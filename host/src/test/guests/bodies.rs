@@ -85,7 +85,7 @@ impl Lab<'_> {
     }
 
     fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
-        let words = if name.contains('=') { name.to_owned() } else { format!("test={name}") };
+        let words = if name.starts_with("bench=") { name.to_owned() } else { format!("test={name}") };
         let guest = Guest::bare(workspace::PROBE, case.platform, words, vcpus, 64 * MIB)?;
         Ok(Guest { switches: switches(case.settings)?, ..guest })
     }
@@ -99,7 +99,10 @@ impl Lab<'_> {
         };
         let guest = self.probe_guest(case, name, processors)?;
         let clock = if case.is_counted { Clock::Instructions } else { Clock::Wall };
-        let outcome = if case.is_on_kvm {
+        let outcome = if case.is_bare {
+            let spec = guest.on_bare_machine(cpus, self.directory)?;
+            self.alone(&Spec { timeout: Some(BOOT_TIMEOUT), ..spec })?
+        } else if case.is_on_kvm {
             self.on_kvm(&guest, cpus, BOOT_TIMEOUT)?
         } else {
             self.boot_by(clock, &guest, cpus, Arrivals::default(), |_, _| Ok(Flow::Continue))?

@@ -1,0 +1,51 @@
+//! `test=svm`: the probe is a hypervisor itself, and checks the contract of nested SVM, for guests
+//! without nested paging. `test=svm-NAME` is one of the tests; `on=` names an emulator on which the
+//! probe runs bare, whose deviations are known (`clauses.rs`).
+
+mod block;
+mod clauses;
+mod discovery;
+mod exits;
+mod interrupts;
+mod l2;
+mod maps;
+mod refused;
+mod state;
+
+use crate::report::{self, Verdict, failure};
+
+pub(crate) use clauses::{is_bare, run_on};
+
+type Test = (&'static str, fn() -> Verdict);
+
+const TESTS: &[Test] = &[
+    ("svm-discovery", discovery::discovery),
+    ("svm-instructions", discovery::instructions),
+    ("svm-refused", refused::refused),
+    ("svm-taken", refused::taken),
+    ("svm-intercepts", exits::intercepts),
+    ("svm-exceptions", exits::exceptions),
+    ("svm-soft-events", exits::soft_events),
+    ("svm-shutdown", exits::shutdown),
+    ("svm-ports", maps::ports),
+    ("svm-msrs", maps::msrs),
+    ("svm-loaded", state::loaded),
+    ("svm-saved", state::saved),
+    ("svm-extra", state::extra),
+];
+
+fn run_one((name, run): &Test) {
+    report::begin(name);
+    report::end(name, &clauses::verdict(l2::enable().and_then(|()| run())));
+}
+
+/// Runs the test of that name, or all of them.
+pub(crate) fn run(asked: &'static str) -> Verdict {
+    if asked == "svm" {
+        TESTS.iter().for_each(run_one);
+        report::end("svm", &clauses::all_deviate());
+        return Ok(());
+    }
+    let test = TESTS.iter().find(|(name, _)| *name == asked);
+    test.map(run_one).ok_or_else(|| failure(format_args!("there is no test {asked}")))
+}
