@@ -48,7 +48,10 @@ fn main(info: &'static BootInfo) -> Verdict {
         Some(("bench", "remove")) => reported("remove", bench::remove),
         Some(("bench", "log")) => reported("log", bench::log),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),
-        Some(("test", name)) if name.starts_with("svm") => svm::run(name)?,
+        Some(("test", name)) if name.starts_with("svm") => {
+            count.into_iter().for_each(svm::set_count);
+            svm::run(name)?;
+        }
         Some(("test", name)) => tests::run(name, count),
         _ => return Err(failure(format_args!("nothing to do: '{cmdline}'"))),
     }

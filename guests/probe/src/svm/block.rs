@@ -5,8 +5,6 @@ use core::sync::atomic::Ordering;
 use crate::paging::Page;
 
 pub(super) const INTERCEPT_CR: u64 = 0x00;
-pub(super) const INTERCEPT_DR: u64 = 0x04;
-pub(super) const INTERCEPT_EXCEPTIONS: u64 = 0x08;
 pub(super) const INTERCEPT_MISC: u64 = 0x0c;
 pub(super) const IO_MAP: u64 = 0x40;
 pub(super) const MSR_MAP: u64 = 0x48;
@@ -14,7 +12,6 @@ pub(super) const TSC_OFFSET: u64 = 0x50;
 pub(super) const ASID: u64 = 0x58;
 pub(super) const TLB_CONTROL: u64 = 0x5c;
 pub(super) const INT_CTL: u64 = 0x60;
-pub(super) const VECTOR: u64 = 0x64;
 pub(super) const SHADOW: u64 = 0x68;
 pub(super) const EXIT_CODE: u64 = 0x70;
 pub(super) const INFO_1: u64 = 0x78;
@@ -58,10 +55,9 @@ pub(super) const SYSENTER_EIP: u64 = 0x638;
 pub(super) const CR2: u64 = 0x640;
 pub(super) const PAT: u64 = 0x668;
 
-/// Exit codes; those of the two words of intercepts begin at [`exit::MISC`].
+/// Exit codes: each is also the number of its bit in the words of intercepts.
 pub(super) mod exit {
     pub(crate) const EXCEPTION: u32 = 0x40;
-    pub(crate) const MISC: u32 = 0x60;
     pub(crate) const INTR: u32 = 0x60;
     pub(crate) const NMI: u32 = 0x61;
     pub(crate) const VINTR: u32 = 0x64;

@@ -204,13 +204,7 @@ pub(super) fn exceptions() -> Verdict {
 
 /// A segment of the guest's own table that is not present: selector 38h.
 fn absent_segment(l2: &L2) {
-    let own = x86_64::instructions::tables::sgdt();
-    let table = &l2.pages.data[1];
-    for word in 0..7u64 {
-        // SAFETY: the probe's table has seven descriptors, the last of which has two words.
-        let descriptor = unsafe { (own.base + word * 8).as_ptr::<u64>().read() };
-        table.write_at(word as usize, &[descriptor]);
-    }
+    let table = l2.own_gdt(1);
     table.write_at(7, &[0x00cf_1300_0000_ffff]);
     l2.block.set_segment(GDTR, 0, 0, 0x3f, table.address());
 }

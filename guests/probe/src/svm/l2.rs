@@ -163,60 +163,26 @@ pub(super) const RDI: usize = 7;
 #[unsafe(naked)]
 unsafe extern "C" fn enter(block: u64, registers: *mut Registers, flags: u64) {
     naked_asm!(
-        "push rbx",
-        "push rbp",
-        "push r12",
-        "push r13",
-        "push r14",
-        "push r15",
-        "push rsi",
+        "push rbx; push rbp; push r12; push r13; push r14; push r15; push rsi",
         "mov [rsi + 0x90], rsp",
         "clgi",
-        "push rdx",
-        "popfq",
+        "push rdx; popfq",
         "mov rax, rdi",
-        "mov rcx, [rsi + 0x08]",
-        "mov rdx, [rsi + 0x10]",
-        "mov rbx, [rsi + 0x18]",
-        "mov rbp, [rsi + 0x28]",
-        "mov rdi, [rsi + 0x38]",
-        "mov r8, [rsi + 0x40]",
-        "mov r9, [rsi + 0x48]",
-        "mov r10, [rsi + 0x50]",
-        "mov r11, [rsi + 0x58]",
-        "mov r12, [rsi + 0x60]",
-        "mov r13, [rsi + 0x68]",
-        "mov r14, [rsi + 0x70]",
-        "mov r15, [rsi + 0x78]",
-        "mov rsi, [rsi + 0x30]",
+        "mov rcx, [rsi + 0x08]; mov rdx, [rsi + 0x10]; mov rbx, [rsi + 0x18]; mov rbp, [rsi + 0x28]",
+        "mov rdi, [rsi + 0x38]; mov r8, [rsi + 0x40]; mov r9, [rsi + 0x48]; mov r10, [rsi + 0x50]",
+        "mov r11, [rsi + 0x58]; mov r12, [rsi + 0x60]; mov r13, [rsi + 0x68]; mov r14, [rsi + 0x70]",
+        "mov r15, [rsi + 0x78]; mov rsi, [rsi + 0x30]",
         "vmrun rax",
         "xchg rax, [rsp]",
         "mov [rax + 0x98], rsp",
-        "pushfq",
-        "pop qword ptr [rax + 0x88]",
+        "pushfq; pop qword ptr [rax + 0x88]",
         "pop qword ptr [rax + 0x80]",
-        "push 2",
-        "popfq",
-        "mov [rax + 0x08], rcx",
-        "mov [rax + 0x10], rdx",
-        "mov [rax + 0x18], rbx",
-        "mov [rax + 0x28], rbp",
-        "mov [rax + 0x30], rsi",
-        "mov [rax + 0x38], rdi",
-        "mov [rax + 0x40], r8",
-        "mov [rax + 0x48], r9",
-        "mov [rax + 0x50], r10",
-        "mov [rax + 0x58], r11",
-        "mov [rax + 0x60], r12",
-        "mov [rax + 0x68], r13",
-        "mov [rax + 0x70], r14",
-        "mov [rax + 0x78], r15",
-        "pop r15",
-        "pop r14",
-        "pop r13",
-        "pop r12",
-        "pop rbp",
-        "pop rbx",
+        "push 2; popfq",
+        "mov [rax + 0x08], rcx; mov [rax + 0x10], rdx; mov [rax + 0x18], rbx; mov [rax + 0x28], rbp",
+        "mov [rax + 0x30], rsi; mov [rax + 0x38], rdi; mov [rax + 0x40], r8; mov [rax + 0x48], r9",
+        "mov [rax + 0x50], r10; mov [rax + 0x58], r11; mov [rax + 0x60], r12; mov [rax + 0x68], r13",
+        "mov [rax + 0x70], r14; mov [rax + 0x78], r15",
+        "pop r15; pop r14; pop r13; pop r12; pop rbp; pop rbx",
         "ret",
     )
 }
@@ -229,6 +195,17 @@ pub(super) fn stgi() {
 pub(super) fn clgi() {
     // SAFETY: SVM is on; nothing here waits for an interrupt until STGI.
     unsafe { asm!("clgi") };
+}
+
+/// Drops the translations of an address under an ASID.
+pub(super) fn invlpga(address: u64, asid: u32) {
+    // SAFETY: SVM is on; dropping translations is always allowed.
+    unsafe { asm!("invlpga rax, ecx", in("rax") address, in("ecx") asid) };
+}
+
+/// The block of the first processor's guest.
+pub(super) fn block_of_first() -> Block {
+    Block(&PAGES[0].block)
 }
 
 /// A guest, its registers, and those of the probe when it runs it.
@@ -313,6 +290,16 @@ impl L2 {
 
     pub(super) fn stack_top(&self) -> u64 {
         self.pages.stack.address() + PAGE
+    }
+
+    /// Copies the probe's descriptors into a page of the guest's.
+    pub(super) fn own_gdt(&self, page: usize) -> &'static Page {
+        for word in 0..7 {
+            // SAFETY: the probe's table has seven words: five descriptors, and one of two words.
+            let descriptor = unsafe { sgdt().base.as_ptr::<u64>().add(word).read() };
+            self.pages.data[page].write_at(word, &[descriptor]);
+        }
+        &self.pages.data[page]
     }
 
     /// The words at the guest's stack pointer.

@@ -5,16 +5,20 @@
 mod block;
 mod clauses;
 mod discovery;
+mod events;
 mod exits;
 mod interrupts;
 mod l2;
 mod maps;
 mod refused;
 mod state;
+mod storms;
+mod tags;
 
 use crate::report::{self, Verdict, failure};
 
 pub(crate) use clauses::{is_bare, run_on};
+pub(crate) use storms::set_count;
 
 type Test = (&'static str, fn() -> Verdict);
 
@@ -32,6 +36,19 @@ const TESTS: &[Test] = &[
     ("svm-loaded", state::loaded),
     ("svm-saved", state::saved),
     ("svm-extra", state::extra),
+    ("svm-injected", events::injected),
+    ("svm-interrupted", events::interrupted),
+    ("svm-traps", events::traps),
+    ("svm-gif", interrupts::gif),
+    ("svm-pending", interrupts::pending),
+    ("svm-masks", interrupts::masks),
+    ("svm-virtual", interrupts::virtual_interrupts),
+    ("svm-halt", storms::halt),
+    ("svm-tsc", tags::tsc),
+    ("svm-flushes", tags::flushes),
+    ("svm-processors", storms::processors_apart),
+    ("svm-changed", storms::changed_meanwhile),
+    ("svm-random", storms::random_blocks),
 ];
 
 fn run_one((name, run): &Test) {

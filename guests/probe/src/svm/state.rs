@@ -5,10 +5,8 @@ use core::sync::atomic::Ordering;
 
 use super::block::*;
 use super::clauses::clause;
-use super::l2::{
-    CODE_64, DATA, FLAGS, L2, MSR_EFER, RDI, USER_CODE_64, USER_DATA, clgi, code, host_state, stgi,
-};
-use crate::guarded::{rdmsr, wrmsr};
+use super::l2::{CODE_64, DATA, FLAGS, L2, RDI, USER_CODE_64, USER_DATA, clgi, code, host_state, stgi};
+use crate::guarded::rdmsr;
 use crate::paging::Page;
 use crate::report::Verdict;
 use crate::tables;
@@ -16,7 +14,6 @@ use crate::tables;
 const NE: u64 = 1 << 5;
 const TS: u64 = 1 << 3;
 const DE: u64 = 1 << 3;
-const TSD: u64 = 1 << 2;
 const SCE: u64 = 1;
 
 fn word(page: &Page, index: usize) -> u64 {
@@ -39,8 +36,7 @@ pub(super) fn loaded() -> Verdict {
     let page = &l2.pages.data[0];
     page.write(&[0; 64]);
     l2.registers.general[RDI] = page.address();
-    let gdt = &l2.pages.data[1];
-    (0..7).for_each(|index| gdt.write_at(index, &[own_descriptor(index)]));
+    let gdt = l2.own_gdt(1);
     l2.block.set_segment(GDTR, 0, 0, 0x37, gdt.address());
     l2.block.set_segment(IDTR, 0, 0, 0x7ff, l2.block.get(IDTR + 8));
     l2.block.set_segment(ES, 0x18 | 3, USER_DATA, u32::MAX, 0);
@@ -92,12 +88,6 @@ fn set_breakpoints(address: u64) {
     unsafe { asm!("mov dr0, {0}", "mov dr1, {0}", "mov dr2, {0}", "mov dr3, {0}", in(reg) address) };
 }
 
-fn own_descriptor(index: usize) -> u64 {
-    let own = x86_64::instructions::tables::sgdt().base;
-    // SAFETY: the probe's table has seven words at least.
-    unsafe { own.as_ptr::<u64>().add(index).read() }
-}
-
 /// What the guest changes is in the block afterwards, and what it cannot change is as it was.
 pub(super) fn saved() -> Verdict {
     let mut l2 = L2::new(code!(
@@ -109,7 +99,7 @@ pub(super) fn saved() -> Verdict {
         "mov rax, 0xfedcba9876543210"
     ));
     let pages = l2.pages;
-    (0..7).for_each(|index| pages.data[1].write_at(index, &[own_descriptor(index)]));
+    l2.own_gdt(1);
     let pseudo = |limit: u64, base: u64| [limit | base << 16, base >> 48];
     pages.data[0].write(&pseudo(0x37, pages.data[1].address()));
     pages.data[0].write_at(2, &pseudo(0x6ff, pages.data[2].address()));
