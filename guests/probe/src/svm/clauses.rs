@@ -36,6 +36,7 @@ const DEVIATIONS: &[Deviation] = &[
     deviation("mov-from-cr3", QEMU),
     deviation("mov-from-cr4", QEMU),
     deviation("mov-from-cr8", QEMU),
+    deviation("rdtscp", QEMU),
     deviation("exception-3", QEMU),
     deviation("exception-12", QEMU),
     deviation("port-address-size", QEMU),
@@ -50,6 +51,8 @@ const DEVIATIONS: &[Deviation] = &[
     deviation("random-nested-bits", BOCHS),
     deviation("random-clean-bits", BOCHS),
     deviation("random-flags", BOCHS),
+    deviation("invlpga-unknown", BOCHS),
+    deviation("inject-nmi-blocks-none", BOCHS),
     deviation("taken-tlb-control", BOCHS),
     deviation("skinit-not-offered", BOCHS),
 ];

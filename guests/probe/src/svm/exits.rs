@@ -1,5 +1,7 @@
 //! A guest's instructions and exceptions that exit: which, and what the block then says.
 
+use core::arch::x86_64::__cpuid;
+
 use super::block::*;
 use super::clauses::{clause, skip};
 use super::l2::{Code, L2, RBX, RCX, RDI, code, features};
@@ -75,6 +77,17 @@ fn svm_instructions() -> [Exit; 8] {
     ]
 }
 
+/// Those that not every processor has.
+fn optional() -> impl Iterator<Item = Exit> {
+    let [first, extended] = [1, 0x8000_0001].map(__cpuid);
+    let all = [
+        (first.ecx & 1 << 3, only("monitor", 0x8a, code!("monitor"))),
+        (first.ecx & 1 << 3, only("mwait", 0x8b, code!("mwait"))),
+        (extended.edx & 1 << 27, exit("rdtscp", 0x87, code!("rdtscp"))),
+    ];
+    all.into_iter().filter(|(bit, _)| *bit != 0).map(|(_, exit)| exit)
+}
+
 /// A guest whose RDI points to memory of its own.
 fn guest(code: Code) -> L2 {
     let mut l2 = L2::new(code);
@@ -86,7 +99,9 @@ fn guest(code: Code) -> L2 {
 
 /// Each instruction exits if that is requested, before it has done anything, and only then.
 pub(super) fn intercepts() -> Verdict {
-    for Exit { name, code, at, passes } in instructions().into_iter().chain(svm_instructions()) {
+    for Exit { name, code, at, passes } in
+        instructions().into_iter().chain(svm_instructions()).chain(optional())
+    {
         let mut l2 = guest(at);
         l2.block.intercept(code);
         // A value that the register may have.
@@ -121,7 +136,25 @@ pub(super) fn intercepts() -> Verdict {
         skip("exit-next-rip", "CPUID has no NRIPS");
     }
     assists();
+    selective();
     Ok(())
+}
+
+/// The intercept of those writes to CR0 that change more than TS and MP.
+fn selective() {
+    for (bits, at, wanted) in [
+        (1 << 18, code!("mov cr0, rbx"), 0x65),
+        (1 << 5, code!("mov cr0, rbx"), 0x65),
+        (1 << 3, code!("mov cr0, rbx"), exit::VMMCALL),
+        (0, code!("clts"), exit::VMMCALL),
+        (1 << 3, code!("lmsw bx"), exit::VMMCALL),
+    ] {
+        let mut l2 = guest(at);
+        l2.registers.general[RBX] = l2.block.get(CR0) ^ bits;
+        l2.block.intercept(0x65);
+        let code = l2.run();
+        clause!("cr0-selective", code == wanted, "CR0 ^ {bits:#x}: exit {code:#x}, not {wanted:#x}");
+    }
 }
 
 /// EXITINFO1 of control registers and INVLPG, and of INT n.

@@ -169,6 +169,19 @@ pub(super) fn masks() -> Verdict {
     Ok(())
 }
 
+/// An NMI that is injected blocks none.
+pub(super) fn injected_nmi() -> Verdict {
+    let mut l2 = L2::new(code!());
+    l2.block.set(EVENT, 1 << 31 | 2 << 8 | 2);
+    let code = l2.run();
+    clause!("inject-nmi", code == exit::VMMCALL && l2.vector() == Some(2), "exit {code:#x}");
+    let before = nmi_count();
+    send(true);
+    let after = nmi_count();
+    clause!("inject-nmi-blocks-none", after == before + 1, "{} NMIs are taken", after - before);
+    Ok(())
+}
+
 /// A virtual interrupt: its control word, and what comes of it.
 struct Request {
     name: &'static str,
@@ -264,6 +277,17 @@ fn tpr() {
     clause!("virtual-tpr", code == exit::VMMCALL && read == 3, "exit {code:#x}, CR8 {read}");
     clause!("virtual-tpr-saved", left == 9, "V_TPR {left}");
     clause!("virtual-tpr-apart", own == 0, "the probe's CR8 is {own}");
+    // Without masking it is the probe's own.
+    let mut l2 = L2::new(code!("mov eax, 9"; "mov cr8, rax"));
+    let code = l2.run();
+    let own = host_state()[3];
+    L2::new(code!("xor eax, eax"; "mov cr8, rax")).run();
+    let after = host_state()[3];
+    clause!(
+        "shared-tpr",
+        code == exit::VMMCALL && (own, after) == (9, 0),
+        "the probe's CR8 is {own}, {after}"
+    );
     // Its write lets a waiting interrupt in.
     if breaks("virtual-after-tpr") {
         return skip("virtual-after-tpr", "it ends the emulator");

@@ -42,11 +42,13 @@ const TESTS: &[Test] = &[
     ("svm-gif", interrupts::gif),
     ("svm-pending", interrupts::pending),
     ("svm-masks", interrupts::masks),
+    ("svm-injected-nmi", interrupts::injected_nmi),
     ("svm-virtual", interrupts::virtual_interrupts),
     ("svm-halt", storms::halt),
     ("svm-tsc", tags::tsc),
     ("svm-flushes", tags::flushes),
     ("svm-processors", storms::processors_apart),
+    ("svm-interrupts", storms::interrupted),
     ("svm-changed", storms::changed_meanwhile),
     ("svm-random", storms::random_blocks),
 ];

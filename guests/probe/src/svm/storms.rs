@@ -4,17 +4,18 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use baremetal::random::Random;
 use baremetal::x86_64::apic;
+use baremetal::x86_64::processors::id as processor_id;
 use x86_64::instructions::interrupts;
 
 use super::block::*;
 use super::clauses::{breaks, clause, skip};
 use super::interrupts::MASKING;
-use super::l2::{self, CODE_64, FLAGS, IF, L2, code, features, host_state, stgi};
+use super::l2::{self, CODE_64, FLAGS, IF, L2, clgi, code, features, host_state, stgi};
 use super::tags::{Reader, space};
-use crate::interrupts::{VECTOR_TEST, count};
+use crate::interrupts::{VECTOR_TEST, count, nmi_count};
 use crate::paging::Page;
 use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure, say};
+use crate::report::{Verdict, ensure, failure, say};
 
 static ROUNDS: AtomicU32 = AtomicU32::new(100_000);
 
@@ -55,6 +56,63 @@ pub(super) fn processors_apart() -> Verdict {
     })?;
     let (wrong, read) = (WRONG.load(Ordering::Relaxed), READ.load(Ordering::Relaxed));
     clause!("processors-apart", wrong == 0, "{wrong} of {read} reads of the second processor's guest");
+    Ok(())
+}
+
+/// Interrupts and NMIs that the second processor sends.
+const SENT: u32 = 200;
+
+fn taken() -> [u32; 2] {
+    [count(VECTOR_TEST), nmi_count()]
+}
+
+/// Runs that have begun, or will with GIF = 0.
+static RUNS: AtomicU32 = AtomicU32::new(0);
+
+/// Sends one for each run.
+fn send_on_second(_: usize) {
+    let first = processor_id(0);
+    for number in 0..SENT {
+        while RUNS.load(Ordering::Acquire) <= number {
+            core::hint::spin_loop();
+        }
+        match number % 2 {
+            0 => apic::send_fixed(first, VECTOR_TEST),
+            _ => apic::send_nmi(first),
+        }
+    }
+}
+
+/// Each interrupt and NMI that arrives while a guest runs ends it, and is taken once.
+pub(super) fn interrupted() -> Verdict {
+    processors::start(SECOND)?;
+    let first = taken();
+    let mut exits = [0u32; 2];
+    let mut l2 = L2::new(code!("5:"; "jmp 5b"));
+    l2.block.intercept(exit::INTR);
+    l2.block.intercept(exit::NMI);
+    l2.block.set(INT_CTL, MASKING);
+    l2.flags = FLAGS | IF;
+    processors::beside(SECOND, send_on_second, || {
+        for _ in 0..SENT {
+            clgi();
+            // Pairs with the sender's.
+            RUNS.fetch_add(1, Ordering::Release);
+            match l2.run_held() {
+                exit::INTR => exits[0] += 1,
+                exit::NMI => exits[1] += 1,
+                code => return Err(failure(format_args!("exit {code:#x}"))),
+            }
+            stgi();
+            interrupts::enable();
+            interrupts::disable();
+        }
+        Ok(())
+    })?;
+    let after = taken();
+    let each = [after[0] - first[0], after[1] - first[1]];
+    clause!("each-taken-once", each == [SENT / 2; 2], "{each:?} of {} each are taken", SENT / 2);
+    clause!("each-exits-once", exits == each, "{exits:?} exits for {each:?}");
     Ok(())
 }
 

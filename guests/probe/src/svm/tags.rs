@@ -8,7 +8,7 @@ use baremetal::walk;
 use baremetal::x86_64::tables;
 
 use super::block::*;
-use super::clauses::{clause, skip};
+use super::clauses::{breaks, clause, skip};
 use super::l2::{L2, RBX, RDI, code, features, host_state, invlpga};
 use crate::clock;
 use crate::guarded::load;
@@ -148,6 +148,9 @@ fn of_host() {
     }
     let state = host_state();
     invlpga(1 << 63, 2);
+    if !breaks("invlpga-unknown") {
+        [3, features().asids, u32::MAX].into_iter().for_each(|asid| invlpga(ADDRESS, asid));
+    }
     invlpga(ADDRESS, 2);
     clause!("invlpga-anything", state == host_state() && reader.read(0) == 0, "INVLPGA of no address");
 }
