@@ -14,9 +14,10 @@ pub(crate) fn now() -> u64 {
     unsafe { _rdtsc() }
 }
 
-/// Reads the TSC's frequency, if the hypervisor reports it.
+/// Reads the TSC's frequency, if the hypervisor reports it. Emulators read MSRs that they do not
+/// have as 0.
 pub(crate) fn prepare() {
-    if let Ok(hz) = guarded::rdmsr(msr::TSC_FREQUENCY) {
+    if let Ok(hz @ 1..) = guarded::rdmsr(msr::TSC_FREQUENCY) {
         clock::set_hz(hz);
     }
 }

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use baremetal::random::Random;
 use baremetal::x86_64::apic;
 use baremetal::x86_64::processors::id as processor_id;
-use x86_64::instructions::interrupts;
+use x86_64::instructions::{interrupts, nop};
 
 use super::block::*;
 use super::clauses::{breaks, clause, skip};
@@ -60,7 +60,7 @@ pub(super) fn processors_apart() -> Verdict {
 }
 
 /// Interrupts and NMIs that the second processor sends.
-const SENT: u32 = 200;
+const SENT: u32 = 100;
 
 fn taken() -> [u32; 2] {
     [count(VECTOR_TEST), nmi_count()]
@@ -137,7 +137,7 @@ fn flip_on_second(_: usize) {
         let (offset, bits) = FLIPS[random.below(FLIPS.len() as u64) as usize];
         let word = &block.0.words()[offset as usize / 8];
         word.fetch_xor(bits << (offset % 8 * 8), Ordering::Relaxed);
-        (0..random.below(64)).for_each(|_| core::hint::spin_loop());
+        (0..random.below(64)).for_each(|_| nop());
         word.fetch_xor(bits << (offset % 8 * 8), Ordering::Relaxed);
         CHANGES.fetch_add(1, Ordering::Relaxed);
     }
