@@ -2,9 +2,9 @@
 //!
 //! The kernel command line selects one: `bench=NAME` with a name from [`bench`], or `test=NAME`
 //! with a name from the table in [`tests`] or `all`, or from [`svm`]. `count=N` with it sets the
-//! number of calls of a benchmark, if that is variable, or its largest number of targets, the amount
-//! of garbage of each kind, or the number of changes, interrupts or runs of a test. Results are sent
-//! to COM2 in lines of JSON, and in words to COM1; then the machine is switched off.
+//! number of calls of a benchmark, if that is variable, or its largest number of targets, the
+//! amount of garbage of each kind, or the number of changes, interrupts or runs of a test. Results
+//! are sent to COM2 in lines of JSON, and in words to COM1; then the machine is switched off.
 #![no_std]
 #![no_main]
 
