@@ -177,15 +177,12 @@ pub(crate) static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
     let mut all = [AMD64.to_vec(), memslot::CASES.to_vec(), vec![devices::CASE], loops::on_arm()].concat();
     all.extend(on_each(&unmap::CASES, &EVERYWHERE[1..]));
     all.extend(on_each(&[&migrate::CASES[..], &[isolation::CASE]].concat(), &EVERYWHERE));
-    let counts = AMD64
-        .iter()
-        .filter(|case| ON_BOCHS.split(' ').any(|on| on == case.name))
-        .cloned()
-        .collect::<Vec<_>>();
-    all.extend(on_each(&counts, &[Bochs::RYZEN, Bochs::SKYLAKE].map(Platform::Bochs)));
-    let of = |names: [&str; 3]| AMD64.iter().filter(|case| names.contains(&case.name)).cloned().collect();
-    let by_kvm: Vec<_> = of(["boot", "exits", "flush-254"]);
-    all.extend(on_each(&by_kvm, &Vendor::ALL.map(Platform::Kvm)));
+    let named = |names: &str| -> Vec<Case> {
+        let is_named = |case: &&Case| names.split(' ').any(|name| name == case.name);
+        AMD64.iter().filter(is_named).cloned().collect()
+    };
+    all.extend(on_each(&named(ON_BOCHS), &[Bochs::RYZEN, Bochs::SKYLAKE].map(Platform::Bochs)));
+    all.extend(on_each(&named("boot exits flush-254"), &Vendor::ALL.map(Platform::Kvm)));
     all
 });
 
@@ -349,23 +346,6 @@ impl Case {
         let is_counted =
             matches!(self.work, Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }));
         !is_counted || self.by_kvm().is_some()
-    }
-
-    /// Whose processor it is measured on, if that is this computer's own.
-    pub(crate) const fn by_kvm(&self) -> Option<Vendor> {
-        if let Platform::Kvm(vendor) = self.ways[0].platform() { Some(vendor) } else { None }
-    }
-
-    /// Why it is not compared with `peer`, if it is with another.
-    pub(super) fn lacks(&self, peer: Subject) -> Option<&'static str> {
-        let is_there = self.comparisons.is_empty() || self.ways.iter().any(|way| way.subject() == peer);
-        let why = match &self.work {
-            Work::Linux(Linux { has_rom: true, .. }) => "a PVH or PV domain has no such device",
-            Work::Probe { vcpus: 129.., .. } => "a PVH domain has at most 128 vCPUs",
-            Work::Slots(_) => "no monitor of ours makes its calls",
-            _ => "its machine is QEMU's PC",
-        };
-        (!is_there).then_some(why)
     }
 
     /// The number of times it is run if `runs` rounds are requested.

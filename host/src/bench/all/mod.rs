@@ -7,7 +7,7 @@ use crate::guest::cache;
 use crate::machine::{emulator, kvm};
 use crate::prelude::*;
 use crate::results::Facts;
-use cases::{CASES, Case, Work};
+use cases::{CASES, Case};
 pub(super) use machine::Runner;
 use pairs::Verdict;
 use record::{Record, Run, Settings};
@@ -265,26 +265,9 @@ fn remaining(steps: &[Step], record: &Record) -> Duration {
             .iter()
             .filter(is_same)
             .fold((0.0, 0.0), |(sum, count), run| (sum + run.wall, count + 1.0));
-        if count > 0.0 { sum / count } else { usual(&step.case.work, step.way) }
+        if count > 0.0 { sum / count } else { own::usual(&step.case.work, step.way) }
     });
     Duration::from_secs_f64(seconds.sum())
-}
-
-/// The seconds that a run takes on two otherwise idle cores.
-fn usual(work: &Work, way: FlushWay) -> f64 {
-    let (quell, kvm) = match work {
-        Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
-        Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 10.0 + f64::from(linux.vcpus)),
-        Work::Probe { vcpus, .. } => (2.0, 10.0 + 2.0 * f64::from(*vcpus)),
-        Work::Slots(slots) => {
-            #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-            let gib = slots.monitor_memory() as f64 / GIB as f64;
-            (2.0 + 7.0 * gib, 8.0 + 25.0 * gib)
-        }
-        Work::Tlbcheck(_) => (4.0, 27.0),
-        Work::Own(_) => (20.0, 60.0),
-    };
-    if way.is_peer() { kvm } else { quell }
 }
 
 #[cfg(test)]

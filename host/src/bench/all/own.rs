@@ -1,11 +1,12 @@
 //! Cases that a function of their own measures, and cases that several platforms have.
 
 use super::Runner;
-use super::cases::{Case, Comparison, EXIT_MAX, IDLE, Work, case};
+use super::cases::{Case, Comparison, EXIT_MAX, IDLE, Linux, Work, case};
 use super::record::Number;
 use super::way::{FlushWay, HYPERCALL};
 use crate::cli::AllArgs;
 use crate::machine::bochs::{Bochs, Model};
+use crate::machine::kvm::Vendor;
 use crate::prelude::*;
 
 pub(super) type Measure = fn(&Runner<'_>, FlushWay) -> Result<Vec<Number>>;
@@ -87,4 +88,40 @@ pub(crate) fn name_on(platform: Platform, case: &str) -> String {
         Platform::Aarch64(ArmCpu::Max) => format!("arm-{case}"),
         Platform::Aarch64(_) => platform.named(&format!("arm-{case}")),
     }
+}
+
+impl Case {
+    /// Whose processor it is measured on, if that is this computer's own.
+    pub(crate) const fn by_kvm(&self) -> Option<Vendor> {
+        if let Platform::Kvm(vendor) = self.ways[0].platform() { Some(vendor) } else { None }
+    }
+
+    /// Why it is not compared with `peer`, if it is with another.
+    pub(super) fn lacks(&self, peer: Subject) -> Option<&'static str> {
+        let is_there = self.comparisons.is_empty() || self.ways.iter().any(|way| way.subject() == peer);
+        let why = match &self.work {
+            Work::Linux(Linux { has_rom: true, .. }) => "a PVH or PV domain has no such device",
+            Work::Probe { vcpus: 129.., .. } => "a PVH domain has at most 128 vCPUs",
+            Work::Slots(_) => "no monitor of ours makes its calls",
+            _ => "its machine is QEMU's PC",
+        };
+        (!is_there).then_some(why)
+    }
+}
+
+/// The seconds that a run takes on two otherwise idle cores.
+pub(super) fn usual(work: &Work, way: FlushWay) -> f64 {
+    let (quell, kvm) = match work {
+        Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
+        Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 10.0 + f64::from(linux.vcpus)),
+        Work::Probe { vcpus, .. } => (2.0, 10.0 + 2.0 * f64::from(*vcpus)),
+        Work::Slots(slots) => {
+            #[expect(clippy::cast_precision_loss, reason = "an estimate")]
+            let gib = slots.monitor_memory() as f64 / GIB as f64;
+            (2.0 + 7.0 * gib, 8.0 + 25.0 * gib)
+        }
+        Work::Tlbcheck(_) => (4.0, 27.0),
+        Work::Own(_) => (20.0, 60.0),
+    };
+    if way.is_peer() { kvm } else { quell }
 }
