@@ -28,6 +28,8 @@ pub(super) struct Case {
     pub(super) is_on_kvm: bool,
     /// Nothing runs below the bare guest.
     pub(super) is_bare: bool,
+    /// The bare guest may have guests.
+    pub(super) is_nested: bool,
     /// The platform. Tests of the tool itself name it in their arguments.
     pub(super) platform: Platform,
     /// Another platform with a row, and how that row's name ends.

@@ -44,6 +44,7 @@ struct Row {
     counted: bool,
     on_kvm: bool,
     bare: bool,
+    nested: bool,
     on: Option<String>,
     also: Option<String>,
 }
@@ -107,6 +108,7 @@ impl Row {
             is_counted: self.counted,
             is_on_kvm: self.on_kvm,
             is_bare: self.bare,
+            is_nested: self.nested,
             platform: self.on.as_deref().map_or(Ok(Platform::X86_64), platform)?,
             also: also.transpose()?,
         })

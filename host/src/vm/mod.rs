@@ -33,6 +33,8 @@ pub(crate) struct Guest {
     pub(crate) memory: u64,
     /// Its hint about remote flushes.
     pub(crate) flush: FlushMode,
+    /// Whether it may have guests.
+    pub(crate) nested: bool,
     pub(crate) reset: ResetPolicy,
     /// Hypervisor settings that tests change.
     pub(crate) switches: Switches,
@@ -53,6 +55,7 @@ impl Guest {
             vcpus: 1,
             memory: 512 * size::MIB,
             flush: FlushMode::Hypercall,
+            nested: false,
             reset: ResetPolicy::Exit,
             switches: Switches::default(),
             devices: Devices::default(),

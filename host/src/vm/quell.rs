@@ -42,6 +42,7 @@ impl OnQuell {
             vcpus: guest.vcpus,
             memory: guest.memory,
             flush: guest.flush,
+            nested: guest.nested,
             reset: guest.reset,
             switches: guest.switches,
             kernel: &kernel,
@@ -179,6 +180,7 @@ fn saved(
         vcpus: config.vcpus,
         memory: config.memory,
         flush: config.flush,
+        nested: config.nested,
         reset: config.reset,
         switches: config.switches,
         ..Guest::new(file.machine.platform, kernel, initrd, plan.command_line(&file.machine))
@@ -221,6 +223,7 @@ fn made(
         vcpus: plan.config.vcpus,
         memory: plan.config.memory,
         flush: plan.config.flush,
+        nested: plan.config.nested,
         reset: plan.config.reset,
         switches,
         devices: plan.devices.clone(),

@@ -12,10 +12,10 @@ use super::step::{self, Step};
 use super::vmcb::{EFER_SVME, Vmcb, clean, vintr};
 use crate::vm::arch::Cpus;
 use crate::vm::defects::Defects;
-use crate::x86::CR0_PE;
 use crate::x86::vcpu::block::{ControlBlock, Field, InterruptRequest, Offered, Segment, SegmentName};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::VcpuState;
+use crate::x86::{CR0_PE, RFLAGS_IF};
 
 /// What SVM needs of a vCPU besides the VMCB.
 pub struct Own {
@@ -246,6 +246,14 @@ impl ControlBlock for Vmcb {
     fn set_priority(&mut self, priority: u8) {
         self.interrupt_control = self.interrupt_control & !vintr::TPR_MASK | u64::from(priority);
         self.mark_dirty(clean::TPR);
+    }
+
+    /// Section 15.21.4.
+    fn takes_virtual(&self) -> bool {
+        let control = self.interrupt_control;
+        let priority = control >> vintr::PRIORITY_SHIFT & 0xf;
+        let is_high = control & vintr::IGNORE_TPR != 0 || priority > control & vintr::TPR_MASK;
+        control & vintr::IRQ != 0 && is_high && self.rflags & RFLAGS_IF != 0
     }
 
     #[inline]

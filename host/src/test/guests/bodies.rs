@@ -87,7 +87,7 @@ impl Lab<'_> {
     fn probe_guest(&self, case: &Case, name: &str, vcpus: u32) -> Result<Guest> {
         let words = if name.starts_with("bench=") { name.to_owned() } else { format!("test={name}") };
         let guest = Guest::bare(workspace::PROBE, case.platform, words, vcpus, 64 * MIB)?;
-        Ok(Guest { switches: switches(case.settings)?, ..guest })
+        Ok(Guest { switches: switches(case.settings)?, nested: case.is_nested, ..guest })
     }
 
     pub(super) fn probe(&self, case: &Case, name: &str, end: ProbeEnd) -> Result<()> {

@@ -55,6 +55,11 @@ impl Auditor {
         Self { left: None, breakpoints: None, ..Self::new(index) }
     }
 
+    /// A guest of the guest is going to run, which has the same DR0 to DR3.
+    pub const fn share(&mut self) {
+        self.breakpoints = None;
+    }
+
     /// It begins with registers that the vCPU's guest has given it.
     pub fn begin(&mut self, vmcb: &Vmcb) {
         self.books.begin(words(vmcb));
@@ -178,6 +183,7 @@ impl Auditor {
     pub const fn of_inner(_: u32) -> Self {
         Self {}
     }
+    pub const fn share(&mut self) {}
     pub const fn begin(&mut self, _: &Vmcb) {}
     pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb, _: Option<u64>) {}
     pub const fn note<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vmcb) {}

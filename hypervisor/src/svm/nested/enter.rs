@@ -68,6 +68,7 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
         own.tsc_shift = nested.vmcb12.get().tsc_offset;
         nested.exchange(block);
         nested.auditors[context].begin(block);
+        own.auditor.share();
         block.intercept_debug(!debug.are_loaded());
         if block.dr7 & DR7_ENABLED != 0 {
             debug.load::<A>(block);
@@ -117,6 +118,10 @@ impl Nested {
         block.intercept_misc1 |= theirs.intercept_misc1;
         block.intercept_misc2 |= theirs.intercept_misc2;
         block.intercept_misc3 |= theirs.intercept_misc3;
+        if block.interrupt_control & vintr::IRQ != 0 {
+            // A write of CR8 ends an emulator then (docs/qemu.md).
+            block.intercept_cr |= intercepts::CR_WRITE_8;
+        }
         block.mark_dirty(clean::INTERCEPTS);
     }
 }

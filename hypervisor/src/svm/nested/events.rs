@@ -7,13 +7,14 @@ use super::exit::{EXCEPTION, INTERRUPT, NMI, end_window, leave, take_exit};
 use crate::svm::intercepts::misc1;
 use crate::svm::loaded::Loaded;
 use crate::svm::processor::Amd64;
-use crate::svm::step::await_iret;
+use crate::svm::step::{self, await_iret};
 use crate::svm::table::{Exit, INNER};
 use crate::svm::vmcb::{clean, vintr};
 use crate::vm::Context;
 use crate::x86::enter::take_flush;
 use crate::x86::vcpu::block::{ControlBlock, Inner};
 use crate::x86::vcpu::event;
+use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::{RFLAGS_IF, RFLAGS_RF};
 
 /// Enters L2 with the event that is due, and returns whether it has run; or leaves it with an exit.
@@ -25,6 +26,13 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
         // others.
         context.state.block.exit_code = code;
         return (code != INNER).then_some(true);
+    }
+    if !context.state.own.has_priority() {
+        let priority = context.state.lapic.tpr() >> 4;
+        context.state.block.set_priority(priority);
+    }
+    if context.state.nmi.contains(Nmi::AT_IRET) {
+        step::prepare_iret::<A>(context.state, false);
     }
     let nested = context.state.own.nested.as_deref()?;
     nested.add_intercepts(&mut context.state.block);

@@ -14,7 +14,7 @@ use crate::svm::table::{Event, Exit, INNER, INVALID, Row};
 use crate::svm::vmcb::{Vmcb, vintr};
 use crate::vm::{Context, Next};
 use crate::x86::exits::with_translation;
-use crate::x86::vcpu::block::ControlBlock;
+use crate::x86::vcpu::block::{ControlBlock, Inner};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RCX};
@@ -57,6 +57,10 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         return Some(INNER);
     }
     let was_window = end_window(context);
+    let priority = (context.state.block.interrupt_control & vintr::TPR_MASK) as u8;
+    if !context.state.own.has_priority() && priority != context.state.lapic.tpr() >> 4 {
+        context.state.lapic.set_tpr(priority << 4);
+    }
     if matches!(Row::of(&exit), Row::Event(Event::Invalid)) {
         return Some(leave(context, Exit { code: INVALID, info_1: 0, info_2: 0, event: 0 }));
     }
@@ -168,7 +172,8 @@ pub(super) fn leave<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> u64 {
         state.own.now = Now::HELD;
         let (block, left) = (&mut *state.block, &*nested.other);
         copy(left, block, &HIDDEN);
-        block.pat = left.pat;
+        // Neither VMRUN nor an exit saves them for L1.
+        (block.pat, block.cr2) = (left.pat, left.cr2);
         // L2 may have written the TSC itself.
         block.tsc_offset = left.tsc_offset.wrapping_sub(mem::take(&mut state.own.tsc_shift));
         close(block);

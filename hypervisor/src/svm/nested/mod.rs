@@ -176,6 +176,10 @@ impl Inner for Own {
         decides & RFLAGS_IF != 0
     }
 
+    fn has_priority(&self) -> bool {
+        self.is_inside() && self.nested.as_ref().is_some_and(|nested| nested.masks())
+    }
+
     #[inline(always)]
     fn tsc_offset(&self) -> u64 {
         self.tsc_shift

@@ -137,6 +137,11 @@ pub trait Inner {
         flags & RFLAGS_IF != 0
     }
 
+    /// Whether what runs has a task priority of its own, which is not the local APIC's.
+    fn has_priority(&self) -> bool {
+        false
+    }
+
     /// What the TSC of what runs has beyond the guest's.
     #[inline(always)]
     fn tsc_offset(&self) -> u64 {
@@ -251,6 +256,11 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// Gives the local APIC back what the processor has of it, until the next entry.
     #[inline(always)]
     fn take_back(&mut self, _: &mut Lapic) {}
+
+    /// Whether the processor has an interrupt for a guest of the guest, and that takes it.
+    fn takes_virtual(&self) -> bool {
+        false
+    }
 
     /// Whether PAUSE causes exits.
     fn intercept_pause(&mut self, wanted: bool);

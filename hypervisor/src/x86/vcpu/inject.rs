@@ -263,9 +263,12 @@ impl<B: ControlBlock> VcpuState<B> {
         }
     }
 
-    /// Sets the task priority: the local APIC's, and the one that the running guest sees as CR8.
+    /// Sets the task priority: the local APIC's, unless what runs has one of its own, and the one
+    /// that it sees as CR8.
     pub fn set_task_priority(&mut self, tpr: u8) {
-        self.lapic.set_tpr(tpr);
+        if !self.own.has_priority() {
+            self.lapic.set_tpr(tpr);
+        }
         self.block.set_priority(tpr >> 4);
     }
 

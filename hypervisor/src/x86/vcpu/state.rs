@@ -201,7 +201,9 @@ impl<B: ControlBlock> VcpuState<B> {
     #[cold]
     fn wakes_inside(&self) -> bool {
         let is_taken = self.lapic.pending().is_some() && self.own.takes_interrupts(self.block.read(Rflags));
-        is_taken || self.nmi.is_deliverable() && !self.own.holds_events()
+        is_taken
+            || self.nmi.is_deliverable() && !self.own.holds_events()
+            || self.own.is_inside() && self.block.takes_virtual()
     }
 
     /// The guest's TSC minus the machine's: the local APIC's clock.
