@@ -117,9 +117,12 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
 fn menu(args: &ImageArgs) -> String {
     let (default, ..) = args.default.menu();
     let mut text = format!(
-        "serial --unit=0 --speed=115200\n\
-         terminal_input console serial\n\
-         terminal_output console serial\n\
+        "if serial --unit=0 --speed=115200; then\n  \
+           terminal_input console serial\n  \
+           terminal_output console serial\n\
+         fi\n\
+         insmod all_video\n\
+         set gfxpayload=1024x768x32,1024x768,auto\n\
          set timeout={}\n\
          set default={default}\n",
         args.timeout

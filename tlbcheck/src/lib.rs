@@ -9,6 +9,7 @@ extern crate std;
 pub mod arm64;
 pub mod command_line;
 pub mod form;
+pub mod history;
 pub mod platform;
 pub mod report;
 pub mod spans;

@@ -15,9 +15,10 @@
 //! starts the image; the host tool makes a bzImage of it for loaders that support only Linux. On
 //! Arm64 it is started like Linux: the flat binary has the header of an arm64 `Image`.
 //!
-//! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], `moment`,
-//! [`nvme`], [`pages`], [`pm_timer`], [`random`], [`sleep`], [`startup`], [`stops`], [`text`],
-//! [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly for the machine.
+//! On all other targets the crate has only `devicetree`, [`encodings`], [`HardwareId`], [`keys`],
+//! `moment`, [`nvme`], [`pages`], [`pm_timer`], [`random`], [`screen`], [`sleep`], [`startup`],
+//! [`stops`], [`text`], [`uart16550`], [`verdict`] and [`watch`]: the rest is assembly for the
+//! machine.
 #![no_std]
 
 #[cfg(not(target_os = "none"))]
@@ -27,12 +28,14 @@ extern crate std;
 pub mod devicetree;
 pub mod encodings;
 mod hardware_id;
+pub mod keys;
 #[cfg(not(target_os = "none"))]
 pub mod moment;
 pub mod nvme;
 pub mod pages;
 pub mod pm_timer;
 pub mod random;
+pub mod screen;
 pub mod sleep;
 pub mod startup;
 pub mod stops;

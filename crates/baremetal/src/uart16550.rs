@@ -11,10 +11,13 @@ const FIFO: u16 = 2;
 const LINE_CONTROL: u16 = 3;
 const MODEM_CONTROL: u16 = 4;
 const LINE_STATUS: u16 = 5;
+const MODEM_STATUS: u16 = 6;
 const DATA_READY: u8 = 1 << 0;
 const TRANSMITTER_EMPTY: u8 = 1 << 5;
 /// And so is the shift register: nothing is left to be sent.
 const ALL_SENT: u8 = 1 << 6;
+/// Clear to send, data set ready, or carrier: something is at the other end.
+const PARTNER: u8 = 1 << 4 | 1 << 5 | 1 << 7;
 /// The line status of a port that is not there.
 const ABSENT: u8 = 0xff;
 /// Reads of the line status before a byte is dropped: a stuck port blocks no caller forever. They
@@ -60,6 +63,12 @@ impl<R: Registers> Uart<R> {
     /// Whether there is such a port. Where there is none, all ones are read.
     pub fn is_there(self) -> bool {
         self.0.read(LINE_STATUS) != ABSENT
+    }
+
+    /// Whether something is at the other end, by any of the signals that say so. A cable of three
+    /// wires has none of them.
+    pub fn has_partner(self) -> bool {
+        self.is_there() && self.0.read(MODEM_STATUS) & PARTNER != 0
     }
 
     /// A received byte, if there is one.

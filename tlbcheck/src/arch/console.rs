@@ -1,4 +1,4 @@
-//! The serial ports, the report, and the end of a run.
+//! The serial ports, the screen, the report, and the end of a run.
 
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use spin::{Mutex, Once};
 use tlbcheck::command_line::Options;
 use tlbcheck::report::{Report, Totals, reason};
 
-use super::this::HAS_SECOND_PORT;
+use super::this::{HAS_SECOND_PORT, screen};
 
 /// The exit codes for the program that started the emulator.
 const CODE_GOOD: u8 = 0;
@@ -20,14 +20,26 @@ const CODE_STOPPED: u8 = 2;
 static LINE: Once<ArrayString<512>> = Once::new();
 static DEBUG_EXIT: AtomicBool = AtomicBool::new(false);
 
+/// A serial port, beside which the screen shows the same if it is the first.
+pub(super) struct Port(Serial, bool);
+
+impl Write for Port {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if self.1 {
+            screen::show(text);
+        }
+        self.0.write_str(text)
+    }
+}
+
 /// The report on the first port, and the one on the second if there is one.
-static OPEN: Mutex<(Report<Serial>, Option<Report<Serial>>)> =
-    Mutex::new((Report::new(CONSOLE, false), None));
+static OPEN: Mutex<(Report<Port>, Option<Report<Port>>)> =
+    Mutex::new((Report::new(Port(CONSOLE, true), false), None));
 
 /// Opens the first port; keeps the command line.
 pub(super) fn open(line: &str) -> &'static str {
     CONSOLE.set_up();
-    OPEN.lock().0 = Report::new(CONSOLE.or_logged(), false);
+    OPEN.lock().0 = Report::new(Port(CONSOLE.or_logged(), true), false);
     LINE.call_once(|| ArrayString::from(line).unwrap_or_default())
 }
 
@@ -37,13 +49,13 @@ pub(super) fn choose(options: &Options<'_>) {
     let mut reports = OPEN.lock();
     if HAS_SECOND_PORT && options.report_to_com2 {
         REPORTS.set_up();
-        reports.1 = Some(Report::new(REPORTS.or_logged(), options.json));
+        reports.1 = Some(Report::new(Port(REPORTS.or_logged(), false), options.json));
     } else {
-        reports.0 = Report::new(CONSOLE.or_logged(), options.json);
+        reports.0 = Report::new(Port(CONSOLE.or_logged(), true), options.json);
     }
 }
 
-pub(super) fn report(mut write: impl FnMut(&mut Report<Serial>)) {
+pub(super) fn report(mut write: impl FnMut(&mut Report<Port>)) {
     let mut reports = OPEN.lock();
     write(&mut reports.0);
     if let Some(second) = &mut reports.1 {
@@ -73,7 +85,7 @@ pub(super) fn bail(why: fmt::Arguments<'_>) -> ! {
             }
         }
         None => {
-            let _ = write!(CONSOLE.or_logged(), "\r\nBail out! {why}\r\n");
+            let _ = write!(Port(CONSOLE.or_logged(), true), "\r\nBail out! {why}\r\n");
         }
     }
     leave(CODE_STOPPED)
@@ -84,5 +96,6 @@ fn leave(code: u8) -> ! {
     if DEBUG_EXIT.load(Ordering::Relaxed) {
         power::end_emulator(code);
     }
+    screen::stay();
     power::off()
 }

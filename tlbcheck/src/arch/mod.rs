@@ -26,12 +26,16 @@ use tlbcheck::command_line::{Options, Task};
 baremetal::entry!(main);
 
 fn main(info: BootInfo) -> ! {
+    let shown = this::screen::open(&info);
     let line = console::open(&info.command_line);
     let parsed = Options::parse(line);
     // So that the run ends in the requested way despite other errors in the line.
     let debug_exit = line.split_whitespace().any(|word| word == "exit=debug");
     let options = parsed.unwrap_or(Options { debug_exit, ..Options::default() });
     console::choose(&options);
+    if let Err(why) = shown {
+        console::note(format_args!("the screen is not used: {why}"));
+    }
     machine::find(&info, &options);
     if let Err(word) = parsed {
         console::bail(format_args!("'{word}' is not understood; the command line is '{line}'"));

@@ -88,6 +88,9 @@ multiboot2_header:
     .word 3, 0                  // the entry's address
     .long 12, multiboot2_entry
     .balign 8
+    .word 5, 1                  // a framebuffer, if there can be one
+    .long 20, 1024, 768, 32
+    .balign 8
     .word 6, 0                  // modules begin at a page
     .long 8
     .word 0, 0                  // no more tags

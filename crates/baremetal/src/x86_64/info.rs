@@ -1,7 +1,8 @@
 //! The loader's information: command line, ACPI, memory, the first module.
 
 use arrayvec::{ArrayString, ArrayVec};
-use multiboot2::{BootInformation, BootInformationHeader, MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
+use multiboot2::{BootInformation, BootInformationHeader, FramebufferField, FramebufferTag, FramebufferType};
+use multiboot2::{MemoryAreaType, RsdpV1Tag, RsdpV2Tag};
 use pvh::start_info::MemmapType;
 use pvh::start_info::reader::StartInfoReader;
 
@@ -9,6 +10,7 @@ pub use crate::pages::Ram;
 
 use super::efi;
 use super::linux::{COMMAND_LINE, E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
+use crate::screen::{Field, Format, Frame};
 
 /// The protocol that an entry reports.
 pub const PROTOCOL_PVH: u32 = 1;
@@ -59,6 +61,8 @@ pub struct BootInfo {
     pub has_more_ram: bool,
     /// The first module, if the protocol has modules and the loader passed one.
     pub module: Option<Ram>,
+    /// The screen, if the loader has left one.
+    pub frame: Option<Frame>,
 }
 
 impl BootInfo {
@@ -71,6 +75,7 @@ impl BootInfo {
             reserved: ArrayVec::new(),
             has_more_ram: false,
             module: None,
+            frame: None,
         }
     }
 
@@ -156,11 +161,29 @@ unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
     }
     let module = boot.module_tags().next();
     info.module = module.map(|tag| Ram { start: tag.start_address().into(), end: tag.end_address().into() });
+    info.frame = boot.framebuffer_tag().and_then(Result::ok).map(frame);
     Ok(info)
+}
+
+fn frame(tag: &FramebufferTag) -> Frame {
+    let field = |field: FramebufferField| Field { position: field.position, size: field.size };
+    Frame {
+        address: tag.address(),
+        pitch: tag.pitch(),
+        width: tag.width(),
+        height: tag.height(),
+        bits: tag.bpp(),
+        format: match tag.buffer_type() {
+            Ok(FramebufferType::RGB { red, green, blue }) => Format::Colours([red, green, blue].map(field)),
+            Ok(FramebufferType::Text) => Format::Text,
+            _ => Format::Other,
+        },
+    }
 }
 
 /// Offsets in the parameters of Linux's boot protocol (`struct boot_params`; the kernel's
 /// Documentation/arch/x86/zero-page.rst), and the memory map's entry type for RAM.
+const LINUX_SCREEN: u32 = 0;
 const LINUX_RSDP: u32 = 0x70;
 const LINUX_EFI_SIGNATURE: u32 = 0x1c0;
 const LINUX_EFI_SYSTEM_TABLE: u32 = 0x1c4;
@@ -198,5 +221,7 @@ unsafe fn read_linux(address: u32) -> BootInfo {
             info.add_ram(long(entry), long(entry + 8));
         }
     }
+    let screen: [u32; 16] = core::array::from_fn(|index| word(LINUX_SCREEN + 4 * index as u32));
+    info.frame = Frame::of_linux(&screen.map(u32::to_le_bytes));
     info
 }

@@ -9,10 +9,12 @@ pub mod guarded;
 pub mod hypercall;
 pub mod info;
 pub mod interrupts;
+pub mod keyboard;
 #[doc(hidden)]
 pub mod linux;
 pub mod pci;
 pub mod power;
 pub mod processors;
+pub mod screen;
 pub mod serial;
 pub mod tables;

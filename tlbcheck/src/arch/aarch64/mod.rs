@@ -23,6 +23,19 @@ use super::console;
 /// Whether reports have a port of their own.
 pub(super) const HAS_SECOND_PORT: bool = false;
 
+/// A machine's screen. None is used here.
+pub(super) mod screen {
+    use baremetal::arch::info::BootInfo;
+
+    pub(in crate::arch) const fn open(_: &BootInfo) -> Result<(), &'static str> {
+        Ok(())
+    }
+
+    pub(in crate::arch) const fn show(_: &str) {}
+
+    pub(in crate::arch) const fn stay() {}
+}
+
 /// Refuses features that do not exist here, and applies the omissions in `options`.
 pub(super) fn prepare(options: &Options<'_>) {
     if options.report_to_com2 {

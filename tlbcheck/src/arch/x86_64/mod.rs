@@ -3,6 +3,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `machine` | processors, platform and VP indices, determined once at the beginning |
+//! | `screen` | the report on a screen, page by page |
 //! | `window` | page tables whose leaves the checks exchange |
 //! | `hypercall` | the guest's end of hypercalls |
 //! | `back_end` | flushes of other processors, by interrupt and by hypercall, behind one trait |
@@ -15,6 +16,7 @@ pub(super) mod bench;
 pub(super) mod checks;
 mod hypercall;
 pub(super) mod machine;
+pub(super) mod screen;
 mod watch;
 mod window;
 

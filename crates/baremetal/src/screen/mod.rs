@@ -1,0 +1,283 @@
+//! Text on a screen: white on black, on a framebuffer of pixels, or in a text mode.
+//!
+//! A screen is only written to: framebuffers are slow to read. The font is that of the crate
+//! `noto-sans-mono-bitmap`, whose glyphs are made when it is built.
+
+#[cfg(test)]
+mod tests;
+mod text;
+
+use arrayvec::ArrayVec;
+use noto_sans_mono_bitmap::{FontWeight, RasterHeight, RasterizedChar, get_raster, get_raster_width};
+
+pub use text::{COLUMNS_MAX, ROWS_MAX, Text};
+
+const WEIGHT: FontWeight = FontWeight::Bold;
+const SIZE: RasterHeight = RasterHeight::Size16;
+
+/// Pixels of a glyph that is drawn once as large.
+pub const GLYPH_WIDTH: usize = get_raster_width(WEIGHT, SIZE);
+/// As above.
+pub const GLYPH_HEIGHT: usize = SIZE.val();
+
+/// The most that a pixel of the font is enlarged by, for screens of 16 times [`COLUMNS_MAX`]
+/// glyphs.
+const SCALE_MAX: usize = 16;
+/// Bytes of a line of a glyph.
+const LINE_MAX: usize = GLYPH_WIDTH * SCALE_MAX * 4;
+/// In a text mode: light grey on black.
+const ATTRIBUTE: u8 = 7;
+/// The largest framebuffer, of 8192 lines of 8192 pixels.
+const BYTES_MAX: u64 = 256 << 20;
+
+/// Where the bits of a colour are in a pixel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field {
+    /// The lowest bit.
+    pub position: u8,
+    /// Their number.
+    pub size: u8,
+}
+
+impl Field {
+    /// The bits of this intensity, of which 255 is the most.
+    fn of(self, intensity: u8) -> u32 {
+        let intensity = u32::from(intensity);
+        match self.size.checked_sub(8) {
+            Some(more) => intensity << more << self.position,
+            None => intensity >> (8 - self.size) << self.position,
+        }
+    }
+}
+
+/// What a framebuffer consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Pixels with these colours.
+    Colours([Field; 3]),
+    /// Characters with attributes.
+    Text,
+    /// Pixels that index a palette, or something else.
+    Other,
+}
+
+/// A framebuffer, as a loader describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Its physical address.
+    pub address: u64,
+    /// Bytes from one line to the next.
+    pub pitch: u32,
+    /// Pixels of a line, or characters.
+    pub width: u32,
+    /// Lines.
+    pub height: u32,
+    /// Bits of a pixel.
+    pub bits: u8,
+    /// What they are.
+    pub format: Format,
+}
+
+impl Frame {
+    /// The one that Linux's `struct screen_info` describes, by VESA or UEFI (the kernel's
+    /// include/uapi/linux/screen_info.h).
+    pub fn of_linux(info: &[[u8; 4]; 16]) -> Option<Self> {
+        const VESA: u8 = 0x23;
+        const UEFI: u8 = 0x70;
+        const HAS_UPPER_HALF: u32 = 1 << 1;
+        let byte = |offset: usize| info.as_flattened().get(offset).copied().unwrap_or(0);
+        let half = |offset: usize| u32::from(byte(offset)) | u32::from(byte(offset + 1)) << 8;
+        let word = |offset: usize| half(offset) | half(offset + 2) << 16;
+        let upper = if word(0x36) & HAS_UPPER_HALF != 0 { word(0x3a) } else { 0 };
+        matches!(byte(0xf), VESA | UEFI).then(|| Self {
+            address: u64::from(upper) << 32 | u64::from(word(0x18)),
+            pitch: half(0x24),
+            width: half(0x12),
+            height: half(0x14),
+            bits: byte(0x16),
+            format: Format::Colours(
+                [0x26, 0x28, 0x2a].map(|at| Field { position: byte(at + 1), size: byte(at) }),
+            ),
+        })
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.pitch) * u64::from(self.height)
+    }
+
+    fn bytes_of_pixel(&self) -> usize {
+        match self.format {
+            Format::Text => 2,
+            _ => usize::from(self.bits.div_ceil(8)),
+        }
+    }
+
+    /// Checks that text can be shown on it.
+    ///
+    /// # Errors
+    ///
+    /// Why not.
+    pub fn check(&self) -> Result<(), &'static str> {
+        match self.format {
+            Format::Other => return Err("its pixels are no colours"),
+            Format::Colours(_) if !(15..=32).contains(&self.bits) => {
+                return Err("its pixels have neither 15 nor up to 32 bits");
+            }
+            Format::Colours(fields) => {
+                let is_right =
+                    |field: &Field| field.size != 0 && field.size <= 16 && field.position <= 32 - field.size;
+                if !fields.iter().all(is_right) {
+                    return Err("its colours are not within a pixel");
+                }
+            }
+            Format::Text => {}
+        }
+        let line = u64::from(self.width) * self.bytes_of_pixel() as u64;
+        let is_there = self.address != 0 && self.width != 0 && self.bytes() != 0 && self.bytes() <= BYTES_MAX;
+        if !is_there || line > u64::from(self.pitch) || self.address.checked_add(self.bytes()).is_none() {
+            return Err("it has no size that is possible");
+        }
+        Ok(())
+    }
+
+    /// How often each pixel of the font is repeated: there are never more columns than
+    /// [`COLUMNS_MAX`], and on large screens text can be read from afar.
+    pub fn scale(&self) -> usize {
+        (self.width as usize / (GLYPH_WIDTH * COLUMNS_MAX) + 1).min(SCALE_MAX)
+    }
+
+    /// Columns and rows of text.
+    pub fn size(&self) -> (usize, usize) {
+        let (width, height) = (self.width as usize, self.height as usize);
+        match self.format {
+            Format::Text => (width, height),
+            _ => (width / (GLYPH_WIDTH * self.scale()), height / (GLYPH_HEIGHT * self.scale())),
+        }
+    }
+
+    fn pixel(&self, intensity: u8) -> u32 {
+        match self.format {
+            Format::Colours(fields) => fields.iter().fold(0, |pixel, field| pixel | field.of(intensity)),
+            _ => 0,
+        }
+    }
+}
+
+/// The glyph of a character.
+pub fn glyph(byte: u8) -> Option<RasterizedChar> {
+    get_raster(char::from(byte), WEIGHT, SIZE)
+}
+
+/// The memory of a framebuffer.
+pub trait Memory {
+    /// Stores bytes from this offset on. What is beyond the framebuffer's end is dropped.
+    fn store(&mut self, offset: usize, bytes: &[u8]);
+}
+
+/// What draws on a framebuffer.
+#[derive(Debug)]
+pub struct Brush<M> {
+    frame: Frame,
+    memory: M,
+}
+
+impl<M: Memory> Brush<M> {
+    fn clear(&mut self) {
+        let blank = [0; 1 << 12];
+        let lines = self.frame.bytes() as usize;
+        (0..lines.div_ceil(blank.len())).for_each(|index| self.memory.store(index * blank.len(), &blank));
+    }
+
+    /// Draws a character.
+    fn draw(&mut self, column: usize, row: usize, byte: u8) {
+        let (frame, pitch) = (self.frame, self.frame.pitch as usize);
+        if frame.format == Format::Text {
+            return self.memory.store(row * pitch + column * 2, &[byte, ATTRIBUTE]);
+        }
+        let (scale, bytes) = (frame.scale(), frame.bytes_of_pixel());
+        let left = column * GLYPH_WIDTH * scale * bytes;
+        let Some(glyph) = glyph(byte) else { return };
+        for (y, row_of_glyph) in glyph.rows().enumerate() {
+            let mut line = ArrayVec::<u8, LINE_MAX>::new();
+            for intensity in row_of_glyph {
+                let pixel = frame.pixel(*intensity).to_le_bytes();
+                (0..scale).for_each(|_| line.extend(pixel.into_iter().take(bytes)));
+            }
+            for copy in 0..scale {
+                let y = (row * GLYPH_HEIGHT + y) * scale + copy;
+                self.memory.store(y * pitch + left, &line);
+            }
+        }
+    }
+}
+
+/// A screen with text, or none.
+#[derive(Debug)]
+pub struct Screen<M> {
+    text: Text,
+    brush: Option<Brush<M>>,
+}
+
+impl<M: Memory> Screen<M> {
+    /// No screen.
+    pub const fn none() -> Self {
+        Self { text: Text::new(0, 0), brush: None }
+    }
+
+    /// Uses a framebuffer, which becomes black.
+    ///
+    /// # Errors
+    ///
+    /// Why it cannot be used.
+    pub fn open(&mut self, frame: Frame, memory: M) -> Result<(), &'static str> {
+        frame.check()?;
+        let (columns, rows) = frame.size();
+        if columns == 0 || rows == 0 {
+            return Err("it has no room for a character");
+        }
+        self.text.resize(columns, rows);
+        let mut brush = Brush { frame, memory };
+        brush.clear();
+        self.brush = Some(brush);
+        self.draw_all();
+        Ok(())
+    }
+
+    /// The memory is elsewhere from here on.
+    pub fn move_to(&mut self, memory: impl FnOnce(Frame) -> M) {
+        if let Some(brush) = &mut self.brush {
+            brush.memory = memory(brush.frame);
+        }
+    }
+
+    /// The framebuffer that is used.
+    pub fn frame(&self) -> Option<Frame> {
+        self.brush.as_ref().map(|brush| brush.frame)
+    }
+
+    /// Columns and rows; `None` without a screen.
+    pub fn size(&self) -> Option<(usize, usize)> {
+        self.brush.as_ref().map(|_| self.text.size())
+    }
+
+    /// Shows a byte.
+    pub fn put(&mut self, byte: u8) {
+        if let Some(brush) = &mut self.brush {
+            self.text.put(byte, &mut |column, row, byte| brush.draw(column, row, byte));
+        }
+    }
+
+    /// Shows these bytes alone, or what has room of their end.
+    pub fn show(&mut self, bytes: impl Iterator<Item = u8>) {
+        self.text.clear();
+        bytes.for_each(|byte| self.text.put(byte, &mut |_, _, _| {}));
+        self.draw_all();
+    }
+
+    fn draw_all(&mut self) {
+        if let Some(brush) = &mut self.brush {
+            self.text.cells().for_each(|(column, row, byte)| brush.draw(column, row, byte));
+        }
+    }
+}
