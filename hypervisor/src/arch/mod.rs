@@ -129,6 +129,16 @@ impl<V: Kind> Board for On<V> {
         console::send_control(byte);
     }
 
+    #[cfg(target_arch = "x86_64")]
+    fn chosen_console() -> Option<u32> {
+        console::chosen()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn show(text: &mut dyn Iterator<Item = u8>, alone: bool) {
+        console::show(text, alone);
+    }
+
     fn exit(code: ExitCode) -> ! {
         if let Some(damage) = image::heap::damage().filter(|_| !image::panic::has_panicked()) {
             panic!("{damage}");

@@ -28,7 +28,7 @@ pub(crate) struct LogPort;
 
 impl Write for LogPort {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.bytes().for_each(Local::log_byte);
+        Local::log_text(text);
         Ok(())
     }
 }

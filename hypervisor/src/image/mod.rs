@@ -78,8 +78,8 @@ pub(crate) trait Bare: Board {
     /// Stops another CPU after a panic.
     fn stop_other(cpu: &PerCpu);
 
-    /// Writes one byte to the log's port.
-    fn log_byte(byte: u8);
+    /// Writes text to the log's port, and to the screen.
+    fn log_text(text: &str);
 }
 
 /// Through this the host tool finds the counters.

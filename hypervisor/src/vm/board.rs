@@ -107,6 +107,13 @@ pub trait Board: Cpus {
     fn receive_control() -> Option<u8>;
     /// Sends one byte over the control channel.
     fn send_control(byte: u8);
+    /// Number of the guest whose console was chosen for the machine's screen since the last call,
+    /// if one was.
+    fn chosen_console() -> Option<u32> {
+        None
+    }
+    /// Shows text on the machine's screen: behind what is there, or `alone`.
+    fn show(_text: &mut dyn Iterator<Item = u8>, _alone: bool) {}
     /// Ends the run.
     fn exit(code: ExitCode) -> !;
 }

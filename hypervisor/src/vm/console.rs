@@ -41,9 +41,19 @@ impl Rings {
         core::array::from_fn(|index| (self.start + index as u64 * RING_MEMORY, RING_BYTES))
     }
 
-    pub(super) fn push(&self, port: usize, byte: u8) {
-        if let Some(writer) = self.writers.lock().get(port) {
+    /// Adds a byte, and calls `then` before another one is added.
+    pub(super) fn push(&self, port: usize, byte: u8, then: impl FnOnce()) {
+        let writers = self.writers.lock();
+        if let Some(writer) = writers.get(port) {
             writer.push(byte);
+            then();
+        }
+    }
+
+    /// Calls `show` with what the guest's console has shown, before a byte is added to that.
+    pub(super) fn show(&self, show: impl FnOnce(&mut dyn Iterator<Item = u8>)) {
+        if let Some(writer) = self.writers.lock().first() {
+            show(&mut writer.written());
         }
     }
 

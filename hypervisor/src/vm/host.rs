@@ -83,6 +83,8 @@ pub struct Host<A: Arch> {
     requests: AtomicBool,
     /// vCPUs that have been created so far: the next one's identity.
     created: AtomicU32,
+    /// Number of the guest whose console is on the machine's screen.
+    pub(super) shown: AtomicU32,
     /// Whether vCPUs may run.
     begun: AtomicBool,
     /// Address spaces that are about to be freed, which CPUs that idle must not keep loaded.
@@ -134,6 +136,7 @@ impl<A: Arch> Host<A> {
             entries: (0..MAX_GUESTS).map(|_| GuestEntry::new()).collect(),
             requests: AtomicBool::new(false),
             created: AtomicU32::new(0),
+            shown: AtomicU32::new(0),
             begun: AtomicBool::new(false),
             leaving: AtomicU32::new(0),
         })

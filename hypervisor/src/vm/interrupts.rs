@@ -58,12 +58,20 @@ pub fn on_control_interrupt<A: Arch>() {
     }
 }
 
-/// The real console has received something. It is the only guest's, if that is here: otherwise
-/// nobody's, and dropped, because a level-triggered interrupt would come again and again.
+/// The real console has received something. It is for the guest whose console is there, if that
+/// exists: otherwise for nobody, and dropped, because a level-triggered interrupt would come again
+/// and again. A key may choose another guest before.
 pub fn on_serial_interrupt<A: Arch>() {
     let Some(host) = A::host() else { return };
     // The lock keeps the guest from being freed meanwhile.
     let guests = host.guests.lock();
-    let guest = guests.iter().flatten().map(|guest| guest.vm()).next();
-    A::receive_console(guest.filter(|vm| !vm.is_arriving()));
+    let guest = |number: u32| guests.get(number as usize)?.as_ref().map(|guest| guest.vm());
+    if let Some((number, vm)) = A::chosen_console().and_then(|number| Some((number, guest(number)?))) {
+        host.shown.store(number, Ordering::Relaxed);
+        if let Some(rings) = &vm.rings {
+            rings.show(|shown| A::show(shown, true));
+        }
+    }
+    let shown = guest(host.shown.load(Ordering::Relaxed));
+    A::receive_console(shown.filter(|vm| !vm.is_arriving()));
 }

@@ -4,7 +4,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use coherence::{Notify, Target};
 use core::ops::Range;
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hostlink::config::{self, Config, NestedPage, ResetPolicy};
 use memslots::space::ZapWay;
 use memslots::{Gpa, Memslots, PhysAddr, Slot, SlotFlags, SlotId};
@@ -287,9 +287,18 @@ impl<A: Arch> Vm<A> {
     /// The guest has sent a byte to this serial port. `to_machine` sends it to the machine's own.
     pub fn transmit(&self, port: usize, byte: u8, to_machine: impl FnOnce()) {
         match &self.rings {
-            Some(rings) => rings.push(port, byte),
+            Some(rings) => rings.push(port, byte, || {
+                if port == 0 && self.is_shown() {
+                    A::show(&mut core::iter::once(byte), false);
+                }
+            }),
             None => to_machine(),
         }
+    }
+
+    /// Whether its console is on the machine's screen.
+    fn is_shown(&self) -> bool {
+        self.host.shown.load(Ordering::Relaxed) == self.number
     }
 
     /// Nanoseconds since the beginning of 1970.
@@ -326,9 +335,10 @@ impl<A: Arch> Vm<A> {
         load.finish(self, unsafe { boot.state() });
     }
 
-    /// Whether its serial port is the machine's own. With several guests, nobody's is.
-    pub fn has_machines_console(&self) -> bool {
-        self.rings.is_none()
+    /// Whether it gets what is typed on the machine: on its serial port if that is the guest's own,
+    /// otherwise on its keyboard while its screen shows the guest's console.
+    pub fn has_input(&self) -> bool {
+        self.rings.is_none() || self.is_shown()
     }
 
     /// Cleans some of the freed memory; returns whether there is more.

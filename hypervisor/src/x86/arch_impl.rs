@@ -152,7 +152,7 @@ where
 
     fn reset_devices(vm: &Vm<Self>) {
         vm.reset_devices();
-        if vm.has_machines_console() {
+        if vm.has_input() {
             vm.receive_console();
         }
     }

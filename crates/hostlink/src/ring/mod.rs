@@ -88,6 +88,16 @@ impl<'r, P: Place> Writer<'r, P> {
     }
 }
 
+impl Writer<'_, AtomicU8> {
+    /// The bytes that the ring has, oldest first: for who could write.
+    pub fn written(&self) -> impl Iterator<Item = u8> {
+        let (end, size) = (self.count.load(Ordering::Relaxed), self.places.len() as u64);
+        let place = move |number: u64| self.places.get(number.checked_rem(size)? as usize);
+        let byte = |place: &AtomicU8| place.load(Ordering::Relaxed);
+        (end.saturating_sub(size)..end).filter_map(move |number| place(number).map(byte))
+    }
+}
+
 /// Access to a ring for a reader.
 pub trait Source {
     /// What its places hold.

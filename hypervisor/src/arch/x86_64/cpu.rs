@@ -133,7 +133,7 @@ impl Bare for Local {
         apic::send_nmi(cpu.id);
     }
 
-    fn log_byte(byte: u8) {
-        console::log_byte(byte);
+    fn log_text(text: &str) {
+        console::log_text(text);
     }
 }

@@ -7,6 +7,7 @@ use baremetal::pages::PAGE;
 use baremetal::x86_64::boot::{STARTUP_PAGE, StartupPage};
 use baremetal::x86_64::firmware;
 use baremetal::x86_64::info::{self, BootInfo, RANGES};
+use baremetal::x86_64::{keyboard, screen};
 use core::ops::Range;
 use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
@@ -40,9 +41,14 @@ const AP_START_US: u64 = 1_000_000;
 pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     console::init();
     crate::image::console::init();
-    log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     // SAFETY: the entry code passes on the boot protocol's values.
-    let info = unsafe { info::read(protocol, start_info) }.unwrap_or_else(|why| unsupported(&why));
+    let info = unsafe { info::read(protocol, start_info) };
+    let shown = info.as_ref().map_or(Ok(()), console::open_screen);
+    log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
+    if let Err(why) = shown {
+        log::warn!("the screen is not used: {why}");
+    }
+    let info = info.unwrap_or_else(|why| unsupported(&why));
     if info.has_more_ram {
         log::warn!("the memory map has more entries than are used");
     }
@@ -79,6 +85,7 @@ struct Later {
     io_apic: Option<(u64, u8)>,
     serial_pin: u32,
     control_pin: u32,
+    keyboard_pin: u32,
     module: Option<Range<u64>>,
     pci: Option<pci::Found>,
     free: spin::Mutex<FreeMemory>,
@@ -109,6 +116,8 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
     let mut devices: Vec<Range<u64>> = apic::probe().map(page).into_iter().collect();
     devices.extend(firmware.io_apic.map(|(base, _)| page(base)));
     devices.extend(pci.iter().flat_map(|found| found.registers.iter().cloned()));
+    let is_ram = |pages: &Range<u64>| ram.iter().any(|ram| ram.start < pages.end && pages.start < ram.end);
+    devices.extend(screen::pages().filter(|pages| !is_ram(pages)));
     let mapped: Vec<Range<u64>> =
         ram.iter().cloned().chain(module.clone().and_then(|m| beyond(&m, &ram))).collect();
     translation::build_tables(&mapped, &devices, blocks).map_err(|_| "the memory map cannot be mapped")?;
@@ -117,6 +126,7 @@ fn prepare_memory(info: BootInfo, firmware: &firmware::FirmwareTables) -> Result
         io_apic: firmware.io_apic,
         serial_pin: firmware.isa_pins[COM1_IRQ],
         control_pin: firmware.isa_pins[COM4_IRQ],
+        keyboard_pin: firmware.isa_pins[keyboard::IRQ],
         module,
         pci,
         free: spin::Mutex::new(free),
@@ -160,6 +170,8 @@ where
     let cpu = PerCpu::current();
     // SAFETY: the tables are built and map all memory in use.
     unsafe { translation::activate_tables() };
+    // SAFETY: they map the screen one to one.
+    unsafe { screen::moved() };
     // SAFETY: the IDT is built, and the CPU gets here once.
     unsafe { tables::load(cpu) };
     apic::enable();
@@ -190,6 +202,7 @@ where
             unsafe {
                 apic::route_pin(base, later.serial_pin, pci::redirection(number, to, vectors::SERIAL));
                 apic::route_pin(base, later.control_pin, pci::redirection(number, to, vectors::CONTROL));
+                apic::route_pin(base, later.keyboard_pin, pci::redirection(number, to, vectors::SERIAL));
             }
             console::enable_receive_interrupts(has_console);
         }

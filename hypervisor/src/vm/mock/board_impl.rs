@@ -170,6 +170,16 @@ impl<A: OnMockBoard + Arch> Board for A {
         64 << 10
     }
 
+    fn chosen_console() -> Option<u32> {
+        here::<A>().0.chosen.lock().expect("no test panics with it").take()
+    }
+
+    fn show(text: &mut dyn Iterator<Item = u8>, alone: bool) {
+        let mut screen = here::<A>().0.screen.lock().expect("no test panics with it");
+        screen.truncate(if alone { 0 } else { usize::MAX });
+        screen.extend(text);
+    }
+
     fn receive_control() -> Option<u8> {
         here::<A>().0.lock().to_hypervisor.pop_front()
     }

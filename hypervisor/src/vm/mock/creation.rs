@@ -186,6 +186,8 @@ impl<A: Arch> MockBoard<A> {
             turns_since: cpus.iter().map(|_| AtomicU32::new(0)).collect(),
             turns_most: AtomicU32::new(0),
             console: Mutex::new(VecDeque::new()),
+            chosen: Mutex::default(),
+            screen: Mutex::default(),
             cpus,
         }));
         for cpu in &board.cpus {

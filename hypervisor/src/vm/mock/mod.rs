@@ -148,6 +148,9 @@ pub(crate) struct MockBoard<A: Arch> {
     turns_most: AtomicU32,
     /// Input of the real console.
     console: Mutex<VecDeque<u8>>,
+    /// The console that was chosen last, and what the screen shows.
+    chosen: Mutex<Option<u32>>,
+    screen: Mutex<Vec<u8>>,
 }
 
 thread_local! {
@@ -214,6 +217,17 @@ impl<A: Arch> MockBoard<A> {
     pub(crate) fn type_in(&self, bytes: &[u8]) {
         self.console.lock().expect("no test panics with it").extend(bytes);
         self.lock().lines[0].serial = true;
+    }
+
+    /// Somebody chooses the console of this guest for the screen.
+    pub(crate) fn choose(&self, number: u32) {
+        *self.chosen.lock().expect("no test panics with it") = Some(number);
+        self.lock().lines[0].serial = true;
+    }
+
+    /// What the screen shows.
+    pub(crate) fn screen(&self) -> Vec<u8> {
+        self.screen.lock().expect("no test panics with it").clone()
     }
 
     /// Runs the machine until there is nothing more to do. `seed` determines the order in which its

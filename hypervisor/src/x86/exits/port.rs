@@ -121,7 +121,7 @@ pub(super) fn write_port<A: X86>(
     if port == cmos::DATA {
         look_at_clock(context);
     }
-    if MAKES_ROOM.contains(&port) && context.vm.has_machines_console() {
+    if MAKES_ROOM.contains(&port) && context.vm.has_input() {
         context.vm.receive_console();
     }
     perform_output(context.vm, effect.output)

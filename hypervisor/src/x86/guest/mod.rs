@@ -312,7 +312,7 @@ impl<A: X86> Vm<A> {
             self.guest.owned.functions.lock().follow_resets(self);
         }
         let value = self.guest.platform.lock().port_read(port, width, || self.wall_ns());
-        if port == SerialPort::Com1.base() && self.has_machines_console() {
+        if port == SerialPort::Com1.base() && self.has_input() {
             self.receive_console();
         }
         value

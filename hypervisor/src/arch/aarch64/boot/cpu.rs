@@ -163,7 +163,7 @@ impl Bare for Local {
         gic::send(cpu.id, interrupts::STOP as u8);
     }
 
-    fn log_byte(byte: u8) {
-        console::log_byte(byte);
+    fn log_text(text: &str) {
+        text.bytes().for_each(console::log_byte);
     }
 }
