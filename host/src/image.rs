@@ -1,12 +1,16 @@
 //! `quell image`: a bootable CD with GRUB, for real machines, for clouds and for other hypervisors;
 //! and tlbcheck as a bzImage.
 
-use crate::cli::ImageArgs;
+use crate::cli::{ImageArgs, Overrides};
+use crate::demo;
 use crate::machine::flat;
 use crate::machine::payload::Payload;
+use crate::machine_file::MachineFile;
 use crate::prelude::*;
+use crate::vm::Guests;
 use clap::ValueEnum;
-use hostlink::config::BootCpu;
+use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::cpus::CpuSet;
 use std::fmt::Write;
 use time::OffsetDateTime;
 
@@ -14,6 +18,10 @@ use time::OffsetDateTime;
 pub(crate) const MKRESCUE: &str = "grub-mkrescue";
 const PACKAGES: &str = "grub-common, grub-pc-bin, grub-efi-amd64-bin, xorriso and mtools";
 
+/// vCPUs of the guests, of the demo's, and the CPUs that that one may use.
+const VCPUS: u32 = 2;
+const DEMO_VCPUS: u32 = 8;
+const DEMO_CPUS: u32 = 2;
 const BIOS_MODULES: &str = "/usr/lib/grub/i386-pc";
 const OVMF: &str = "/usr/share/ovmf/OVMF.fd";
 const MACHINE_MEMORY: u64 = 1280 * MIB;
@@ -30,6 +38,10 @@ pub(crate) enum Entry {
     CheckQuell,
     /// tlbcheck checks the machine, started like a Linux kernel
     CheckLinux,
+    /// Quell runs a workload that flushes by IPI and by hypercall, and shows a table
+    Demo,
+    /// Quell runs the guests of a machine file
+    Guests,
 }
 
 impl Entry {
@@ -59,6 +71,16 @@ impl Entry {
                 "check-linux",
                 "tlbcheck: the same check, started by the Linux boot protocol",
                 "  linux /boot/tlbcheck.bzimage check\n",
+            ),
+            Self::Demo => (
+                "demo",
+                "Quell: flushing by IPI and by hypercall compared",
+                "  multiboot2 /boot/quell\n  module2 /boot/demo.tar\n",
+            ),
+            Self::Guests => (
+                "guests",
+                "Quell with several guests (F1 to F8: consoles)",
+                "  multiboot2 /boot/quell\n  module2 /boot/guests.tar\n",
             ),
         }
     }
@@ -101,21 +123,56 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     let (kernel, initrd) = (stock.kernel(), stock.initrd(args.exec.as_deref()));
     let cmdline = format!("{} panic=-1", Arch::X86_64.console());
     let linux = Guest {
-        vcpus: args.vcpus,
+        vcpus: args.vcpus.unwrap_or(VCPUS),
         memory: args.memory,
         ..Guest::new(Platform::X86_64, kernel, Some(initrd), cmdline)
     };
     let check = Guest { kernel: tlbcheck, initrd: None, cmdline: "check".to_owned(), ..linux.clone() };
-    for (guest, name) in [(linux, "linux.tar"), (check, "tlbcheck.tar")] {
+    let demo = args.demo.then(|| (demo(args, &stock, &linux), CpuSet::below(DEMO_CPUS), "demo.tar"));
+    let usual = [(linux, CpuSet::ALL, "linux.tar"), (check, CpuSet::ALL, "tlbcheck.tar")];
+    for (guest, cpus, name) in usual.into_iter().chain(demo) {
         guest.check()?;
-        guest.write_bundle(&hypervisor, BootCpu::Run, &boot.join(name))?;
+        guest.write_bundle(&hypervisor, cpus, &boot.join(name))?;
+    }
+    if let Some(path) = &args.guests {
+        let file = MachineFile::read(path, Overrides::default())?;
+        ensure!(file.machine.platform == Platform::X86_64, "the CD is for x86_64");
+        Guests::prepare(&file, Switches::default())?.write_bundle(&hypervisor, &boot.join("guests.tar"))?;
     }
     let command = epoch.map_or_else(|| Ok(Command::new(MKRESCUE)), at_time)?;
     mkrescue(command, directory.path(), &args.output)
 }
 
+/// A guest that runs the demo's workload twice, with a reset between. With each reset it is told the
+/// other way to flush, which its kernel says.
+fn demo(args: &ImageArgs, stock: &StockGuest, linux: &Guest) -> Guest {
+    let vcpus = args.vcpus.unwrap_or(DEMO_VCPUS);
+    let command = demo::flush::command(vcpus, args.rounds);
+    let script = format!("{command} && (dmesg | grep -q 'hypercall for remote TLB flush' || reboot -f)");
+    Guest {
+        vcpus,
+        initrd: Some(stock.initrd(Some(&script))),
+        cmdline: format!("{} quiet", linux.cmdline),
+        flush: FlushMode::Ipi,
+        reset: ResetPolicy::Reboot,
+        switches: Switches { flush_turns: true, ..Switches::default() },
+        ..linux.clone()
+    }
+}
+
+/// The entries that the menu has.
+fn entries(args: &ImageArgs) -> impl Iterator<Item = Entry> {
+    let is_there = |entry: &Entry| match entry {
+        Entry::Demo => args.demo,
+        Entry::Guests => args.guests.is_some(),
+        _ => true,
+    };
+    Entry::value_variants().iter().copied().filter(is_there)
+}
+
 fn menu(args: &ImageArgs) -> String {
-    let (default, ..) = args.default.menu();
+    let added = entries(args).find(|entry| matches!(entry, Entry::Demo | Entry::Guests));
+    let (default, ..) = args.default.or(added).unwrap_or(Entry::Check).menu();
     let mut text = format!(
         "if serial --unit=0 --speed=115200; then\n  \
            terminal_input console serial\n  \
@@ -127,7 +184,7 @@ fn menu(args: &ImageArgs) -> String {
          set default={default}\n",
         args.timeout
     );
-    for entry in Entry::value_variants() {
+    for entry in entries(args) {
         let (id, title, lines) = entry.menu();
         // Writing to a string does not fail.
         let _ = write!(text, "menuentry \"{title}\" --id {id} {{\n{lines}}}\n");
@@ -197,7 +254,8 @@ mod tests {
         let text = menu(&args);
         for entry in Entry::value_variants() {
             let id = format!("--id {} {{", entry.menu().0);
-            assert_eq!(text.matches(&id).count(), 1, "{id}");
+            let is_usual = !matches!(entry, Entry::Demo | Entry::Guests);
+            assert_eq!(text.matches(&id).count(), usize::from(is_usual), "{id}");
         }
         assert!(text.contains("set default=check-quell\n") && text.contains("set timeout=0\n"), "{text}");
     }

@@ -1,36 +1,49 @@
 //! `quell image`, `quell image-debian` and `quell release` on the command line.
 
+use crate::demo::flush::ROUNDS;
 use crate::image::Entry;
 use crate::prelude::*;
 use clap::Args;
 
 /// Make a bootable CD: Quell and tlbcheck in a GRUB menu
 ///
-/// For real machines, clouds and other hypervisors, with BIOS or UEFI. All output is on the first
-/// serial port at 115,200 baud. Requires the packages of GRUB and xorriso. With --bzimage it makes
-/// no CD, but a tlbcheck for loaders of Linux kernels.
+/// For real machines, clouds and other hypervisors, with BIOS or UEFI; docs/on-a-pc.md says how to
+/// put it on a stick. All output is on the first serial port at 115,200 baud, and on the screen.
+/// Requires the packages of GRUB and xorriso. With --bzimage it makes no CD, but a tlbcheck for
+/// loaders of Linux kernels.
 #[derive(Debug, Args)]
 pub(crate) struct ImageArgs {
     /// Output file
     #[arg(long, short, value_name = "FILE", default_value = "quell.iso")]
     pub(crate) output: PathBuf,
-    /// Menu entry to start by default
-    #[arg(long, value_name = "ENTRY", default_value = "check")]
-    pub(crate) default: Entry,
+    /// Menu entry to start by default [default: check, or demo or guests if there is one]
+    #[arg(long, value_name = "ENTRY", hide_possible_values = true)]
+    pub(crate) default: Option<Entry>,
+    /// Add an entry that runs the demo's workload, flushing by IPI and by hypercall, and shows the
+    /// table: 8 vCPUs on CPUs 0 and 1
+    #[arg(long)]
+    pub(crate) demo: bool,
+    /// Rounds of each of the demo's threads
+    #[arg(long, value_name = "N", requires = "demo", default_value_t = ROUNDS)]
+    pub(crate) rounds: u32,
+    /// Add an entry that runs the guests of this machine file; F1 to F8 choose whose console is on
+    /// the screen
+    #[arg(long, value_name = "FILE")]
+    pub(crate) guests: Option<PathBuf>,
     /// Seconds that the menu waits
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     pub(crate) timeout: u32,
     /// Run this shell command in the Debian guest instead of a shell, then power off
     #[arg(long, value_name = "COMMAND")]
     pub(crate) exec: Option<String>,
-    /// Virtual CPUs of the guests
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
-    pub(crate) vcpus: u32,
+    /// Virtual CPUs of the guests [default: 2, and 8 for the demo]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_VCPUS as i64))]
+    pub(crate) vcpus: Option<u32>,
     /// Memory of the guests, for example 512M or 1G
     #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = size::parse)]
     pub(crate) memory: u64,
     /// Make tlbcheck as a Linux bzImage instead of a CD
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "default", "timeout", "exec", "vcpus", "memory"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "default", "demo", "guests", "timeout", "exec", "vcpus", "memory"])]
     pub(crate) bzimage: Option<PathBuf>,
 }
 

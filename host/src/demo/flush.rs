@@ -9,7 +9,7 @@ use indicatif::ProgressBar;
 const MODES: [FlushMode; 2] = [FlushMode::Ipi, FlushMode::Hypercall];
 const NAMES: [&str; 2] = ["ipi", "hypercall"];
 /// Default rounds of each of thrash's threads.
-const ROUNDS: u32 = 150;
+pub(crate) const ROUNDS: u32 = 150;
 /// How long thrash idles after it has announced its begin and its end, so that the counters read
 /// then match the measured stretch.
 const SETTLE_MS: u64 = 300;
@@ -45,9 +45,7 @@ pub(super) fn demo(args: &DemoArgs, platform: Platform) -> Demo<'_> {
         ),
         names: NAMES,
         cases: NAMES.map(|name| platform.named(&format!("thrash-{vcpus}:{cpus}-{name}"))),
-        command: format!(
-            "thrash --threads {vcpus} --rounds {rounds} --settle {SETTLE_MS} --report /dev/report"
-        ),
+        command: command(vcpus, rounds),
         guest: |side, guest| super::Guest { flush: MODES[side], ..guest },
         spare: 0,
         observer: |_, bar| Box::new(Thrash { bar, begin: None, end: None }),
@@ -56,6 +54,11 @@ pub(super) fn demo(args: &DemoArgs, platform: Platform) -> Demo<'_> {
         rows: [HEAD, TAIL],
         sentence,
     }
+}
+
+/// What a guest runs.
+pub(crate) fn command(vcpus: u32, rounds: u32) -> String {
+    format!("thrash --threads {vcpus} --rounds {rounds} --settle {SETTLE_MS} --report /dev/report")
 }
 
 fn sentence(args: &DemoArgs, ipi: f64, hypercall: f64) -> String {

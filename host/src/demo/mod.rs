@@ -1,7 +1,7 @@
 //! `quell demo`: the same guest and workload, both ways in turn: flushing by IPI and by hypercall;
 //! on Arm a different comparison.
 
-mod flush;
+pub(crate) mod flush;
 mod unmap;
 
 use crate::arch::PlatformArgs;

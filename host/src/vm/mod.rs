@@ -11,6 +11,7 @@ use crate::machine::payload::Payload;
 use crate::prelude::*;
 use crate::workspace::Image;
 use hostlink::config::{BootCpu, Config, Console, FlushMode, MEMORY_UNIT, ResetPolicy, Start};
+use hostlink::cpus::CpuSet;
 use hostlink::trace::RING_BYTES_MAX;
 pub(crate) use quell::Guests;
 use quell::OnQuell;
@@ -105,14 +106,14 @@ impl Guest {
             false => (BootCpu::Run, 0),
         };
         let memory = |bundle_bytes| Ok(memory_around(self.memory, bundle_bytes));
-        let spec = self.alone(boot_cpu)?.spec(hypervisor, cpus + added, memory, directory)?;
+        let spec = self.alone(boot_cpu, CpuSet::ALL)?.spec(hypervisor, cpus + added, memory, directory)?;
         Ok(Spec { clock, ..spec })
     }
 
-    fn alone(&self, boot_cpu: BootCpu) -> Result<OnQuell> {
+    fn alone(&self, boot_cpu: BootCpu, cpus: CpuSet) -> Result<OnQuell> {
         let (console, switches) = (Console::Machine, self.switches);
         let start = if self.arrives { Start::Manual } else { Start::Auto };
-        let machine = Config { boot_cpu, console, switches, start, ..Config::default() };
+        let machine = Config { boot_cpu, console, switches, start, cpus, ..Config::default() };
         let mut quell = OnQuell::new(self.platform, machine, [&self.devices].into_iter())?;
         quell.add(self, &machine)?;
         Ok(quell)
@@ -133,8 +134,9 @@ impl Guest {
         }
     }
 
-    pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, boot_cpu: BootCpu, path: &Path) -> Result<()> {
-        self.alone(boot_cpu)?.write(hypervisor, path).map(drop)
+    /// Writes its bundle, for a machine whose boot CPU is like the others. It may use these CPUs.
+    pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, cpus: CpuSet, path: &Path) -> Result<()> {
+        self.alone(BootCpu::Run, cpus)?.write(hypervisor, path).map(drop)
     }
 
     /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.

@@ -8,7 +8,7 @@ use crate::migration::Snapshot;
 use crate::prelude::*;
 use crate::vm::disk_loader;
 use hostlink::bundle::Member;
-use hostlink::config::Config;
+use hostlink::config::{BootCpu, Config};
 use hostlink::cpus::CpuSet;
 
 /// Guests for one machine: their configurations, and the files that these name, each once.
@@ -122,8 +122,8 @@ impl<'f> Guests<'f> {
     }
 
     /// If this tool adds the boot CPU, the file's CPU 0 is the machine's CPU 1.
-    fn physical(&self, cpus: &CpuSet) -> CpuSet {
-        if *cpus == CpuSet::ALL || !self.file.adds_cpu() {
+    fn physical(cpus: &CpuSet, adds_cpu: bool) -> CpuSet {
+        if *cpus == CpuSet::ALL || !adds_cpu {
             return *cpus;
         }
         let mut shifted = CpuSet::EMPTY;
@@ -131,11 +131,16 @@ impl<'f> Guests<'f> {
         shifted
     }
 
-    pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, directory: &Path) -> Result<Spec> {
+    /// Writes their bundle, for a machine that exists: no CPU is added.
+    pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, path: &Path) -> Result<()> {
+        self.bundle(BootCpu::Run, false)?.write(hypervisor, path).map(drop)
+    }
+
+    fn bundle(&self, boot_cpu: BootCpu, adds_cpu: bool) -> Result<OnQuell> {
         let Self { file, guests, switches, .. } = self;
         let usual = Config::default();
         let machine = Config {
-            boot_cpu: file.boot_cpu(),
+            boot_cpu,
             console: file.machine.console,
             slice_us: file.machine.slice_us.unwrap_or(usual.slice_us),
             switches: *switches,
@@ -144,9 +149,15 @@ impl<'f> Guests<'f> {
         let devices = guests.iter().map(|guest| &guest.devices);
         let mut quell = OnQuell::new(file.machine.platform, machine, devices)?;
         for (plan, guest) in file.guests.iter().zip(guests) {
-            let config = Config { cpus: self.physical(&plan.config.cpus), ..plan.config };
+            let config = Config { cpus: Self::physical(&plan.config.cpus, adds_cpu), ..plan.config };
             quell.add(guest, &config).map_err(|error| file.source.about(plan, error))?;
         }
+        Ok(quell)
+    }
+
+    pub(crate) fn on_quell(&self, hypervisor: &Hypervisor, directory: &Path) -> Result<Spec> {
+        let file = self.file;
+        let quell = self.bundle(file.boot_cpu(), file.adds_cpu())?;
         let memory = |bytes| {
             file.check_memory(bytes)?;
             Ok(file.memory(bytes).next_multiple_of(MIB))

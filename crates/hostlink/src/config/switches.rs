@@ -157,6 +157,9 @@ switches! {
     apic_ids: ApicIds = word, X86;
     /// The most pages that a flush drops one by one; `None` uses the measured value.
     flush_pages: Option<u32> = number(16, 1000000, "measured"), ;
+    /// Whether the guest is told the other way to flush with each reset, by IPI first, and its
+    /// workload's reports are compared: see `x86/guest/turns.rs`. With `flush=ipi`.
+    flush_turns: bool = flag, X86;
     /// The translations to remove when a memory slot is removed.
     zap: Zap = word, ;
     /// Largest page of the nested page table.
@@ -213,6 +216,7 @@ mod tests {
         let cases = [
             ("apic_ids", "reversed", X86),
             ("flush_pages", "64", None),
+            ("flush_turns", "on", X86),
             ("pretend", "on", Some(Architectures::SVM)),
             ("emulated_apic", "on", Some(Architectures::VMX)),
             ("stage2_unmap", "page", ARM),

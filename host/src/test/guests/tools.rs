@@ -3,7 +3,7 @@
 use super::expect::{judge_check, judge_tool, with_console};
 use super::{BOOT_TIMEOUT, Lab};
 use crate::check;
-use crate::cli::ImageArgs;
+use crate::cli::{self, ImageArgs};
 use crate::guest::cache::XenVersion;
 use crate::image::{self, Entry};
 use crate::machine::bochs::Complaints;
@@ -57,13 +57,12 @@ impl Lab<'_> {
     ) -> Result<()> {
         let args = ImageArgs {
             output: self.directory.join("quell.iso"),
-            default: entry,
+            default: Some(entry),
             timeout: 0,
             exec: Some(format!("echo {shows}")),
             // The machine has one CPU (docs/qemu.md): spinning vCPUs would wait for each other.
-            vcpus: 1,
-            memory: 512 * MIB,
-            bzimage: None,
+            vcpus: Some(1),
+            ..cli::arguments(&[])?
         };
         image::make(&args, None)?;
         let mut spec = image::spec(platform, &args.output, uefi)?;

@@ -188,7 +188,8 @@ where
         found.start(cpu.id);
     }
     log::info!(
-        "{} CPUs, {} MiB free, TSC {} MHz",
+        "{}: {} CPUs, {} MiB free, TSC {} MHz",
+        cpuid::brand::<Local>(),
         PerCpu::online().count(),
         later.free.lock().total() >> 20,
         clock::hz() / 1_000_000,

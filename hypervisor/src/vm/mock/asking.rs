@@ -9,6 +9,19 @@ use super::{End, MockBoard};
 use crate::vm::arch::Arch;
 
 impl<A: Arch> MockBoard<A> {
+    /// Somebody chooses the console of this guest for the screen.
+    #[cfg(test)]
+    pub(crate) fn choose(&self, number: u32) {
+        *self.chosen.lock().expect("no test panics with it") = Some(number);
+        self.lock().lines[0].serial = true;
+    }
+
+    /// What the screen shows.
+    #[cfg(test)]
+    pub(crate) fn screen(&self) -> Vec<u8> {
+        self.screen.lock().expect("no test panics with it").clone()
+    }
+
     /// Runs the machine until these requests have been answered; returns the lines of the answers.
     /// Guests that were created meanwhile are not started by another run.
     pub(crate) fn answer(&'static self, requests: &[&str]) -> Vec<String> {

@@ -219,17 +219,6 @@ impl<A: Arch> MockBoard<A> {
         self.lock().lines[0].serial = true;
     }
 
-    /// Somebody chooses the console of this guest for the screen.
-    pub(crate) fn choose(&self, number: u32) {
-        *self.chosen.lock().expect("no test panics with it") = Some(number);
-        self.lock().lines[0].serial = true;
-    }
-
-    /// What the screen shows.
-    pub(crate) fn screen(&self) -> Vec<u8> {
-        self.screen.lock().expect("no test panics with it").clone()
-    }
-
     /// Runs the machine until there is nothing more to do. `seed` determines the order in which its
     /// CPUs run.
     pub(crate) fn run(&'static self, seed: u64) -> End {

@@ -7,9 +7,10 @@ use super::*;
 use crate::sched::notify::Published;
 use crate::sched::{CpuIndex, VcpuIndex};
 use crate::stopping::REQUESTS;
-use crate::vm::CreateError;
+use crate::vm::{CreateError, Vm};
 use crate::vm::arch::Clock;
 use crate::vm::host::ROWS;
+use crate::vm::interrupts::on_serial_interrupt;
 use crate::vm::mock::processor::{MockArch, PLACED, board, create, create_several, placed_byte};
 use crate::vm::mock::{End, MockBoard};
 use coherence::Notify;
@@ -196,6 +197,38 @@ fn what_guests_send_is_where_the_host_tool_looks_for_it() {
         let found = unsafe { (*(at as *const u64), *((at + HEADER_BYTES) as *const [u8; 2])) };
         assert_eq!(found, (1, [byte(guest, port), 0]), "guest {guest}, port {port}");
     }
+}
+
+#[test]
+fn the_screen_shows_the_guest_that_is_chosen_and_what_is_typed_is_for_it() {
+    let board = two("auto");
+    let guests = [0, 1].map(|guest| board.host().next_guest(guest).expect("it is there"));
+    let send = |number: usize, port: usize, text: &str| {
+        text.bytes().for_each(|byte| guests[number].transmit(port, byte, || unreachable!("it has rings")));
+    };
+    let choose = |number: u32| {
+        board.choose(number);
+        on_serial_interrupt::<MockArch>();
+    };
+    send(0, 0, "first");
+    send(0, 1, "report");
+    send(1, 0, "second");
+    assert_eq!(board.screen(), b"first");
+    choose(1);
+    send(0, 0, " hidden");
+    send(1, 0, " shown");
+    assert_eq!(board.screen(), b"second shown");
+    board.type_in(b"ls");
+    choose(2);
+    assert_eq!(board.screen(), b"second shown", "there is no such guest");
+    let typed = guests.map(|guest| guest.guest.console.lock().unwrap().clone());
+    assert_eq!((typed, guests.map(Vm::has_input)), ([vec![], b"ls".to_vec()], [false, true]));
+    choose(0);
+    assert_eq!(board.screen(), b"first hidden");
+    let long = "0123456789abcdef".repeat(1 << 12);
+    send(0, 0, &long[1..]);
+    choose(0);
+    assert_eq!(board.screen(), [b"n", long[1..].as_bytes()].concat(), "as much as the ring has");
 }
 
 #[test]

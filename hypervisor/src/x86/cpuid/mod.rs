@@ -7,6 +7,7 @@
 pub mod kept;
 pub mod same;
 
+use arrayvec::ArrayString;
 use baremetal::HardwareId;
 use kept::{
     EXTENDED_1_ECX, EXTENDED_1_EDX, EXTENDED_1A_EAX, EXTENDED_8_EBX, Hidden, LEAF_1_ECX, LEAF_1_EDX,
@@ -300,6 +301,19 @@ pub fn host_apic_id<A: Processor>() -> HardwareId {
     } else {
         A::cpuid(1, 0).ebx >> 24
     })
+}
+
+/// The processor's name, in printable characters.
+pub fn brand<P: Processor>() -> ArrayString<48> {
+    let leaves = (0x8000_0002..=0x8000_0004).map(|leaf| P::cpuid(leaf, 0));
+    let words = leaves.flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]);
+    let letters = words.flat_map(u32::to_le_bytes).filter(|byte| (b' '..=b'~').contains(byte));
+    let mut name = ArrayString::new();
+    for byte in letters.skip_while(|byte| *byte == b' ') {
+        // They fit.
+        let _ = name.try_push(char::from(byte));
+    }
+    name
 }
 
 #[cfg(test)]

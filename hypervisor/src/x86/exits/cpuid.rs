@@ -14,7 +14,10 @@ pub(crate) fn on_cpuid<A: X86>(context: &mut Context<'_, A>) -> Then {
     let registers = &mut context.state.registers;
     let (leaf, subleaf) = (registers.low(RAX), registers.low(RCX));
     let (eax, ebx, ecx, edx) = match hyperv::cpuid::leaf(leaf, context.vm.guest.partition.platform()) {
-        Some(leaf) => (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx),
+        Some(answer) => {
+            let hints = context.vm.guest.turns.as_ref().map_or(0, |turns| turns.hints(leaf));
+            (answer.eax | hints, answer.ebx, answer.ecx, answer.edx)
+        }
         None => {
             let view = cpuid::View {
                 apic: context.state.lapic.is_on(),

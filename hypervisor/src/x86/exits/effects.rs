@@ -114,6 +114,9 @@ pub(super) fn perform_output<A: X86>(vm: &Vm<A>, output: Output) -> Next {
         Output::Transmit(serial, byte) => {
             let port = usize::from(serial == SerialPort::Com2);
             vm.transmit(port, byte, || A::transmit(serial, byte));
+            if let Some(turns) = vm.guest.turns.as_ref().filter(|_| serial == SerialPort::Com2) {
+                vm.hear(turns, byte);
+            }
             Next::Resume
         }
         Output::Power(PowerEvent::PowerOff) => Next::PowerOff,

@@ -6,6 +6,7 @@ pub mod flush;
 pub mod overlay;
 pub mod rom;
 mod saved_state;
+pub mod turns;
 
 use ::pci::function::Windows;
 use alloc::boxed::Box;
@@ -20,6 +21,7 @@ use stay::Cost;
 use self::flush::MemorySource;
 use self::overlay::Overlays;
 use self::rom::Rom;
+use self::turns::Turns;
 use super::hyperv::{self, CrashReport, Partition, crash};
 use super::vcpu::state::{Permissions, VcpuState};
 use super::{cpuid, vectors};
@@ -101,6 +103,8 @@ pub struct Shared {
     pub has_functions: bool,
     /// Messages for several vCPUs have arrived: the next vCPU that looks delivers them.
     pub has_messages: AtomicBool,
+    /// With the switch for that: how the guest is told to flush at present.
+    pub turns: Option<Box<Turns>>,
     layout: MemoryLayout,
     /// Which ports and MSRs cause exits.
     permission_maps: [Pages; 2],
@@ -142,6 +146,7 @@ impl Shared {
             rom: Mutex::new(Rom::new(RomLen::default())),
             has_functions: !claim.functions.is_empty(),
             has_messages: AtomicBool::new(false),
+            turns: config.switches.flush_turns.then(Box::default),
             owned: Holding { functions: Mutex::new(claim.functions), domains: claim.domains },
             layout: MemoryLayout::new(config.memory).map_err(CreateError::Load)?,
             permission_maps: A::permission_maps(),
@@ -240,6 +245,7 @@ impl Shared {
             owned: _, // The functions are looked at by themselves, and the domains constant.
             has_functions,
             has_messages: _, // A look for messages finds none.
+            turns: _,        // They go on.
             layout,
             permission_maps,
             used_before: _, // The time of the vCPUs begins anew: it is noted at a reset.
@@ -262,6 +268,7 @@ impl<A: X86> Vm<A> {
             let used = self.host.sched.used_by(vcpu.row, now);
             before.store(used, Ordering::Relaxed);
         }
+        self.guest.turns.iter().for_each(|turns| turns.next());
         self.guest.partition.reset();
         *self.guest.overlays.lock() = Overlays::default();
         self.guest.platform.lock().reset();

@@ -29,6 +29,7 @@ impl<A: X86> Vm<A> {
             owned,
             has_functions: _,
             has_messages: _, // They are functions'.
+            turns: _,        // What is recommended matters at the start alone.
             layout: _,       // By the configuration; slots are passed on by themselves.
             used_before,
             nested_root: _,
