@@ -50,6 +50,8 @@ pub(crate) struct Spec {
     /// The file that receives the hypervisor's log; if there is none, a temporary file.
     pub(crate) log: Option<PathBuf>,
     pub(crate) counting: Option<Counting>,
+    /// Whether it has serial ports, and others for the hypervisor's log and its exit code.
+    pub(crate) has_ports: bool,
     pub(crate) devices: Vec<OsString>,
     /// What QEMU keeps open, for as long as it runs.
     pub(crate) keeps: Vec<Listener>,
@@ -81,6 +83,7 @@ impl Spec {
             timeout: None,
             log: None,
             counting: None,
+            has_ports: true,
             devices: Vec::new(),
             keeps: Vec::new(),
             qemu_args: Vec::new(),
@@ -122,16 +125,20 @@ impl Spec {
                  -rtc base=2024-01-01T00:00:00,clock=vm -seed 1",
             ),
         }
-        // The keyboard's Ctrl-C is the guest's: signal=off. QEMU's escape, Ctrl-A, needs the mux.
-        args.words(match self.console {
-            Console::Terminal => "-chardev stdio,id=console,mux=on,signal=off",
-            Console::Echo | Console::Capture => "-chardev stdio,id=console,signal=off",
-        });
-        args.words("-serial chardev:console");
+        if self.has_ports {
+            // The keyboard's Ctrl-C is the guest's: signal=off. QEMU's escape, Ctrl-A, needs the
+            // mux.
+            args.words(match self.console {
+                Console::Terminal => "-chardev stdio,id=console,mux=on,signal=off",
+                Console::Echo | Console::Capture => "-chardev stdio,id=console,signal=off",
+            });
+            args.words("-serial chardev:console");
+        }
         if let Some(control) = channels.control {
             args.option("-chardev", "socket,id=control,path=", control);
         }
         match self.platform {
+            _ if !self.has_ports => {}
             Platform::X86_64 | Platform::Kvm(_) | Platform::Bochs(_) => x86_devices(&mut args, channels),
             Platform::Aarch64(_) => self.arm_devices(&mut args, channels),
         }

@@ -38,6 +38,7 @@ mod publics;
 mod releases;
 mod room;
 mod rows;
+mod screens;
 mod script;
 mod second;
 mod several;
@@ -166,6 +167,7 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
     let acts = [
         cases::ACTS,
         checks::ACTS,
+        screens::ACTS,
         arm::ACTS,
         stage2::ACTS,
         packages::ACTS,

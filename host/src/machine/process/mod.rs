@@ -14,6 +14,7 @@ use super::terminal::SavedTerminal;
 use crate::prelude::*;
 pub(crate) use ended::{OFF, Outcome, complaint};
 use ended::{emulator_end, tails};
+pub(crate) use monitor::Monitor;
 use shown::Stream;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -1,4 +1,4 @@
-//! What the CPUs of a machine that hangs are at, as QEMU's monitor shows it.
+//! QEMU's monitor: what the CPUs of a machine that hangs are at, its screen and its keyboard.
 
 use super::Machine;
 use crate::prelude::*;
@@ -21,32 +21,63 @@ impl Machine {
     pub(crate) fn processors(&self) -> String {
         looks(self.platform, &self.files.path().join(SOCKET))
     }
+
+    pub(crate) fn monitor(&self) -> Monitor {
+        Monitor(self.files.path().join(SOCKET))
+    }
+}
+
+/// What somebody sees and does who sits before the machine.
+pub(crate) struct Monitor(PathBuf);
+
+impl Monitor {
+    /// Writes what the screen shows to a file, as a portable pixmap.
+    pub(crate) fn picture(&self, file: &Path) -> Result<()> {
+        self.tell("screendump", &json!({ "filename": file }))
+    }
+
+    /// Presses a key, and lets it go.
+    pub(crate) fn press(&self, key: &str) -> Result<()> {
+        self.tell("send-key", &json!({ "keys": [{ "type": "qcode", "data": key }] }))
+    }
+
+    fn tell(&self, execute: &str, arguments: &Value) -> Result<()> {
+        ask(&self.0, &[json!({ "execute": execute, "arguments": arguments })]).map(drop)
+    }
 }
 
 fn looks(platform: Platform, socket: &Path) -> String {
     if let Platform::Bochs(_) = platform {
         return "what the machine's CPUs are at is not known: Bochs has no monitor\n".to_owned();
     }
-    let looks = ask(socket).unwrap_or_else(|error| format!("not known: {error:#}"));
+    let registers = json!({ "command-line": "info registers -a" });
+    let request = json!({ "execute": "human-monitor-command", "arguments": registers });
+    let looks = ask(socket, &vec![request; LOOKS]);
+    let looks =
+        looks.map(|looks| looks.iter().filter_map(Value::as_str).map(shown).collect::<Vec<_>>().join("\n"));
+    let looks = looks.unwrap_or_else(|error| format!("not known: {error:#}"));
     format!("the machine's CPUs, by QEMU's monitor:\n{looks}\n")
 }
 
-fn ask(socket: &Path) -> Result<String> {
+/// The answers to these requests.
+fn ask(socket: &Path, requests: &[Value]) -> Result<Vec<Value>> {
     let mut stream = UnixStream::connect(socket).context("cannot connect to QEMU's monitor")?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    writeln!(stream, "{}", json!({ "execute": "qmp_capabilities" }))?;
-    for _ in 0..LOOKS {
-        let registers = json!({ "command-line": "info registers -a" });
-        writeln!(stream, "{}", json!({ "execute": "human-monitor-command", "arguments": registers }))?;
+    let begin = json!({ "execute": "qmp_capabilities" });
+    for request in [&begin].into_iter().chain(requests) {
+        writeln!(stream, "{request}")?;
     }
-    let answers = Deserializer::from_reader(stream).into_iter::<Value>();
-    let looks = answers.map(|answer| {
-        let answer = answer.context("QEMU's monitor does not answer")?;
-        ensure!(answer.get("error").is_none(), "QEMU's monitor says {answer}");
-        Ok(answer["return"].as_str().map(shown))
-    });
-    let looks: Result<Vec<String>> = looks.filter_map(Result::transpose).take(LOOKS).collect();
-    Ok(looks?.join("\n"))
+    let mut answers = Vec::new();
+    for said in Deserializer::from_reader(stream).into_iter::<Value>() {
+        let mut said = said.context("QEMU's monitor does not answer")?;
+        ensure!(said.get("error").is_none(), "QEMU's monitor says {said}");
+        // It also greets, and tells of events.
+        answers.extend(said.get_mut("return").map(Value::take));
+        if answers.len() > requests.len() {
+            return Ok(answers.split_off(1));
+        }
+    }
+    bail!("QEMU's monitor has not answered all requests")
 }
 
 /// A line for each CPU.
@@ -96,14 +127,15 @@ mod tests {
                     // Closed with requests that are not read, the socket would lose what was said.
                     BufReader::new(stream).lines().take(1 + LOOKS).for_each(drop);
                 });
-                ask(&socket).map_err(|error| format!("{error:#}"))
+                ask(&socket, &[const { Value::Null }; LOOKS]).map_err(|error| format!("{error:#}"))
             })
         };
-        let look = r#"{"return": "CPU#0\nRIP=4\n"}"#;
+        let look = r#"{"return": "CPU#0"} {"event": "RESET"}"#;
         let looks = says(&format!(r#"{{"QMP": {{}}}} {{"return": {{}}}} {look}{look}{look}"#));
-        assert_eq!(looks.unwrap(), ["CPU 0: RIP=4"; LOOKS].join("\n"));
+        assert_eq!(looks.unwrap(), ["CPU#0"; LOOKS]);
+        assert!(says(&format!(r#"{{"return": {{}}}} {look}"#)).unwrap_err().contains("not answered all"));
         assert!(says(r#"{"error": {"desc": "no"}}"#).unwrap_err().contains("QEMU's monitor says"));
         fs::remove_file(&socket).unwrap();
-        assert!(ask(&socket).unwrap_err().to_string().contains("cannot connect"));
+        assert!(ask(&socket, &[]).unwrap_err().to_string().contains("cannot connect"));
     }
 }

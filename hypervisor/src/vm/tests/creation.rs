@@ -7,12 +7,12 @@ use super::*;
 use crate::sched::notify::Published;
 use crate::sched::{CpuIndex, VcpuIndex};
 use crate::stopping::REQUESTS;
-use crate::vm::{CreateError, Vm};
 use crate::vm::arch::Clock;
 use crate::vm::host::ROWS;
 use crate::vm::interrupts::on_serial_interrupt;
 use crate::vm::mock::processor::{MockArch, PLACED, board, create, create_several, placed_byte};
 use crate::vm::mock::{End, MockBoard};
+use crate::vm::{CreateError, Vm};
 use coherence::Notify;
 use hostlink::config::MAX_GUESTS;
 use hostlink::counters::{BEACON_MAGIC, Beacon, Counter};
@@ -228,7 +228,7 @@ fn the_screen_shows_the_guest_that_is_chosen_and_what_is_typed_is_for_it() {
     let long = "0123456789abcdef".repeat(1 << 12);
     send(0, 0, &long[1..]);
     choose(0);
-    assert_eq!(board.screen(), [b"n", long[1..].as_bytes()].concat(), "as much as the ring has");
+    assert_eq!(board.screen(), [b"n", &long.as_bytes()[1..]].concat(), "as much as the ring has");
 }
 
 #[test]
