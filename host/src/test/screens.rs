@@ -72,8 +72,7 @@ fn play(room: &Room<'_>, spec: Spec, steps: &'static [Step]) -> Result<String> {
         }
         text.is_err() || *at == steps.len()
     });
-    let outcome = machine.run(|_, _| Ok(Flow::Continue))?;
-    room.hung.set(outcome.end == End::TimedOut);
+    room.lab.ended(machine.run(|_, _| Ok(Flow::Continue))?);
     let (text, made) = seen.replace((Ok(String::new()), 0));
     let text = text?;
     ensure!(made == steps.len(), "the screen does not show {:?}, but:\n{text}", steps[made].0);

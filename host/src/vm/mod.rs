@@ -2,8 +2,7 @@
 
 use crate::guest::cache::{self, GuestFiles, OtherKernel};
 use crate::guest::kernel::{self, KernelInfo};
-use crate::guest::peer::owning::Given;
-use crate::guest::{initramfs, peer, vmm};
+use crate::guest::{initramfs, peer, peer::owning::Given, vmm};
 use crate::machine::bundle::{self, Symbols, memory_around};
 use crate::machine::devices::{self, Devices};
 use crate::machine::kvm::{self, Vendor};
@@ -134,7 +133,7 @@ impl Guest {
         }
     }
 
-    /// Writes its bundle, for a machine whose boot CPU is like the others. It may use these CPUs.
+    /// Writes its bundle. Of the machine it may use these CPUs.
     pub(crate) fn write_bundle(&self, hypervisor: &Hypervisor, cpus: CpuSet, path: &Path) -> Result<()> {
         self.alone(BootCpu::Run, cpus)?.write(hypervisor, path).map(drop)
     }

@@ -119,19 +119,11 @@ impl Frame {
     ///
     /// Why not.
     pub fn check(&self) -> Result<(), &'static str> {
+        let is_within = |field: &Field| (1..=16).contains(&field.size) && field.position <= 32 - field.size;
         match self.format {
-            Format::Other => return Err("its pixels are no colours"),
-            Format::Colours(_) if !(15..=32).contains(&self.bits) => {
-                return Err("its pixels have neither 15 nor up to 32 bits");
-            }
-            Format::Colours(fields) => {
-                let is_right =
-                    |field: &Field| field.size != 0 && field.size <= 16 && field.position <= 32 - field.size;
-                if !fields.iter().all(is_right) {
-                    return Err("its colours are not within a pixel");
-                }
-            }
             Format::Text => {}
+            Format::Colours(fields) if (15..=32).contains(&self.bits) && fields.iter().all(is_within) => {}
+            _ => return Err("its pixels are not colours of 15 to 32 bits"),
         }
         let line = u64::from(self.width) * self.bytes_of_pixel() as u64;
         let is_there = self.address != 0 && self.width != 0 && self.bytes() != 0 && self.bytes() <= BYTES_MAX;
@@ -171,7 +163,7 @@ pub fn glyph(byte: u8) -> Option<RasterizedChar> {
 
 /// The memory of a framebuffer.
 pub trait Memory {
-    /// Stores bytes from this offset on. What is beyond the framebuffer's end is dropped.
+    /// Stores bytes from this offset on.
     fn store(&mut self, offset: usize, bytes: &[u8]);
 }
 
@@ -185,8 +177,12 @@ pub struct Brush<M> {
 impl<M: Memory> Brush<M> {
     fn clear(&mut self) {
         let blank = [0; 1 << 12];
-        let lines = self.frame.bytes() as usize;
-        (0..lines.div_ceil(blank.len())).for_each(|index| self.memory.store(index * blank.len(), &blank));
+        let mut at = 0;
+        while at < self.frame.bytes() as usize {
+            let length = blank.len().min(self.frame.bytes() as usize - at);
+            self.memory.store(at, blank.get(..length).unwrap_or(&[]));
+            at += length;
+        }
     }
 
     /// Draws a character.

@@ -138,12 +138,12 @@ fn linux_describes_a_framebuffer_wherever_it_is() {
 fn what_cannot_be_drawn_on_is_refused() {
     let odd = |position, size| Format::Colours([Field { position, size }; 3]);
     for (wrong, why) in [
-        (Frame { format: Format::Other, ..FRAME }, "no colours"),
-        (Frame { bits: 8, ..FRAME }, "15 nor up to 32"),
-        (Frame { bits: 64, ..FRAME }, "15 nor up to 32"),
-        (Frame { format: odd(25, 8), ..FRAME }, "within a pixel"),
-        (Frame { format: odd(0, 0), ..FRAME }, "within a pixel"),
-        (Frame { format: odd(40, 4), ..FRAME }, "within a pixel"),
+        (Frame { format: Format::Other, ..FRAME }, "colours of 15"),
+        (Frame { bits: 8, ..FRAME }, "colours of 15"),
+        (Frame { bits: 64, ..FRAME }, "colours of 15"),
+        (Frame { format: odd(25, 8), ..FRAME }, "colours of 15"),
+        (Frame { format: odd(0, 0), ..FRAME }, "colours of 15"),
+        (Frame { format: odd(40, 4), ..FRAME }, "colours of 15"),
         (Frame { pitch: 72 * 4 - 1, ..FRAME }, "no size"),
         (Frame { address: 0, ..FRAME }, "no size"),
         (Frame { address: u64::MAX - 4, ..FRAME }, "no size"),

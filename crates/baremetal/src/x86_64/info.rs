@@ -62,7 +62,7 @@ pub struct BootInfo {
     /// The first module, if the protocol has modules and the loader passed one.
     pub module: Option<Ram>,
     /// The screen, if the loader has left one.
-    pub frame: Option<Frame>,
+    pub(super) frame: Option<Frame>,
 }
 
 impl BootInfo {

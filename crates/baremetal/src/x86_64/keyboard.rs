@@ -26,7 +26,6 @@ const OF_MOUSE: u8 = 1 << 5;
 
 const READ_CONFIGURATION: u8 = 0x20;
 const WRITE_CONFIGURATION: u8 = 0x60;
-const DISABLE_MOUSE: u8 = 0xa7;
 const DISABLE_KEYBOARD: u8 = 0xad;
 const ENABLE_KEYBOARD: u8 = 0xae;
 /// Of the configuration: the keyboard interrupts, a mouse does, the keyboard's clock is off, its
@@ -77,7 +76,6 @@ pub fn open(interrupts: bool) -> bool {
 
 fn set_up(interrupts: bool) -> Option<()> {
     write(STATUS, DISABLE_KEYBOARD)?;
-    write(STATUS, DISABLE_MOUSE)?;
     // What was typed before is for nobody.
     for _ in 0..BYTES_MAX {
         if status() & OUTPUT_FULL != 0 {

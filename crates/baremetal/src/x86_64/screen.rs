@@ -1,11 +1,13 @@
 //! The one screen, on the framebuffer that the loader has left.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use spin::{Mutex, MutexGuard};
 
+use super::info::BootInfo;
 use super::tables::root;
 use crate::pages::{PAGE, Page};
-use crate::screen::{self, Frame};
+use crate::screen;
 use crate::walk;
 
 /// Memory below is mapped one to one by the boot tables.
@@ -15,79 +17,76 @@ const WINDOW: u64 = 510 << 30;
 const WINDOW_MASK: u64 = (1 << 30) - 1;
 const LARGE_PAGE: u64 = 2 << 20;
 /// Present, writable, not cached, large.
-const UNCACHED: u64 = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 7;
+const UNCACHED: u64 = 1 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 7;
 
-/// Tries to get the lock. A character is drawn, or the screen moved, within that time.
-const TRIES: u32 = 1 << 24;
+/// Tries to get the lock. The screen is moved up within that time.
+const TRIES: u32 = 1 << 23;
 
-/// The mapped framebuffer: address and length.
+/// The mapped framebuffer.
 #[derive(Debug)]
-pub struct Mapped(u64, u64);
+pub struct Mapped(Range<u64>);
 
 impl screen::Memory for Mapped {
     fn store(&mut self, offset: usize, bytes: &[u8]) {
-        let mut at = offset as u64;
-        let mut rest = bytes;
-        while at < self.1 {
-            let address = self.0 + at;
-            // As wide as they can be: each store is a message on a bus.
-            let (words, is_aligned) = (rest.first_chunk::<8>(), address.is_multiple_of(8));
-            let length = match (words, rest.first()) {
-                (Some(word), _) if is_aligned && self.1 - at >= 8 => {
-                    // SAFETY: `open` has mapped the framebuffer, which is nobody else's memory.
-                    unsafe { (address as *mut u64).write_volatile(u64::from_le_bytes(*word)) };
-                    8
-                }
-                (_, Some(byte)) => {
-                    // SAFETY: as above.
-                    unsafe { (address as *mut u8).write_volatile(*byte) };
-                    1
-                }
-                _ => return,
-            };
-            at += length;
-            rest = rest.get(length as usize..).unwrap_or(&[]);
+        let start = self.0.start + offset as u64;
+        if start + bytes.len() as u64 > self.0.end {
+            return;
+        }
+        // Each store is a message on a bus: as few as can be.
+        let (mut words, mut rest) = bytes.as_chunks::<4>();
+        if !start.is_multiple_of(4) {
+            (words, rest) = (&[], bytes);
+        }
+        for (address, word) in (start / 4..).zip(words) {
+            // SAFETY: `open` has mapped the framebuffer, which is nobody else's memory.
+            unsafe { ((address * 4) as *mut u32).write_volatile(u32::from_le_bytes(*word)) };
+        }
+        for (address, byte) in (start + 4 * words.len() as u64..).zip(rest) {
+            // SAFETY: as above.
+            unsafe { (address as *mut u8).write_volatile(*byte) };
         }
     }
 }
 
 static SCREEN: Mutex<screen::Screen<Mapped>> = Mutex::new(screen::Screen::none());
 
-/// Shows text on this framebuffer from here on.
+/// Uses the screen that the loader has left, if it has. The boot tables are active, and only this
+/// processor runs.
 ///
 /// # Errors
 ///
 /// Why it is not used.
-///
-/// # Safety
-///
-/// The loader says that it is there. The boot tables are active, and only this processor runs.
-pub unsafe fn open(frame: Frame) -> Result<(), &'static str> {
+pub fn open(info: &BootInfo) -> Result<(), &'static str> {
+    let Some(frame) = info.frame else { return Ok(()) };
     frame.check()?;
     let end = frame.address + frame.bytes();
     let start = if end <= MAPPED { frame.address } else { map(frame.address, end) };
-    SCREEN.lock().open(frame, Mapped(start, frame.bytes()))
+    SCREEN.lock().open(frame, Mapped(start..start + frame.bytes()))
 }
 
 /// Maps it by the boot tables; returns where.
 fn map(address: u64, end: u64) -> u64 {
+    // A framebuffer is smaller than a GiB, so it takes two tables at most.
     static TABLES: [Page; 2] = [const { Page::new() }; 2];
     static USED: AtomicUsize = AtomicUsize::new(0);
+    let new = || {
+        let [first, second] = &TABLES;
+        if USED.fetch_add(1, Ordering::Relaxed) == 0 { first } else { second }
+    };
     let from = address & !WINDOW_MASK;
     let mut page = address & !(LARGE_PAGE - 1);
     while page < end {
-        // A framebuffer is smaller than a GiB, so it takes two tables at most.
-        let new = || TABLES.get(USED.fetch_add(1, Ordering::Relaxed)).unwrap_or(&TABLES[1]);
-        walk::entry(root(), WINDOW + (page - from), 1, new).store(page | UNCACHED, Ordering::Release);
+        walk::entry(root(), WINDOW + (page - from), 1, new).store(page | UNCACHED, Ordering::Relaxed);
         page += LARGE_PAGE;
     }
     WINDOW + (address - from)
 }
 
 /// The pages of the framebuffer, for an image that builds its own tables; `None` without a screen.
-pub fn pages() -> Option<core::ops::Range<u64>> {
+pub fn pages() -> Option<Range<u64>> {
     let frame = SCREEN.lock().frame()?;
-    Some(frame.address & !(PAGE - 1)..(frame.address + frame.bytes()).next_multiple_of(PAGE))
+    let end = frame.address + frame.bytes();
+    Some(frame.address & !(PAGE - 1)..end.next_multiple_of(PAGE))
 }
 
 /// The framebuffer is mapped one to one from here on.
@@ -96,7 +95,7 @@ pub fn pages() -> Option<core::ops::Range<u64>> {
 ///
 /// It is.
 pub unsafe fn moved() {
-    SCREEN.lock().move_to(|frame| Mapped(frame.address, frame.bytes()));
+    SCREEN.lock().move_to(|frame| Mapped(frame.address..frame.address + frame.bytes()));
 }
 
 /// Columns and rows; `None` without a screen.

@@ -26,6 +26,7 @@ fn unusual() -> Config<'static> {
         switches: Switches {
             apic_ids: ApicIds::Reversed,
             flush_pages: Some(64),
+            flush_turns: true,
             zap: Zap::Everything,
             nested_page: NestedPage::Small,
             paranoid: true,

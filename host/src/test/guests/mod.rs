@@ -220,7 +220,7 @@ impl Lab<'_> {
     }
 
     /// Notes whether it hung.
-    fn ended(&self, outcome: Outcome) -> Outcome {
+    pub(in crate::test) fn ended(&self, outcome: Outcome) -> Outcome {
         self.hung.set(outcome.end == End::TimedOut);
         outcome
     }

@@ -11,7 +11,6 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use arrayvec::ArrayVec;
-use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::keyboard::{self, Key};
 use baremetal::x86_64::screen;
 use baremetal::x86_64::serial::{CONSOLE, REPORTS, Serial};
@@ -36,16 +35,6 @@ pub(crate) fn init() {
     let number: u8 = unsafe { Port::new(DEBUG_CONSOLE).read() };
     HAS_DEBUG_CONSOLE.store(u16::from(number) == DEBUG_CONSOLE, Ordering::Relaxed);
     GUEST.into_iter().chain([CONTROL]).for_each(Serial::set_up);
-}
-
-/// Uses the screen that the loader has left, if it has.
-///
-/// # Errors
-///
-/// Why it is not used.
-pub(crate) fn open_screen(info: &BootInfo) -> Result<(), &'static str> {
-    // SAFETY: the loader says that it is there; the boot tables are active, and no other CPU runs.
-    info.frame.map_or(Ok(()), |frame| unsafe { screen::open(frame) })
 }
 
 /// Lets the real COM4 and the keyboard interrupt when they have received something, and COM1 if it

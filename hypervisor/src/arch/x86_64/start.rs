@@ -43,7 +43,7 @@ pub(crate) extern "C" fn bsp_main(protocol: u32, start_info: u32) -> ! {
     crate::image::console::init();
     // SAFETY: the entry code passes on the boot protocol's values.
     let info = unsafe { info::read(protocol, start_info) };
-    let shown = info.as_ref().map_or(Ok(()), console::open_screen);
+    let shown = info.as_ref().map_or(Ok(()), screen::open);
     log::info!("Quell {}", env!("CARGO_PKG_VERSION"));
     if let Err(why) = shown {
         log::warn!("the screen is not used: {why}");

@@ -1,7 +1,6 @@
 //! The screen, for machines without a serial port or with nobody at its other end.
 
 use baremetal::arch::serial::CONSOLE;
-use baremetal::x86_64::info::BootInfo;
 use baremetal::x86_64::{clock, keyboard, screen};
 use spin::Mutex;
 use tlbcheck::history::History;
@@ -10,18 +9,9 @@ use tlbcheck::report::reason;
 /// Microseconds between two looks at the keyboard.
 const LOOK_US: u64 = 10_000;
 
-static HISTORY: Mutex<History> = Mutex::new(History::new());
+pub(in crate::arch) use screen::open;
 
-/// Uses the screen that the loader has left.
-///
-/// # Errors
-///
-/// Why it is not used.
-pub(in crate::arch) fn open(info: &BootInfo) -> Result<(), &'static str> {
-    // SAFETY: the loader says that it is there; the boot tables are active, and no other processor
-    // runs.
-    info.frame.map_or(Ok(()), |frame| unsafe { screen::open(frame) })
-}
+static HISTORY: Mutex<History> = Mutex::new(History::new());
 
 /// Shows text beside what a serial port gets.
 pub(in crate::arch) fn show(text: &str) {
