@@ -17,7 +17,8 @@ use crate::x86::processor::X86;
 const LINE_MAX: usize = 512;
 
 /// The figures of the last line: name, key, and whether it is a time.
-const FIGURES: [(&str, &str, bool); 4] = [
+const FIGURES: [(&str, &str, bool); 5] = [
+    ("rounds of all threads", "rounds_total", false),
     ("real", "real", true),
     ("user", "user", true),
     ("sys", "sys", true),
@@ -191,8 +192,7 @@ mod tests {
     use std::vec::Vec;
 
     const BEGIN: &str = r#"{"chunks":10,"event":"begin","workload":"thrash"}"#;
-    const END: &str =
-        r#"{"call_ipis":1,"event":"end","real":2.2634,"sys":3.5e-7,"tlb_ipis":5743,"user":0.1}"#;
+    const END: &str = r#"{"call_ipis":1,"event":"end","real":2.2634,"rounds_total":1200,"sys":3.5e-7,"tlb_ipis":5743,"user":0.1}"#;
 
     fn counts(counts: &[(Counter, u64)]) -> Counts {
         let mut all = [7; Counter::COUNT];
@@ -225,6 +225,7 @@ mod tests {
         let lines: Vec<_> = lines.iter().map(words).collect();
         let expected = [
             "ipi hypercall ratio",
+            "rounds of all threads 1200 1200 1.00",
             "real 2.26 s 1.04 s 0.46",
             "user 0.10 s 0.10 s 1.00",
             "sys 0.00 s 0.00 s -",
