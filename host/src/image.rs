@@ -9,7 +9,7 @@ use crate::machine_file::MachineFile;
 use crate::prelude::*;
 use crate::vm::Guests;
 use clap::ValueEnum;
-use hostlink::config::{FlushMode, ResetPolicy};
+use hostlink::config::{FlushMode, ResetPolicy, TURN_RUNS};
 use hostlink::cpus::CpuSet;
 use std::fmt::Write;
 use time::OffsetDateTime;
@@ -143,12 +143,15 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     mkrescue(command, directory.path(), &args.output)
 }
 
-/// A guest that runs the demo's workload twice, with a reset between. With the reset it is told the
+/// A guest that runs the demo's workload each way, with a reset between. With the reset it is told the
 /// other way to flush, which its kernel then says.
 fn demo(args: &ImageArgs, stock: &StockGuest, linux: &Guest) -> Guest {
     let vcpus = args.vcpus.unwrap_or(DEMO_VCPUS);
     let command = demo::flush::command(vcpus, args.rounds);
-    let script = format!("{command} && (dmesg | grep -q 'hypercall for remote TLB flush' || reboot -f)");
+    let script = format!(
+        "for run in $(seq {TURN_RUNS}); do {command} || exit; done; \
+         dmesg | grep -q 'hypercall for remote TLB flush' || reboot -f"
+    );
     Guest {
         vcpus,
         initrd: Some(stock.initrd(Some(&script))),

@@ -33,7 +33,7 @@ use crate::cpus::CpuSet;
 use crate::name::Name;
 use crate::words::{Number, number, on_or_off, words};
 pub use error::ConfigError;
-pub use switches::{ApicIds, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, Zap};
+pub use switches::{ApicIds, ForeignSwitch, LocalTlbi, NestedPage, Stage2Unmap, Switches, TURN_RUNS, Zap};
 
 use core::fmt;
 

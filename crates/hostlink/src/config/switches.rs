@@ -56,6 +56,9 @@ words! {
     }
 }
 
+/// With `flush_turns`, how often a workload runs each way before both are compared.
+pub const TURN_RUNS: usize = 3;
+
 /// A switch that has no meaning on the machine's architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the switch {key} means something on {only} alone: leave it out here")]
