@@ -145,7 +145,7 @@ fn guests(room: &Room<'_>) -> Result<()> {
     let path = room.directory.join("guests.toml");
     fs::write(&path, ["one", "two"].map(guest).concat())?;
     let args = ImageArgs { guests: Some(path), ..cli::arguments(&[])? };
-    let spec = pc(disc(room, args, true)?, "-machine hpet=off -cpu EPYC,+svm,+npt,-x2apic");
+    let spec = pc(disc(room, args, true)?, "-machine hpet=off,pit=off -cpu EPYC,+svm,+npt,-x2apic");
     play(room, spec, STEPS).map(drop)
 }
 
