@@ -143,8 +143,8 @@ pub(crate) fn make(args: &ImageArgs, epoch: Option<u64>) -> Result<()> {
     mkrescue(command, directory.path(), &args.output)
 }
 
-/// A guest that runs the demo's workload each way, with a reset between. With the reset it is told the
-/// other way to flush, which its kernel then says.
+/// A guest that runs the demo's workload each way, with a reset between. With the reset it is told
+/// the other way to flush, which its kernel then says.
 fn demo(args: &ImageArgs, stock: &StockGuest, linux: &Guest) -> Guest {
     let vcpus = args.vcpus.unwrap_or(DEMO_VCPUS);
     let command = demo::flush::command(vcpus, args.rounds);

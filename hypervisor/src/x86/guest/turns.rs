@@ -98,7 +98,7 @@ impl Turns {
                 };
                 let way = usize::from(self.by_hypercall.load(Ordering::Relaxed));
                 heard.sides.get_mut(way)?.try_push(side).ok()?;
-                if heard.sides.iter().all(ArrayVec::is_full) {
+                if heard.sides.iter().all(|runs| runs.is_full()) {
                     let [ipi, hypercall] = &mut heard.sides;
                     return Some([median(ipi)?, median(hypercall)?]);
                 }
