@@ -140,14 +140,11 @@ impl Guest {
 
     /// A machine with `cpus` CPUs that runs this guest directly, its initrd written to `directory`.
     pub(crate) fn on_bare_machine(&self, cpus: u32, directory: &Path) -> Result<Spec> {
-        let initrd = match &self.initrd {
-            Some(bytes) => {
-                let path = directory.join("initrd");
-                fs::write(&path, bytes).context("cannot write the initial RAM disk")?;
-                Some(path)
-            }
-            None => None,
-        };
+        let initrd = self.initrd.as_ref().map(|bytes| {
+            let path = directory.join("initrd");
+            fs::write(&path, bytes).context("cannot write the initial RAM disk").map(|()| path)
+        });
+        let initrd = initrd.transpose()?;
         ensure!(!self.is_firmware, "--bare starts a kernel: give one, or --boot kernel");
         let payload = Payload::Bare { kernel: self.kernel.clone(), initrd, cmdline: self.cmdline.clone() };
         let devices = devices::build(self.platform, [&self.devices].into_iter(), false)?.args;

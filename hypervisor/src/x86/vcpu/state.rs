@@ -200,8 +200,7 @@ impl<B: ControlBlock> VcpuState<B> {
     /// Whether an event ends a halt where the flags of what runs are not all that decides.
     #[cold]
     fn wakes_inside(&self) -> bool {
-        let is_taken = self.lapic.pending().is_some() && self.own.takes_interrupts(self.block.read(Rflags));
-        is_taken
+        self.lapic.pending().is_some() && self.own.takes_interrupts(self.block.read(Rflags))
             || self.nmi.is_deliverable() && !self.own.holds_events()
             || self.own.is_inside() && self.block.takes_virtual()
     }
