@@ -38,6 +38,9 @@ use crate::sched::{CpuIndex, Share, VcpuIndex};
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
 const HEAP_PER_GUEST: u64 = 1 << 20;
 pub(crate) const HEAP_PER_VCPU: u64 = 48 << 10;
+/// The same of a vCPU whose guest may have guests: two blocks, a map of two pages, and what an
+/// auditor keeps.
+const HEAP_PER_NESTED: u64 = 40 << 10;
 
 fn share(config: &Config<'_>) -> Share {
     Share { weight: config.weight, cap: config.cap, cpus: config.cpus }
@@ -102,7 +105,8 @@ impl<A: Arch> Host<A> {
         first: VcpuIndex,
         files: &Files,
     ) -> Result<Created<A>, CreateError> {
-        if A::heap_left() < HEAP_PER_GUEST + u64::from(files.config.vcpus) * HEAP_PER_VCPU {
+        let per_vcpu = HEAP_PER_VCPU + if files.config.nested { HEAP_PER_NESTED } else { 0 };
+        if A::heap_left() < HEAP_PER_GUEST + u64::from(files.config.vcpus) * per_vcpu {
             return Err(CreateError::NoHeap);
         }
         if !files.config.cpus.iter().any(|cpu| self.sched.has_cpu(CpuIndex(cpu))) {

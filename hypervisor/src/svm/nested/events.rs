@@ -20,6 +20,8 @@ use crate::x86::{RFLAGS_IF, RFLAGS_RF};
 /// Enters L2 with the event that is due, and returns whether it has run; or leaves it with an exit.
 #[cold]
 pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool> {
+    // There may be both from an entry that was not carried out.
+    step::end(context.state);
     end_window(context);
     if let Some(code) = give_event(context) {
         // An exit that came before the entry. If L1 does not go on by it, it is handled like
@@ -99,7 +101,7 @@ fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         state.lapic.begin_service(vector);
         state.block.set_event(event::VALID | event::TYPE_INTERRUPT | u64::from(vector));
         context.count(Counter::IrqInjected);
-    } else if vector.is_some() && (is_held || !masks) {
+    } else if vector.is_some() && (is_interrupt || !masks) {
         await_interrupts(context);
     }
     None

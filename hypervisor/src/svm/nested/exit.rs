@@ -57,6 +57,7 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         return Some(INNER);
     }
     let was_window = end_window(context);
+    let is_injected = still_injected(context, exit.event);
     let priority = (context.state.block.interrupt_control & vintr::TPR_MASK) as u8;
     if !context.state.own.has_priority() && priority != context.state.lapic.tpr() >> 4 {
         context.state.lapic.set_tpr(priority << 4);
@@ -72,7 +73,7 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     if exit.event & event::VALID != 0 {
         // What was being delivered is delivered again. An INT n of L2's own is executed again, one
         // that L1 injects is not at its instruction.
-        let is_own = exit.event & event::TYPE_MASK == event::TYPE_SOFTWARE && !injected(context, exit.event);
+        let is_own = exit.event & event::TYPE_MASK == event::TYPE_SOFTWARE && !is_injected;
         if !is_own {
             context.state.block.set_event(exit.event);
         }
@@ -94,9 +95,15 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     }
 }
 
-/// Whether this is the event that the last VMRUN of L1 has injected.
-fn injected<A: Amd64>(context: &Context<'_, A>, event: u64) -> bool {
-    context.state.own.nested.as_ref().is_some_and(|nested| nested.vmcb12.get().event_injection == event)
+/// Whether this is the event that the last VMRUN of L1 has injected. Once it is not what an exit
+/// has cut short, it has been delivered.
+fn still_injected<A: Amd64>(context: &mut Context<'_, A>, event: u64) -> bool {
+    let Some(nested) = context.state.own.nested.as_deref_mut() else { return false };
+    let injected = &mut nested.vmcb12.get_mut().event_injection;
+    if *injected != event {
+        *injected &= !event::VALID;
+    }
+    *injected & event::VALID != 0
 }
 
 /// Whether L1 has asked for this exit.

@@ -2,12 +2,11 @@
 
 use memslots::{Gpa, Pattern};
 
-use super::block::{HIDDEN, copy, write};
+use super::block::{HIDDEN, write};
 use super::enter::on_vmrun;
 use super::{Nested, Now};
 use crate::devices::GeneralProtection;
 use crate::svm::processor::Amd64;
-use crate::svm::vmcb::Vmcb;
 use crate::vm::{Context, Next};
 use crate::x86::cpuid::physical_address_bits;
 use crate::x86::exits::{Then, complete, measured, with_translation};
@@ -52,20 +51,19 @@ pub(super) fn address<A: Amd64>(context: &Context<'_, A>) -> Option<Gpa> {
 fn on_vmload<A: Amd64>(context: &mut Context<'_, A>) -> Then {
     let Some(at) = address(context) else { return Then::protection(context) };
     let is_loaded = with_translation(context, |state, memory| {
-        let mut loaded = Vmcb::boxed();
-        let parts =
-            HIDDEN.map(|part| memory.read(Gpa(at.0 + part.start as u64), &mut loaded.bytes_mut()[part]));
-        if parts.iter().any(Result::is_err) {
-            return false;
+        // The parts are in one page: all of them are memory, or none is.
+        let b = &mut *state.block;
+        for part in HIDDEN {
+            if memory.read(Gpa(at.0 + part.start as u64), &mut b.bytes_mut()[part]).is_err() {
+                return false;
+            }
         }
-        let b = &mut *loaded;
         let segments = [&mut b.fs, &mut b.gs, &mut b.ldtr, &mut b.tr].map(|segment| &mut segment.base);
         let calls = [&mut b.lstar, &mut b.cstar, &mut b.kernel_gs_base];
         let entries = [&mut b.sysenter_esp, &mut b.sysenter_eip];
         for address in segments.into_iter().chain(calls).chain(entries) {
             *address = canonical(*address);
         }
-        copy(b, &mut state.block, &HIDDEN);
         true
     });
     if is_loaded { Then::RESUME } else { Then::protection(context) }

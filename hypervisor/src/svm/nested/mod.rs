@@ -134,7 +134,10 @@ impl Own {
     pub(super) fn owe_inner(&mut self) {
         if let Some(nested) = self.nested.as_deref_mut() {
             nested.contexts.owe_all();
-            self.asid.owe_flush();
+            if self.now.contains(Now::INSIDE) {
+                // What was carried out page by page was by L2's registers.
+                self.asid.owe_flush();
+            }
         }
     }
 

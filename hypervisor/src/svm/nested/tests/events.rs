@@ -83,6 +83,11 @@ fn n19_an_event_of_l1s_is_delivered_once() {
             });
             assert_eq!(entry(guest), (true, injected));
             assert_eq!(entry(guest), (true, 0), "once");
+            // The same by L2 itself is an INT n, which it executes again.
+            if injected & event::TYPE_MASK == event::TYPE_SOFTWARE {
+                run(guest, move |b| (b.exit_code, b.exit_interrupt_info) = (0x60, injected));
+                assert_eq!(entry(guest), (true, 0));
+            }
         });
     }
     // An INT n of L2's own is executed again; an exit that is L1's says what it has cut short.
