@@ -58,7 +58,7 @@ pub(super) fn first(
     let mut machine = Machine::start(&spec, signals)?;
     let mut time = machine.own_time();
     let (mut done, mut seen) = (0, 0);
-    while !machine.has_ended()? && signals.caught().is_none() && time.passed() < SETUP_TIMEOUT {
+    while machine.has_ended()?.is_none() && signals.caught().is_none() && time.passed() < SETUP_TIMEOUT {
         for (_, end) in machine.lines(PACKAGE, seen)? {
             (done, seen) = (done + 1, end);
         }

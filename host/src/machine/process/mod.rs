@@ -227,8 +227,9 @@ impl Machine {
         OwnTime::new(self.child.id())
     }
 
-    pub(crate) fn has_ended(&mut self) -> Result<bool> {
-        Ok(self.child.try_wait()?.is_some())
+    /// How the emulator has ended, if it has.
+    pub(crate) fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.child.try_wait()?)
     }
 
     /// Makes `watcher` see the counters every `period` while the machine runs, once there are any.

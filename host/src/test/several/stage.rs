@@ -132,7 +132,9 @@ impl Stage<'_> {
             if let Some(found) = look(self)? {
                 return Ok(found);
             }
-            ensure!(!has_ended, "the machine ended before this: {what}");
+            if let Some(status) = has_ended {
+                bail!("the machine ended, the emulator with {status}, before this: {what}");
+            }
             if let Some(signal) = self.signals.caught() {
                 bail!("signal {signal} came before this: {what}");
             }
@@ -203,7 +205,7 @@ impl Stage<'_> {
     pub(super) fn type_end(&mut self, name: &str, text: &str) -> Result<()> {
         match self.type_text(name, text) {
             Err(error) if !error.is::<Refused>() => {
-                let ends = |stage: &mut Self| Ok(stage.machine.has_ended()?.then_some(()));
+                let ends = |stage: &mut Self| Ok(stage.machine.has_ended()?.map(drop));
                 self.until("the machine ends", ends).context(error)
             }
             result => result,
