@@ -303,6 +303,7 @@ impl ControlBlock for Vmcb {
 
     fn reset(own: &mut Own) {
         own.auditor.reset();
+        own.nested.iter_mut().for_each(|nested| nested.reset_msrs());
     }
 
     fn begin_elsewhere(own: &mut Own) {

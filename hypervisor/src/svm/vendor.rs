@@ -81,8 +81,8 @@ where
         Loaded::of(vm, cpu, state)
     }
 
-    /// The rest of NASID, so that the guest seldom has to begin anew; each flush by ASID; what the
-    /// processor leaves of an instruction.
+    /// So many ASIDs that the guest seldom has to begin anew; flushes of one of them; the address
+    /// of the next instruction, where the processor has it.
     fn inner_leaf() -> CpuidResult {
         let features = Self::features().offered().0;
         CpuidResult { eax: 1, ebx: INNER_TAGS, ecx: 0, edx: features }

@@ -105,17 +105,24 @@ pub(super) fn pending() -> Verdict {
     Ok(())
 }
 
+/// A guest that is about to run with an interrupt of the probe's pending, GIF being 0; and how many
+/// were taken before.
+fn pending_for(code: Code, masking: u64, own: u64, guest_if: u64) -> (L2, u32) {
+    let mut l2 = L2::new(code);
+    l2.block.set(INT_CTL, masking);
+    l2.block.set(RFLAGS, FLAGS | guest_if);
+    l2.flags = FLAGS | own;
+    let before = count(VECTOR_TEST);
+    clgi();
+    send(false);
+    (l2, before)
+}
+
 /// Which IF decides: with V_INTR_MASKING the probe's at VMRUN, without it the guest's.
 pub(super) fn masks() -> Verdict {
     for (masking, own, guest_if) in [(MASKING, 0, IF), (MASKING, 0, 0), (0, IF, 0)] {
-        let mut l2 = L2::new(code!("nop"; "nop"));
+        let (mut l2, before) = pending_for(code!("nop"; "nop"), masking, own, guest_if);
         l2.block.intercept(exit::INTR);
-        l2.block.set(INT_CTL, masking);
-        l2.block.set(RFLAGS, FLAGS | guest_if);
-        l2.flags = FLAGS | own;
-        let before = count(VECTOR_TEST);
-        clgi();
-        send(false);
         let code = l2.run();
         let held = count(VECTOR_TEST) == before;
         take();
@@ -129,13 +136,7 @@ pub(super) fn masks() -> Verdict {
     }
     // Without the intercept it is the guest's, by its own table.
     for (masking, own, guest_if) in [(MASKING, IF, 0), (MASKING, IF, IF), (0, 0, IF)] {
-        let mut l2 = L2::new(code!("5:"; "jmp 5b"));
-        l2.block.set(INT_CTL, masking);
-        l2.block.set(RFLAGS, FLAGS | guest_if);
-        l2.flags = FLAGS | own;
-        let before = count(VECTOR_TEST);
-        clgi();
-        send(false);
+        let (mut l2, before) = pending_for(code!("5:"; "jmp 5b"), masking, own, guest_if);
         let code = l2.run_held();
         let vector = l2.vector();
         apic::end_of_interrupt();

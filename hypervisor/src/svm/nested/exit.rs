@@ -5,7 +5,6 @@ use core::mem;
 use memslots::Gpa;
 
 use super::block::{HIDDEN, STATE, copy, write};
-use super::enter::CONTROL;
 use super::{Nested, Now, maps};
 use crate::svm::intercepts::misc1;
 use crate::svm::processor::Amd64;
@@ -209,7 +208,7 @@ impl Nested {
     fn report(&mut self, block: &Vmcb, exit: Exit, rax: u64, has_next_rip: bool) {
         let theirs = self.vmcb12.get_mut();
         let kept = theirs.interrupt_control & !(0xff | vintr::IRQ);
-        theirs.interrupt_control = kept | block.interrupt_control & CONTROL & (0xff | vintr::IRQ);
+        theirs.interrupt_control = kept | block.interrupt_control & (0xff | vintr::IRQ);
         theirs.interrupt_shadow = theirs.interrupt_shadow & !1 | block.interrupt_shadow & 1;
         let Exit { code, info_1, info_2, event } = exit;
         [theirs.exit_code, theirs.exit_info_1, theirs.exit_info_2] = [code, info_1, info_2];

@@ -118,6 +118,11 @@ impl Nested {
         Ok(())
     }
 
+    /// A reset of the machine, not INIT, clears what locks SVM.
+    pub(in crate::svm) const fn reset_msrs(&mut self) {
+        (self.vm_cr, self.host_save) = (0, 0);
+    }
+
     pub(super) const fn read_msr(&self, number: u32) -> Result<u64, GeneralProtection> {
         match number {
             VM_CR => Ok(self.vm_cr),

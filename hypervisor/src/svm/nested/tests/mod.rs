@@ -312,6 +312,23 @@ fn what_vmrun_leaves_vmload_and_vmsave_move() {
     });
 }
 
+fn knows_none(guest: &mut Guest<'_, '_>) -> bool {
+    guest.0.state.own.nested.as_deref_mut().expect("may nest").contexts.of(1).is_none()
+}
+
+#[test]
+fn a_reset_unlocks_svm_and_init_does_not() {
+    with_l1(|guest| {
+        guest.write_msr(EFER, EFER_LME);
+        guest.write_msr(VM_CR, 3 << 3);
+        guest.write_msr(HOST_SAVE, 0x5000);
+        guest.0.state.set_init_state();
+        assert_eq!((guest.read_msr(VM_CR), guest.read_msr(HOST_SAVE)), (3 << 3, 0x5000));
+        guest.0.state.reset(&guest.0.vcpu.inbox);
+        assert_eq!((guest.read_msr(VM_CR), guest.read_msr(HOST_SAVE)), (0, 0));
+    });
+}
+
 #[test]
 fn n7_init_and_the_end_of_svm_leave_l2() {
     with_l1(|guest| {
@@ -320,8 +337,14 @@ fn n7_init_and_the_end_of_svm_leave_l2() {
         guest.0.state.set_init_state();
         assert!(guest.0.state.own.is_plain() && guest.0.state.own.efer() == 0);
         assert_eq!(guest.vmcb().rip, 0xfff0);
-        let nested = guest.0.state.own.nested.as_deref_mut().expect("may nest");
-        assert!(nested.contexts.of(1).is_none());
+        assert!(knows_none(guest));
+    });
+    with_l1(|guest| {
+        vmrun(guest, &plain());
+        leaves(guest, [INVALID, 0, 0]);
+        assert!(guest.0.state.own.holds_events() && !knows_none(guest));
+        guest.write_msr(EFER, EFER_LME);
+        assert!(guest.0.state.own.is_plain() && knows_none(guest), "GIF is 1 again");
     });
     with_l1(|guest| {
         // L1 steps: the #DB comes after the exit.
