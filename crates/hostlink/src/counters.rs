@@ -275,6 +275,10 @@ counters! {
     InnerFlushes = "inner.flushes",
     /// Times that it got an exit of a guest of its own.
     InnerExits = "inner.exits",
+    /// Leaves that were filled into a shadow of its nested page tables.
+    InnerFills = "inner.fills",
+    /// Times that such a shadow was emptied.
+    InnerEmptied = "inner.emptied",
     /// Its accesses to addresses without memory that it had remembered.
     MmioCached = "mmio.cached",
     /// Those found by a mark in the nested page table.

@@ -23,6 +23,7 @@ mod fetch;
 mod generation;
 mod list;
 mod located;
+mod marked_walk;
 mod memslots;
 mod mmio;
 #[cfg(all(test, loom))]
@@ -49,6 +50,7 @@ pub use generation::Generation;
 #[doc(hidden)]
 pub use generation::Numbers;
 pub use located::Record;
+pub use marked_walk::Unwalked;
 pub use memslots::{Memslots, PHYSICAL_BITS_MAX};
 pub use mmio::MmioCache;
 // Re-exported, so that a user that only needs slots need not depend on the crate that defines them.

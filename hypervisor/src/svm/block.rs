@@ -3,6 +3,7 @@
 use alloc::boxed::Box;
 use coherence::asid::AsidSlot;
 use migration::{Archive, Flaw};
+use paging::guest::ControlRegisters;
 use stay::tagged::start_over;
 
 use super::audit::auditor::Auditor;
@@ -248,6 +249,11 @@ impl ControlBlock for Vmcb {
         self.mark_dirty(clean::TPR);
     }
 
+    fn inner_paging(&self) -> Option<ControlRegisters> {
+        let [cr0, cr3, cr4, efer] = self.inner;
+        (cr0 != 0).then_some(ControlRegisters { cr0, cr3, cr4, efer, rflags: 0 })
+    }
+
     /// Section 15.21.4.
     fn takes_virtual(&self) -> bool {
         let control = self.interrupt_control;
@@ -274,7 +280,7 @@ impl ControlBlock for Vmcb {
 
     /// Whether PAUSE is intercepted depends on the CPU's queue.
     fn init(state: &mut VcpuState<Self>) {
-        state.own.leave_for_good(&mut state.block);
+        state.own.leave_for_good(&mut state.block, &mut state.code);
         let vmcb = &mut *state.block;
         let pause = vmcb.intercept_misc1 & misc1::PAUSE;
         vmcb.intercept_cr = intercepts::CR_WRITE_4;

@@ -19,10 +19,10 @@ impl Features {
     /// machine that caches nothing from one VMRUN to the next both are harmless.
     pub const PRETENDED: Self = Self(CLEAN_BITS | FLUSH_BY_ASID);
 
-    /// What a guest that has guests is shown: flushes of one ASID, and the address of the next
-    /// instruction, which is the processor's.
+    /// What a guest that has guests is shown: nested paging, flushes of one ASID, and the address
+    /// of the next instruction, which is the processor's.
     pub const fn offered(self) -> Self {
-        Self(self.0 & NEXT_RIP | FLUSH_BY_ASID)
+        Self(self.0 & NEXT_RIP | NESTED_PAGING | FLUSH_BY_ASID)
     }
 
     /// The processor translates guest physical addresses.

@@ -1,5 +1,6 @@
 //! A processor with SVM that has a vCPU's state, as [`stay`] sees it.
 
+use alloc::boxed::Box;
 use coherence::CpuId;
 use coherence::asid::{AsidSlot, TlbControl};
 use core::sync::atomic::Ordering;
@@ -8,6 +9,7 @@ use stay::{Mistake, Mistakes};
 
 use super::audit::auditor::Auditor;
 use super::block::Own;
+use super::nested::{InnerMaps, Nested};
 use super::processor::Amd64;
 use super::table::INVALID;
 use super::vmcb::{Vmcb, clean};
@@ -24,8 +26,10 @@ pub(super) struct Loaded<'a, A: Arch> {
     vmcb: &'a mut Vmcb,
     registers: &'a mut Registers,
     auditor: &'a mut Auditor,
-    /// The map of MSRs of a guest of the guest, if one runs.
-    inner: Option<u64>,
+    /// What a guest of the guest has of its own, if one runs.
+    inner: Option<InnerMaps>,
+    /// What the vCPU has for guests of its guest, unless one of them runs.
+    nested: Option<&'a mut Option<Box<Nested>>>,
 }
 
 impl<'a, A: Arch> Loaded<'a, A> {
@@ -36,8 +40,8 @@ impl<'a, A: Arch> Loaded<'a, A> {
         cpu: &'a PerCpu<A>,
         state: &'a mut VcpuState<Vmcb>,
     ) -> (Self, &'a mut AsidSlot) {
-        let VcpuState { block: vmcb, registers, own: Own { asid, auditor, .. }, .. } = state;
-        (Self { vm, cpu, vmcb, registers, auditor, inner: None }, asid)
+        let VcpuState { block: vmcb, registers, own: Own { asid, auditor, nested, .. }, .. } = state;
+        (Self { vm, cpu, vmcb, registers, auditor, inner: None, nested: Some(nested) }, asid)
     }
 
     /// The same of the guest of its guest, if such a one runs.
@@ -47,8 +51,8 @@ impl<'a, A: Arch> Loaded<'a, A> {
         state: &'a mut VcpuState<Vmcb>,
     ) -> Option<(Self, &'a mut AsidSlot)> {
         let VcpuState { block: vmcb, registers, own, .. } = state;
-        let (asid, auditor, map) = own.inner()?;
-        Some((Self { vm, cpu, vmcb, registers, auditor, inner: Some(map) }, asid))
+        let (asid, auditor, maps) = own.inner()?;
+        Some((Self { vm, cpu, vmcb, registers, auditor, inner: Some(maps), nested: None }, asid))
     }
 }
 
@@ -104,6 +108,12 @@ impl<A: Amd64> tagged::Processor for Loaded<'_, A> {
 
     fn invalidate_page(&mut self, address: u64, asid: u32) {
         A::invalidate_page(address, asid);
+    }
+
+    fn owe_nested_flush(&mut self) {
+        if let Some(nested) = self.nested.as_deref_mut().and_then(Option::as_deref_mut) {
+            nested.void_shadows();
+        }
     }
 
     fn mode(&self) -> Mode {

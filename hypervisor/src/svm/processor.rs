@@ -1,6 +1,7 @@
 //! The operations that only a processor with SVM can do.
 
 use core::num::NonZeroU32;
+use paging::Amd64Nested;
 
 #[cfg(any(test, feature = "audit"))]
 use super::audit::CpuBooks;
@@ -9,7 +10,7 @@ use super::vendor::OnSvm;
 use super::vmcb::Vmcb;
 use crate::vm::PerCpu;
 use crate::x86::arch_impl::OnX86;
-use crate::x86::processor::{Processor, X86};
+use crate::x86::processor::{Processor, Vendor, X86};
 use crate::x86::vcpu::registers::Registers;
 
 /// The operations that need an instruction of SVM.
@@ -52,6 +53,6 @@ pub trait Svm: Processor {
 }
 
 /// AMD64 with SVM, as the code here sees it.
-pub trait Amd64: Svm + X86<Block = Vmcb> {}
+pub trait Amd64: Svm + Vendor<Nested = Amd64Nested> + X86<Block = Vmcb> {}
 
 impl<P: 'static> Amd64 for OnX86<OnSvm<P>> where Self: Svm {}

@@ -83,7 +83,7 @@ impl Exit {
     }
 
     /// The access that nested translation refused (section 15.25.6).
-    const fn nested_fault(&self) -> NestedFault {
+    pub(super) const fn nested_fault(&self) -> NestedFault {
         let info = self.info_1;
         let access = match info {
             info if info & FAULT_IN_WALK != 0 => Access::Walk,
@@ -125,8 +125,10 @@ const fn string_access(info: u64) -> StringAccess {
 const FAULT_WRITE: u64 = 1 << 1;
 /// An instruction fetch caused the fault.
 const FAULT_FETCH: u64 = 1 << 4;
+/// The access itself caused the fault.
+pub(super) const FAULT_IN_ACCESS: u64 = 1 << 32;
 /// The walk of the guest's page tables caused the fault, not the access itself.
-const FAULT_IN_WALK: u64 = 1 << 33;
+pub(super) const FAULT_IN_WALK: u64 = 1 << 33;
 
 /// Handles the exit that the VMCB describes.
 #[inline(always)] // It has one caller, and saves that caller's registers for nothing otherwise.

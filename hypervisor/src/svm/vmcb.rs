@@ -48,7 +48,10 @@ pub struct Vmcb {
     pub next_rip: u64,
     pub fetched_count: u8,
     pub fetched_bytes: [u8; 15],
-    reserved_e0: [u8; 0x320],
+    reserved_e0: [u8; 0x300],
+    // Reserved for the hypervisor: if a guest of the guest has nested tables of the guest's, the
+    // CR0, root, CR4 and EFER by which they are walked. CR0 is 0 without.
+    pub inner: [u64; 4],
     // State save area, at 0x400.
     pub es: Segment,
     pub cs: Segment,
@@ -100,6 +103,7 @@ const _: () = {
     assert!(offset_of!(Vmcb, event_injection) == 0xa8);
     assert!(offset_of!(Vmcb, clean_bits) == 0xc0);
     assert!(offset_of!(Vmcb, next_rip) == 0xc8);
+    assert!(offset_of!(Vmcb, inner) == 0x3e0);
     assert!(offset_of!(Vmcb, es) == 0x400);
     assert!(offset_of!(Vmcb, cpl) == 0x4cb);
     assert!(offset_of!(Vmcb, efer) == 0x4d0);

@@ -38,9 +38,9 @@ use crate::sched::{CpuIndex, Share, VcpuIndex};
 /// More of the heap than a guest needs, beside its vCPUs, and than each vCPU needs.
 const HEAP_PER_GUEST: u64 = 1 << 20;
 pub(crate) const HEAP_PER_VCPU: u64 = 48 << 10;
-/// The same of a vCPU whose guest may have guests: two blocks, a map of two pages, and what an
-/// auditor keeps.
-const HEAP_PER_NESTED: u64 = 40 << 10;
+/// The same of a vCPU whose guest may have guests: two blocks, a map of two pages, walks to code,
+/// and what an auditor keeps.
+const HEAP_PER_NESTED: u64 = 56 << 10;
 
 fn share(config: &Config<'_>) -> Share {
     Share { weight: config.weight, cap: config.cap, cpus: config.cpus }

@@ -29,6 +29,7 @@ use super::space::VmMemory;
 pub use super::vcpu::Vcpu;
 pub use crate::index::VpIndex;
 use crate::loader::LoadError;
+use crate::page_pool::PagePool;
 use crate::sched::notify::{self, Published};
 use crate::sched::{CpuIndex, QueueClass, VcpuIndex};
 use crate::stopping::{REQUESTS, Stopping};
@@ -135,10 +136,17 @@ fn take_from<A: Arch>(
         false => Some(Rings::take(free).ok_or(CreateError::NoTables)?),
     };
     // Last, because it takes some of the heap as well.
-    let tables = NestedTables::take(free, covered, devices, config.switches.tables);
+    let shadows = config.vcpus.saturating_mul(shadow_tables(config));
+    let tables = NestedTables::take(free, covered, devices, config.switches.tables, shadows);
     let (tables, count) = tables.ok_or(CreateError::NoTables)?;
     log::debug!("{count} pages for nested page tables");
     Ok(Taken { memslots, own, shown, tables, rings })
+}
+
+/// Tables that shadows of one vCPU may take: enough for all memory in small pages, up to 2 GiB; 0
+/// if the guest may not have guests.
+pub(crate) fn shadow_tables(config: &Config<'_>) -> u32 {
+    if config.nested { (PagePool::needed_inside(config.memory) / 2).clamp(256, 1024) } else { 0 }
 }
 
 /// Creates the machine that `files` describe. Its boot vCPU is ready to run.

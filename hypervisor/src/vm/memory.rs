@@ -34,9 +34,15 @@ struct Memory {
 
 impl NestedTables {
     /// Takes `count` pages, or as many as the tables for `memory` bytes and for `devices` bytes of
-    /// registers need; also returns their number.
-    pub fn take(free: &mut FreeMemory, memory: u64, devices: u64, count: Option<u32>) -> Option<(Self, u32)> {
-        let count = count.unwrap_or_else(|| PagePool::needed(memory + devices));
+    /// registers need, and `others`; also returns their number.
+    pub fn take(
+        free: &mut FreeMemory,
+        memory: u64,
+        devices: u64,
+        count: Option<u32>,
+        others: u32,
+    ) -> Option<(Self, u32)> {
+        let count = count.unwrap_or_else(|| PagePool::needed(memory + devices)).saturating_add(others);
         let pool = Pool {
             pages: Mutex::default(),
             memory: Mutex::new(Memory { pieces: Vec::new(), covered: memory }),

@@ -50,5 +50,6 @@ pub use files::{CreateError, Files};
 pub(crate) use guests::HEAP_PER_VCPU;
 pub use host::Host;
 pub use log_target::{Charged, GUEST, caused_by};
+pub(crate) use machine::shadow_tables;
 pub use machine::{Vcpu, Vm, VpIndex};
 pub use percpu::PerCpu;

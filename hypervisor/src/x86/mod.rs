@@ -42,6 +42,8 @@ pub const EFER_LME: u64 = 1 << 8;
 pub const EFER_NXE: u64 = 1 << 11;
 /// EFER.FFXSR: faster FXSAVE.
 pub const EFER_FFXSR: u64 = 1 << 14;
+/// CR4.PSE: pages of 4 MiB.
+pub const CR4_PSE: u64 = 1 << 4;
 /// CR4.PAE: entries of 64 bits.
 pub const CR4_PAE: u64 = 1 << 5;
 /// CR4.PCIDE: address spaces have identifiers.

@@ -31,6 +31,7 @@ mod fetch;
 mod job;
 mod owed;
 mod prefault;
+mod shadow;
 mod task;
 mod walk;
 
@@ -46,6 +47,7 @@ pub use fault::{Fault, Found};
 pub use fetch::FetchJob;
 pub use job::{Job, Report, Steps};
 pub use prefault::Prefault;
+pub use shadow::{Filled, Shadow};
 
 /// The most tables that marks of MMIO addresses may take: a guest must not be able to exhaust
 /// memory by touching addresses that have none.

@@ -24,22 +24,29 @@ const RESERVED: PageFault = PageFault::PRESENT.union(PageFault::RESERVED);
 /// Guest memory as 8-byte words; words not listed are zero.
 type Words<'a> = &'a [(u64, u64)];
 
-fn walk(
-    registers: &ControlRegisters,
+/// Where a walk leads, and the size of the page.
+type Found = Result<(Gpa, u64), WalkError<()>>;
+
+fn walk(registers: &ControlRegisters, words: Words<'_>, linear: u64, access: Access) -> Found {
+    let found = walk_by(&GuestPaging::new(registers, 40, true), words, linear, access)?;
+    Ok((found.gpa, found.page_size))
+}
+
+fn walk_by(
+    paging: &GuestPaging,
     words: Words<'_>,
     linear: u64,
     access: Access,
 ) -> Result<Translation, WalkError<()>> {
     let words: BTreeMap<u64, u64> = words.iter().copied().collect();
-    GuestPaging::new(registers, 40, true)
-        .translate(linear, access, |gpa| Ok(words.get(&gpa.0).copied().unwrap_or(0)))
+    paging.translate(linear, access, |gpa| Ok(words.get(&gpa.0).copied().unwrap_or(0)))
 }
 
-fn at(gpa: u64, page_size: u64) -> Result<Translation, WalkError<()>> {
-    Ok(Translation { gpa: Gpa(gpa), page_size })
+fn at(gpa: u64, page_size: u64) -> Found {
+    Ok((Gpa(gpa), page_size))
 }
 
-fn fault(code: PageFault) -> Result<Translation, WalkError<()>> {
+fn fault<T>(code: PageFault) -> Result<T, WalkError<()>> {
     Err(WalkError::PageFault(code))
 }
 
@@ -58,7 +65,7 @@ fn long_but(level: usize, flags: u64) -> [(u64, u64); 4] {
     long(all)
 }
 
-const MAPPED: Result<Translation, WalkError<()>> = Ok(Translation { gpa: Gpa(0x5235), page_size: 0x1000 });
+const MAPPED: Found = Ok((Gpa(0x5235), 0x1000));
 
 #[test]
 fn h9_refuses_linear_addresses_that_are_not_canonical() {
@@ -224,7 +231,8 @@ fn large_legacy_pages_reach_beyond_32_bits() {
     for (width, bit) in [32, 36, 40].into_iter().flat_map(|width| (0..8).map(move |bit| (width, bit))) {
         let entry = (0x0040_0087 | 1 << (13 + bit)) << 32;
         let paging = GuestPaging::new(&LEGACY, width, true);
-        let result: Result<_, WalkError<()>> = paging.translate(0x00c1_2345, READ, |_| Ok(entry));
+        let result = paging.translate(0x00c1_2345, READ, |_| Ok(entry));
+        let result = result.map(|found| (found.gpa, found.page_size));
         let is_within = 32 + bit < width;
         let expected = if is_within { at(1 << (32 + bit) | 0x41_2345, 4 << 20) } else { fault(RESERVED) };
         assert_eq!(result, expected, "bit {bit} of {width} bits");
@@ -239,7 +247,41 @@ fn without_paging_nothing_is_read() {
     let registers = ControlRegisters { cr0: 1, ..LONG };
     let result: Result<_, WalkError<()>> =
         GuestPaging::new(&registers, 40, true).translate(0x1_2345_6789, Access::all(), |_| panic!("read"));
-    assert_eq!(result, at(0x2345_6789, 0x1000));
+    assert_eq!(result.map(|found| (found.gpa, found.page_size)), at(0x2345_6789, 0x1000));
+}
+
+/// Section 15.25.7: each access is a user's, whatever the registers say of supervisors.
+#[test]
+fn nested_tables_of_a_guest_are_walked_for_users() {
+    const A: u64 = 1 << 5;
+    const D: u64 = 1 << 6;
+    let paging = |registers| GuestPaging::nested(registers, 40, true);
+    let strict = ControlRegisters { cr4: 0x30_0020, rflags: 0, ..LONG };
+    let user = Access::USER;
+    for level in 0..4 {
+        let walk = |flags, access| walk_by(&paging(&strict), &long_but(level, flags), 0x1235, user | access);
+        let rights = |flags| {
+            let found = walk(flags, READ).expect("is mapped");
+            assert_eq!(found.gpa, Gpa(0x5235));
+            (found.is_writable, found.is_executable, found.is_dirty)
+        };
+        let is_leaf = level == 3;
+        assert_eq!(rights(7), (true, true, false));
+        assert_eq!(rights(5), (false, true, false), "at {level}");
+        assert_eq!(rights(7 | NX), (true, false, false), "at {level}");
+        assert_eq!(rights(7 | A | D), (true, true, is_leaf), "at {level}");
+        let refused = PROTECTION | PageFault::USER;
+        assert_eq!(walk(3, READ), fault(refused), "a supervisor's at {level}");
+        assert_eq!(walk(5, Access::WRITE), fault(refused | PageFault::WRITE), "WP is clear");
+        assert!(walk(7, Access::FETCH).is_ok(), "SMEP is set");
+    }
+    let not_there = |registers, address| walk_by(&paging(registers), &[], address, user);
+    for (registers, address) in [(&LONG, 1 << 48), (&LONG, !0 << 47), (&PAE, 1 << 32), (&LEGACY, 1 << 40)] {
+        assert_eq!(not_there(registers, address), fault(PageFault::USER), "{address:#x}");
+    }
+    let words = [(0x1000 + 256 * 8, 0x4000_0087)];
+    let found = walk_by(&paging(&LONG), &[words[0], (0x4000_0000, 0x4000_0087)], 1 << 47, user);
+    assert_eq!(found, fault(RESERVED | PageFault::USER), "its upper half is translated: this is no table");
 }
 
 /// Entries such as a careless or hostile guest might write: mostly present, with any other bit.

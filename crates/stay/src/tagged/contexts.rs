@@ -5,13 +5,18 @@
 //! does. VMRUN and #VMEXIT drop nothing: each context has another tag (APM volume 2, section
 //! 15.16).
 //!
-//! | the guest does | the vCPU's slot | the slots of its guests |
-//! |---|---|---|
-//! | VMRUN, `TLB_CONTROL` 1, or a reserved value | owes | all owe, and all are forgotten |
-//! | 3, 7 | – | that of the ASID owes |
-//! | 0, the ASID is known, with the same root | – | – |
-//! | 0, the ASID is known, with another root | – | it owes |
-//! | 0, the ASID is unknown | – | the one that was used longest ago becomes its own, and owes |
+//! A guest of the guest with nested paging has a shadow as well, which is a TLB in memory
+//! ([`memslots::space::Shadow`]): it is void when what it holds must not be used any more.
+//!
+//! | the guest does | the vCPU's slot | the slots of its guests | void is |
+//! |---|---|---|---|
+//! | VMRUN, `TLB_CONTROL` 1, or a reserved value | owes | all owe, and all are forgotten | each |
+//! | 3, 7 | – | that of the ASID owes | that of the ASID |
+//! | 0, the ASID is known, with the same root | – | – | – |
+//! | 0, the ASID is known, with another root | – | it owes | its own |
+//! | 0, the ASID is unknown | – | the one that was used longest ago becomes its own, and owes | its own |
+//! | the vCPU takes a flush of the guest's translations | owes | all owe | – |
+//! | the vCPU takes a flush of nested translations | owes | all owe | each |
 
 use coherence::asid::AsidSlot;
 
@@ -20,7 +25,7 @@ use coherence::asid::AsidSlot;
 pub struct Key {
     /// The ASID that the guest has given it.
     pub asid: u32,
-    /// The root of its nested tables; 0 without.
+    /// The root of its nested tables, and what else their meaning depends on; 0 without.
     pub root: u64,
 }
 
@@ -30,6 +35,7 @@ struct Place {
     key: Option<Key>,
     /// When it was last entered, in entries.
     used: u64,
+    is_void: bool,
 }
 
 /// The slots of one vCPU for guests of its guest.
@@ -48,7 +54,12 @@ impl Contexts {
     pub fn enter(&mut self, key: Key, control: u8, own: &mut AsidSlot) -> usize {
         match control {
             0 => {}
-            3 | 7 => self.owe(key.asid),
+            3 | 7 => {
+                if let Some(place) = self.place(key.asid) {
+                    place.slot.owe_flush();
+                    place.is_void = true;
+                }
+            }
             _ => {
                 own.owe_flush();
                 self.forget();
@@ -61,6 +72,7 @@ impl Contexts {
         let place = &mut self.places[index];
         if place.key != Some(key) {
             place.slot.owe_flush();
+            place.is_void = true;
         }
         (place.key, place.used) = (Some(key), self.entries);
         index
@@ -71,26 +83,41 @@ impl Contexts {
         &mut self.places[index].slot
     }
 
-    /// The slot of an ASID, if it has one.
-    pub fn of(&mut self, asid: u32) -> Option<&mut AsidSlot> {
-        let place = self.places.iter_mut().find(|place| place.key.is_some_and(|its| its.asid == asid));
-        place.map(|place| &mut place.slot)
+    /// The slot of an ASID, and whether it has nested tables, if it is known.
+    pub fn of(&mut self, asid: u32) -> Option<(&mut AsidSlot, bool)> {
+        let place = self.place(asid)?;
+        let has_tables = place.key.is_some_and(|key| key.root != 0);
+        Some((&mut place.slot, has_tables))
     }
 
-    fn owe(&mut self, asid: u32) {
-        if let Some(slot) = self.of(asid) {
-            slot.owe_flush();
+    fn place(&mut self, asid: u32) -> Option<&mut Place> {
+        self.places.iter_mut().find(|place| place.key.is_some_and(|its| its.asid == asid))
+    }
+
+    /// Whether the shadow with this number is void: then it must be emptied now. Its slot owes a
+    /// flush.
+    pub fn take_void(&mut self, index: usize) -> bool {
+        let Some(place) = self.places.get_mut(index) else { return false };
+        if place.is_void {
+            place.slot.owe_flush();
         }
+        core::mem::take(&mut place.is_void)
     }
 
-    /// Nested translations have changed: each slot owes a flush.
+    /// The guest's translations have changed: each slot owes a flush.
     pub fn owe_all(&mut self) {
         self.places.iter_mut().for_each(|place| place.slot.owe_flush());
     }
 
-    /// No ASID is known any more, and each slot owes a flush.
-    pub fn forget(&mut self) {
+    /// Nested translations have changed: each slot owes a flush, and each shadow is void.
+    pub fn void_all(&mut self) {
         self.owe_all();
+        self.places.iter_mut().for_each(|place| place.is_void = true);
+    }
+
+    /// No ASID is known any more; each slot owes a flush, and each shadow is void.
+    pub fn forget(&mut self) {
+        self.void_all();
         self.places.iter_mut().for_each(|place| place.key = None);
     }
 }
@@ -110,6 +137,9 @@ mod tests {
         allocator: AsidAllocator,
         entries: BTreeMap<u32, Vec<T>>,
     }
+
+    /// By number: what a shadow holds.
+    type Shadows = [Vec<(u32, u64, u32)>; Contexts::PLACES];
 
     impl<T: Copy + PartialEq> Tlb<T> {
         fn new(tags: u32) -> Self {
@@ -142,6 +172,7 @@ mod tests {
             tags in 2u32..6,
         ) {
             let (mut contexts, mut own, mut tlb) = (Contexts::default(), AsidSlot::new(), Tlb::new(tags));
+            let mut shadows = Shadows::default();
             // By ASID: the root that its entries may be of, and how often they were dropped.
             let mut should = BTreeMap::<u32, (u64, u32)>::new();
             let mut dropped = 0;
@@ -164,6 +195,11 @@ mod tests {
                 *its = (root, its.1 + u32::from(its.0 != root));
                 let entry = (asid + 1, root, its.1);
                 let place = contexts.enter(Key { asid, root }, control, &mut own);
+                if contexts.take_void(place) {
+                    shadows[place].clear();
+                }
+                shadows[place].push(entry);
+                prop_assert!(shadows[place].iter().all(|&held| held == entry), "{:?}", shadows[place]);
                 let found = tlb.run(contexts.slot(place), entry);
                 prop_assert!(found.iter().all(|&entry| entry == found[found.len() - 1]), "{found:?}");
             }
@@ -195,11 +231,30 @@ mod tests {
         let place = contexts.enter(key, 0, &mut own);
         tlb.run(contexts.slot(place), 'a');
         contexts.owe_all();
-        assert!(contexts.of(1).expect("is known").owes_flush() && contexts.of(2).is_none());
+        assert!(contexts.of(1).expect("is known").0.owes_flush() && contexts.of(2).is_none());
         assert_eq!(tlb.run(contexts.slot(place), 'b').len(), 1);
         contexts.forget();
         assert!(contexts.of(1).is_none() && !own.owes_flush());
         let place = contexts.enter(key, 0, &mut own);
         assert_eq!(tlb.run(contexts.slot(place), 'c').len(), 1);
+    }
+    #[test]
+    fn n13_what_changes_nested_translations_empties_shadows() {
+        let (mut contexts, mut own) = (Contexts::default(), AsidSlot::new());
+        let voids = |contexts: &mut Contexts, own: &mut AsidSlot, asid, root, control| {
+            let place = contexts.enter(Key { asid, root }, control, own);
+            contexts.take_void(place)
+        };
+        assert!(voids(&mut contexts, &mut own, 1, 0x1000, 0), "it is new");
+        assert!(!voids(&mut contexts, &mut own, 1, 0x1000, 0));
+        contexts.owe_all();
+        assert!(!voids(&mut contexts, &mut own, 1, 0x1000, 0), "the guest's own flush is about no shadow");
+        assert!(voids(&mut contexts, &mut own, 1, 0x2000, 0), "another root");
+        assert!(voids(&mut contexts, &mut own, 1, 0x2000, 3));
+        contexts.void_all();
+        assert!(voids(&mut contexts, &mut own, 1, 0x2000, 0), "slots have changed");
+        assert!(voids(&mut contexts, &mut own, 2, 0x2000, 0));
+        assert!(voids(&mut contexts, &mut own, 1, 0x2000, 1), "all, from the next on");
+        assert!(voids(&mut contexts, &mut own, 2, 0x2000, 0));
     }
 }

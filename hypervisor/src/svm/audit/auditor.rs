@@ -1,5 +1,6 @@
 //! The auditor of a vCPU's entries; a no-op in images without one.
 
+use crate::svm::nested::InnerMaps;
 use crate::svm::processor::Amd64;
 use crate::svm::vmcb::Vmcb;
 use crate::vm::{PerCpu, Vm};
@@ -96,15 +97,17 @@ impl Auditor {
         super::changed(&self.books.last, words(vmcb))
     }
 
-    /// Called right before VMRUN; `inner` is the map of MSRs of a guest of the guest.
-    pub fn check<A: Amd64>(&mut self, cpu: &PerCpu<A>, vm: &Vm<A>, vmcb: &Vmcb, inner: Option<u64>) {
+    /// Called right before VMRUN; `inner` is what a guest of the guest has of its own.
+    pub fn check<A: Amd64>(&mut self, cpu: &PerCpu<A>, vm: &Vm<A>, vmcb: &Vmcb, inner: Option<InnerMaps>) {
         let mut books = A::books(cpu).borrow_mut();
         if books.asids == 0 {
             // CPUID Fn8000_000A_EBX: NASID.
             books.asids = A::cpuid(0x8000_000a, 0).ebx;
         }
         let mut own = Permissions { nested_root: vm.space.root().0, ..vm.guest.permissions() };
-        own.msr = inner.unwrap_or(own.msr);
+        if let Some((msrs, shadow)) = inner {
+            (own.msr, own.nested_root) = (msrs, shadow.unwrap_or(own.nested_root));
+        }
         let checked = check_controls(&own, words(vmcb))
             .and_then(|()| if inner.is_none() { self.check_left::<A>(vmcb) } else { Ok(()) })
             .and_then(|()| self.books.check(&books, cpu.index, words(vmcb)));
@@ -185,7 +188,7 @@ impl Auditor {
     }
     pub const fn share(&mut self) {}
     pub const fn begin(&mut self, _: &Vmcb) {}
-    pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb, _: Option<u64>) {}
+    pub const fn check<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vm<A>, _: &Vmcb, _: Option<InnerMaps>) {}
     pub const fn note<A: Amd64>(&mut self, _: &PerCpu<A>, _: &Vmcb) {}
 }
 

@@ -11,6 +11,7 @@ use super::super::intercepts::misc2;
 use super::super::vmcb::{EFER_SVME, Vmcb};
 use crate::x86::vcpu::block::{ControlBlock, Segment};
 use crate::x86::vcpu::event;
+use crate::x86::vcpu::msr::is_valid_pat;
 use crate::x86::{CR0_PE, CR0_PG, CR4_PAE, EFER_LMA, EFER_LME};
 
 /// CR0: not write-through, cache disable.
@@ -20,6 +21,12 @@ const CR0_CD: u64 = 1 << 30;
 /// Bytes of the maps of ports and of MSRs.
 const PORT_MAP: u64 = 3 << 12;
 const MSR_MAP: u64 = 2 << 12;
+
+/// Nested paging is used.
+const NP_ENABLE: u64 = 1 << 0;
+
+/// G_PAT, which is L2's PAT under nested paging alone (section 15.25.4).
+const PAT: Range<usize> = 0x668..0x670;
 
 /// L2's state that VMRUN loads and an exit writes back (section 15.6, appendix B), besides RAX: ES
 /// to DS, GDTR and IDTR, CPL and EFER, CR4 to RIP, RSP, CR2.
@@ -47,6 +54,8 @@ pub(super) const HIDDEN: [Range<usize>; 4] = [0x440..0x460, 0x470..0x480, 0x490.
 pub(super) struct Limits {
     /// Bits of a physical address.
     pub(super) width: u32,
+    /// L1 itself uses paging.
+    pub(super) has_paging: bool,
     /// Bits of CR4 and EFER that the guest may set.
     pub(super) cr4: u64,
     pub(super) efer: u64,
@@ -77,7 +86,14 @@ impl Vmcb12 {
 
     /// Writes what an exit changes. False if that is not possible: it is not memory any more.
     pub(super) fn write_back(&self, memory: &GuestMemory<'_>, at: Gpa) -> bool {
-        write(memory, at, &self.0, &REPORT) && write(memory, at, &self.0, &STATE)
+        write(memory, at, &self.0, &REPORT)
+            && write(memory, at, &self.0, &STATE)
+            && (!self.has_tables() || write(memory, at, &self.0, &[PAT]))
+    }
+
+    /// Whether L1 uses nested paging.
+    pub(super) fn has_tables(&self) -> bool {
+        self.0.nested_control & NP_ENABLE != 0
     }
 
     /// Whether VMRUN takes it (section 15.5.1). What is missing here, the processor checks itself
@@ -106,8 +122,7 @@ impl Vmcb12 {
             && map_ok(b.msrpm_base, MSR_MAP)
             && is_injectable(b.event_injection)
             && b.asid != 0
-            // It is not offered.
-            && b.nested_control & 1 == 0
+            && (!self.has_tables() || limits.has_paging && b.nested_cr3 < addressable && is_valid_pat(b.pat))
     }
 }
 

@@ -3,12 +3,13 @@
 
 use core::mem;
 use hostlink::counters::Counter;
+use stay::in_section;
 use stay::tagged::Key;
 
 use super::block::{HIDDEN, Limits, STATE, copy};
 use super::exit::refuse;
 use super::instructions::address;
-use super::{Inside, Nested, Now, maps};
+use super::{Inside, Nested, Now, maps, shadows};
 use crate::svm::intercepts::{self, misc1};
 use crate::svm::processor::Amd64;
 use crate::svm::vmcb::{EFER_SVME, Vmcb, clean, vintr};
@@ -19,6 +20,7 @@ use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::registers::RAX;
 use crate::x86::vcpu::state::{Permissions, VcpuState};
+use crate::x86::{CR0_PG, CR4_PAE, CR4_PSE, EFER_LMA, EFER_NXE};
 
 /// Bits of the interrupt control that are L1's to give: V_TPR, V_IRQ, V_INTR_PRIO, V_IGN_TPR and
 /// the vector.
@@ -43,6 +45,7 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
     context.state.skip(length);
     let limits = Limits {
         width: physical_address_bits::<A>(),
+        has_paging: context.state.block.cr0 & CR0_PG != 0,
         cr4: context.vm.guest.cr4_mask & !context.state.hidden.cr4,
         efer: guest_efer_mask::<A>() & !context.state.hidden.efer,
     };
@@ -52,32 +55,58 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
     context.count(Counter::InnerRuns);
     let permissions = context.vm.guest.permissions();
     let mut owes = false;
-    with_translation(context, |state, memory| {
-        let VcpuState { block, own, registers, exception, debug, .. } = state;
-        let Some(nested) = own.nested.as_deref_mut() else { return };
+    let is_entered = in_section(context, |state, vm| {
+        let VcpuState { block, own, registers, exception, debug, code, .. } = state;
+        let Some(nested) = own.nested.as_deref_mut() else { return false };
         let theirs = nested.vmcb12.get();
         let map = (theirs.intercept_misc1 & misc1::MSR != 0).then_some(theirs.msrpm_base);
-        let (key, control) = (Key { asid: theirs.asid, root: 0 }, theirs.tlb_control);
-        let rax = mem::replace(&mut registers.0[RAX], theirs.rax);
-        maps::merge::<A>(&nested.msr_map, memory, map);
-        nested.fill::<A>(block, &permissions);
+        let control = theirs.tlb_control;
+        let tables =
+            nested.vmcb12.has_tables().then_some([block.cr0, theirs.nested_cr3, block.cr4, block.efer]);
+        let key = Key { asid: theirs.asid, root: tables.map_or(0, root_of) };
+        maps::merge::<A>(&nested.msr_map, &vm.space.slots().memory(), map);
         let context = nested.contexts.enter(key, control, &mut own.asid);
+        let shadow = match tables {
+            None => None,
+            Some(_) => match nested.shadow(context, &vm.space) {
+                None => return false,
+                root => root,
+            },
+        };
+        nested.fill::<A>(block, &permissions);
+        if let (Some(tables), Some(root)) = (tables, shadow) {
+            let inner = &mut *nested.other;
+            (inner.inner, inner.nested_cr3) = (tables, root);
+            inner.pat = nested.vmcb12.get().pat;
+        }
         owes = nested.contexts.slot(context).owes_flush();
-        nested.inside = Some(Inside { at, context, rax, trap: exception.take(), window: None });
+        let rax = mem::replace(&mut registers.0[RAX], nested.vmcb12.get().rax);
+        let (trap, has_tables) = (exception.take(), tables.is_some());
+        nested.inside = Some(Inside { at, context, rax, trap, window: None, has_tables, fault: None });
         own.now = Now::INSIDE;
         own.tsc_shift = nested.vmcb12.get().tsc_offset;
-        nested.exchange(block);
+        nested.exchange(block, code);
         nested.auditors[context].begin(block);
         own.auditor.share();
         block.intercept_debug(!debug.are_loaded());
         if block.dr7 & DR7_ENABLED != 0 {
             debug.load::<A>(block);
         }
+        true
     });
+    if !is_entered {
+        shadows::end_without_tables(context);
+    }
     if owes {
         context.count(Counter::InnerFlushes);
     }
     Next::Resume
+}
+
+/// The root of nested tables, and the bits of L1's registers that their meaning depends on.
+fn root_of([_, root, cr4, efer]: [u64; 4]) -> u64 {
+    let bits = [cr4 & CR4_PAE != 0, cr4 & CR4_PSE != 0, efer & EFER_LMA != 0, efer & EFER_NXE != 0];
+    bits.into_iter().fold(1, |word, bit| word << 1 | u64::from(bit)) << 52 | root
 }
 
 impl Nested {
@@ -90,6 +119,7 @@ impl Nested {
             (block.pause_filter_count, block.pause_filter_threshold) = (0, 0);
         }
         block.msrpm_base = self.msr_map.start();
+        block.inner = [0; 4];
         // What is ours of the rest is added before each entry.
         block.intercept_cr = own.intercept_cr & intercepts::CR_WRITE_4;
         block.intercept_exceptions = own.intercept_exceptions;

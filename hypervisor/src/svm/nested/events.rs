@@ -3,12 +3,13 @@
 use hostlink::counters::Counter;
 use stay::tagged;
 
-use super::exit::{EXCEPTION, INTERRUPT, NMI, end_window, leave, take_exit};
+use super::exit::{EXCEPTION, INTERRUPT, NESTED_FAULT, NMI, end_window, leave, take_exit};
+use super::shadows::count_emptied;
 use crate::svm::intercepts::misc1;
 use crate::svm::loaded::Loaded;
 use crate::svm::processor::Amd64;
 use crate::svm::step::{self, await_iret};
-use crate::svm::table::{Exit, INNER};
+use crate::svm::table::{Exit, FAULT_IN_ACCESS, FAULT_IN_WALK, INNER};
 use crate::svm::vmcb::{clean, vintr};
 use crate::vm::Context;
 use crate::x86::enter::take_flush;
@@ -36,8 +37,12 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
     if context.state.nmi.contains(Nmi::AT_IRET) {
         step::prepare_iret::<A>(context.state, false);
     }
-    let nested = context.state.own.nested.as_deref()?;
+    let nested = context.state.own.nested.as_deref_mut()?;
+    if let Some(inside) = nested.inside.as_ref().filter(|inside| inside.has_tables) {
+        nested.empty_void(inside.context);
+    }
     nested.add_intercepts(&mut context.state.block);
+    count_emptied(context);
     let has_entered = {
         let (mut processor, slot) = Loaded::of_inner(context.vm, context.cpu, context.state)?;
         #[cfg(feature = "defects")]
@@ -61,6 +66,13 @@ fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     let (theirs, masks) = (nested.vmcb12.get(), nested.masks());
     let (exceptions, misc) = (theirs.intercept_exceptions, theirs.intercept_misc1);
     let exit = |code| Exit { code, info_1: 0, info_2: 0, event: 0 };
+    let inside = state.own.nested.as_deref_mut().and_then(|nested| nested.inside.as_mut());
+    if let Some((gpa, code, in_walk)) = inside.and_then(|inside| inside.fault.take()) {
+        let from = if in_walk { FAULT_IN_WALK } else { FAULT_IN_ACCESS };
+        let event = if is_busy { state.block.event() } else { 0 };
+        let info_1 = u64::from(code.bits()) | from;
+        return Some(leave(context, Exit { code: NESTED_FAULT, info_1, info_2: gpa.0, event }));
+    }
     if let Some(exception) = state.exception.take() {
         let (vector, cut_short) = (exception & 0xff, if is_busy { state.block.event() } else { 0 });
         if exceptions >> vector & 1 != 0 {

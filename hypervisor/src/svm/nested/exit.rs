@@ -5,6 +5,7 @@ use core::mem;
 use memslots::Gpa;
 
 use super::block::{HIDDEN, STATE, copy, write};
+use super::shadows::{self, Served};
 use super::{Nested, Now, maps};
 use crate::svm::intercepts::misc1;
 use crate::svm::processor::Amd64;
@@ -34,7 +35,7 @@ const PORT: u64 = 0x7b;
 const MSR: u64 = 0x7c;
 const SHUTDOWN: u64 = 0x7f;
 const HYPERCALL: u64 = 0x81;
-const NESTED_FAULT: u64 = 0x400;
+pub(super) const NESTED_FAULT: u64 = 0x400;
 
 /// What refuses VMCB12 writes: the exit, and EVENTINJ, which is not valid any more.
 const REFUSED: [core::ops::Range<usize>; 2] = [0x70..0x90, 0xa8..0xb0];
@@ -61,11 +62,15 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     if !context.state.own.has_priority() && priority != context.state.lapic.tpr() >> 4 {
         context.state.lapic.set_tpr(priority << 4);
     }
+    let exit = match shadows::serve(context, exit) {
+        Served::Theirs(exit) => return Some(leave(context, exit)),
+        Served::Ours(exit) => exit,
+    };
     if matches!(Row::of(&exit), Row::Event(Event::Invalid)) {
         return Some(leave(context, Exit { code: INVALID, info_1: 0, info_2: 0, event: 0 }));
     }
     let is_machines =
-        matches!(exit.code, INTERRUPT..=0x63 | NESTED_FAULT) || exit.code == WINDOW && was_window;
+        matches!(exit.code, INTERRUPT..=0x63 | NESTED_FAULT | INNER) || exit.code == WINDOW && was_window;
     if !is_machines && is_wanted(context, &exit) {
         return Some(leave(context, exit));
     }
@@ -89,7 +94,7 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
             context.state.own.asid.owe_flush();
             None
         }
-        WINDOW => Some(INNER),
+        WINDOW | INNER => Some(INNER),
         _ => None,
     }
 }
@@ -174,12 +179,15 @@ pub(super) fn leave<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> u64 {
         let Some(inside) = nested.inside.take() else { return false };
         nested.report(&state.block, exit, state.registers.0[RAX], A::features().next_rip());
         let is_written = nested.vmcb12.write_back(memory, inside.at);
-        nested.exchange(&mut state.block);
+        nested.exchange(&mut state.block, &mut state.code);
         state.own.now = Now::HELD;
         let (block, left) = (&mut *state.block, &*nested.other);
         copy(left, block, &HIDDEN);
         // Neither VMRUN nor an exit saves them for L1.
-        (block.pat, block.cr2) = (left.pat, left.cr2);
+        block.cr2 = left.cr2;
+        if !inside.has_tables {
+            block.pat = left.pat;
+        }
         // L2 may have written the TSC itself.
         block.tsc_offset = left.tsc_offset.wrapping_sub(mem::take(&mut state.own.tsc_shift));
         close(block);
@@ -217,6 +225,7 @@ impl Nested {
         theirs.next_rip = if has_next_rip { block.next_rip } else { 0 };
         (theirs.fetched_count, theirs.fetched_bytes) = (0, [0; 15]);
         copy(block, theirs, &STATE);
+        theirs.pat = if block.inner_paging().is_some() { block.pat } else { theirs.pat };
         theirs.rax = rax;
     }
 }

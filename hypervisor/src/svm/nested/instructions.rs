@@ -90,14 +90,15 @@ fn on_invlpga<A: Amd64>(context: &mut Context<'_, A>) -> Then {
     let has_pieces = context.vm.space.has_pieces();
     let asids = &context.workspace.asids;
     let own = &mut context.state.own;
+    // The TLB may have a page of L2 in pieces of the shadow.
     let slot = match own.nested.as_deref_mut() {
         Some(nested) if asid != 0 => nested.contexts.of(asid),
-        _ => Some(&mut own.asid),
+        _ => Some((&mut own.asid, false)),
     };
-    if let Some(slot) = slot
+    if let Some((slot, has_tables)) = slot
         && canonical(address) == address
     {
-        match asids.resident(slot).filter(|_| !has_pieces) {
+        match asids.resident(slot).filter(|_| !has_pieces && !has_tables) {
             Some(tag) => A::invalidate_page(address, tag),
             None => slot.owe_flush(),
         }

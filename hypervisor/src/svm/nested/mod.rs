@@ -13,8 +13,9 @@
 //! | `events` | what ends a stay in L2 before it begins: interrupts, NMIs, exceptions |
 //! | `instructions` | VMLOAD, VMSAVE, STGI, CLGI, INVLPGA, and SVM's MSRs |
 //! | `maps` | L1's maps of ports and MSRs |
+//! | `shadows` | nested paging: L2's nested page faults |
 //!
-//! L1 is offered no nested paging: L2's page tables are in L1's physical addresses, so L2 runs by
+//! Where L1 uses no nested paging, L2's page tables are in L1's physical addresses, and L2 runs by
 //! the same nested table as L1.
 
 mod block;
@@ -23,6 +24,7 @@ mod events;
 mod exit;
 mod instructions;
 mod maps;
+mod shadows;
 #[cfg(test)]
 mod tests;
 
@@ -34,6 +36,9 @@ use bitflags::bitflags;
 use coherence::asid::AsidSlot;
 use core::mem;
 use memslots::Gpa;
+use memslots::space::Shadow;
+use paging::Amd64Nested;
+use paging::guest::PageFault;
 use stay::tagged::Contexts;
 
 use self::block::Vmcb12;
@@ -43,8 +48,10 @@ use super::intercepts::MSR_MAP_PAGES;
 use super::vmcb::{EFER_SVME, Vmcb, vintr};
 use crate::devices::GeneralProtection;
 use crate::pages::Pages;
+use crate::vm::memory::NestedTables;
 use crate::x86::RFLAGS_IF;
 use crate::x86::vcpu::block::{ControlBlock, Inner};
+use crate::x86::vcpu::code_path::CodePaths;
 
 bitflags! {
     /// What a vCPU's entries and exits look at.
@@ -72,8 +79,18 @@ pub(super) struct Nested {
     /// The MSRs that cause exits of L2.
     msr_map: Pages,
     contexts: Contexts,
+    /// By the number of the slot.
+    shadows: [Option<Shadow<Amd64Nested, NestedTables>>; Contexts::PLACES],
+    /// Shadows that were emptied, and not counted yet.
+    emptied: u64,
+    /// L2's walks to its code while L1 runs, L1's while L2 runs.
+    code: CodePaths,
     auditors: [Auditor; Contexts::PLACES],
 }
+
+/// What a guest of the guest has of its own: its map of MSRs, and the root of its shadow, if it has
+/// nested paging.
+pub(super) type InnerMaps = (u64, Option<u64>);
 
 /// The guest of the guest that runs.
 struct Inside {
@@ -87,6 +104,10 @@ struct Inside {
     trap: Option<u64>,
     /// An exit was requested as soon as L2 takes interrupts: its own interrupt control.
     window: Option<u64>,
+    /// L1 uses nested paging.
+    has_tables: bool,
+    /// A nested page fault that was found out of L2, for L1: where, why, and in a walk or not.
+    fault: Option<(Gpa, PageFault, bool)>,
 }
 
 impl Nested {
@@ -103,6 +124,9 @@ impl Nested {
             vmcb12: Vmcb12::new(),
             msr_map: Pages::filled(MSR_MAP_PAGES, |map| map.fill(0xff)),
             contexts: Contexts::default(),
+            shadows: [const { None }; Contexts::PLACES],
+            emptied: 0,
+            code: CodePaths::default(),
             auditors: [0, 1, 2].map(auditor),
         })
     }
@@ -114,19 +138,21 @@ impl Nested {
 
     /// Exchanges the block that runs and the other one. Nothing that the processor caches of either
     /// is used.
-    fn exchange(&mut self, block: &mut Box<Vmcb>) {
+    fn exchange(&mut self, block: &mut Box<Vmcb>, code: &mut CodePaths) {
         mem::swap(block, &mut self.other);
+        mem::swap(code, &mut self.code);
         block.clean_bits = 0;
     }
 }
 
 impl Own {
-    /// The slot of L2 while it runs, its auditor, and its map of MSRs.
-    pub(super) fn inner(&mut self) -> Option<(&mut AsidSlot, &mut Auditor, u64)> {
+    /// The slot of L2 while it runs, its auditor, and what it has of its own.
+    pub(super) fn inner(&mut self) -> Option<(&mut AsidSlot, &mut Auditor, InnerMaps)> {
         let nested = self.nested.as_deref_mut()?;
-        let context = nested.inside.as_ref()?.context;
-        let auditor = nested.auditors.get_mut(context)?;
-        Some((nested.contexts.slot(context), auditor, nested.msr_map.start()))
+        let inside = nested.inside.as_ref()?;
+        let shadow = nested.shadows.get(inside.context)?.as_ref().filter(|_| inside.has_tables);
+        let maps = (nested.msr_map.start(), shadow.map(|shadow| shadow.root().0));
+        Some((nested.contexts.slot(inside.context), nested.auditors.get_mut(inside.context)?, maps))
     }
 
     /// The vCPU has taken a flush, whichever of its contexts was loaded.
@@ -143,10 +169,10 @@ impl Own {
 
     /// After INIT, or a reset of the machine: L1's block is the vCPU's again.
     #[cold]
-    pub(super) fn leave_for_good(&mut self, block: &mut Box<Vmcb>) {
+    pub(super) fn leave_for_good(&mut self, block: &mut Box<Vmcb>, code: &mut CodePaths) {
         let Some(nested) = self.nested.as_deref_mut() else { return };
         if nested.inside.take().is_some() {
-            nested.exchange(block);
+            nested.exchange(block, code);
         }
         nested.svme = false;
         nested.contexts.forget();
@@ -181,6 +207,13 @@ impl Inner for Own {
 
     fn has_priority(&self) -> bool {
         self.is_inside() && self.nested.as_ref().is_some_and(|nested| nested.masks())
+    }
+
+    fn raise_nested(&mut self, gpa: Gpa, code: PageFault, in_walk: bool) {
+        let inside = self.nested.as_deref_mut().and_then(|nested| nested.inside.as_mut());
+        if let Some(inside) = inside {
+            inside.fault = Some((gpa, code, in_walk));
+        }
     }
 
     #[inline(always)]

@@ -103,6 +103,7 @@ impl Kind for MockSvm {
         ),
         ("no guest can set it", "block.debug_ctl"),
         ("the machine's", "block.iopm_base block.msrpm_base block.nested_* block.pause_filter_*"),
+        ("by the guest's nested tables", "block.inner.*"),
         ("it is not used", "block.virtualization_control"),
     ];
     const LEFT: Reasons = &[

@@ -38,7 +38,7 @@ use crate::owned::{self, Busy, Followed, Functions, Holding, Refused};
 use crate::pages::Pages;
 use crate::vm::load::Plan;
 use crate::vm::space::VmMemory;
-use crate::vm::{CreateError, Files, GUEST, PerCpu, Vcpu, Vm, VpIndex, percpu};
+use crate::vm::{CreateError, Files, GUEST, PerCpu, Vcpu, Vm, VpIndex, percpu, shadow_tables};
 use crate::x86::processor::X86;
 
 /// Rate of the guest's APIC timer. A power of ten makes the guest's calibration exact.
@@ -112,8 +112,8 @@ pub struct Shared {
     used_before: Box<[AtomicU64]>,
     nested_root: u64,
     vcpus: u32,
-    /// The guest may have guests.
-    may_nest: bool,
+    /// Tables that shadows of a vCPU may take; 0 if the guest may not have guests.
+    pub shadow_tables: u32,
 }
 
 impl Shared {
@@ -153,7 +153,7 @@ impl Shared {
             used_before: (0..config.vcpus).map(|_| AtomicU64::new(0)).collect(),
             nested_root: space.root().0,
             vcpus: config.vcpus,
-            may_nest: config.nested,
+            shadow_tables: shadow_tables(config),
         })
     }
 
@@ -171,7 +171,7 @@ impl Shared {
             apic: true,
             osxsave: false,
             invariant_tsc: false,
-            may_nest: self.may_nest,
+            may_nest: self.shadow_tables != 0,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
         VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions())
@@ -251,11 +251,11 @@ impl Shared {
             used_before: _, // The time of the vCPUs begins anew: it is noted at a reset.
             nested_root,
             vcpus,
-            may_nest,
+            shadow_tables,
         } = self;
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let maps = permission_maps.each_ref().map(|map| map.words().iter().map(load).collect::<Vec<_>>());
-        crate::devices::state_checks::named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus may_nest)
+        crate::devices::state_checks::named!(apic_ids cr4_mask hidden flush_cost partition platform overlays rom has_functions layout maps nested_root vcpus shadow_tables)
     }
 }
 

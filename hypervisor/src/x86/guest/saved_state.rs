@@ -34,7 +34,7 @@ impl<A: X86> Vm<A> {
             used_before,
             nested_root: _,
             vcpus,
-            may_nest,
+            shadow_tables,
         } = &self.guest;
         archive.same("the kind of processor", A::ARCHITECTURE as u64)?;
         { *apic_ids }.describe(archive)?;
@@ -44,13 +44,13 @@ impl<A: X86> Vm<A> {
             apic: true,
             osxsave: false,
             invariant_tsc: false,
-            may_nest: *may_nest,
+            may_nest: *shadow_tables != 0,
         };
         same::describe::<A>(view, &mut hidden.lock(), archive)?;
         if !owned.functions.lock().is_empty() {
             return Err(Flaw::Unmovable("it owns PCI functions"));
         }
-        if *may_nest {
+        if *shadow_tables != 0 {
             return Err(Flaw::Unmovable("it may have guests of its own"));
         }
         partition.describe(archive)?;

@@ -153,7 +153,7 @@ const OWN: Reasons = &[
         "shared.cr4_mask shared.hidden shared.maps vcpu.hidden vcpu.signature",
     ),
     ("the machine's", "shared.flush_cost shared.nested_root"),
-    ("none that may have guests moves", "shared.may_nest"),
+    ("none that may have guests moves", "shared.shadow_tables"),
     ("it has none", "shared.has_functions shared.platform.data.pci.owned"),
     (
         "the rate, which is compared",

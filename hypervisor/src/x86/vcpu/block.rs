@@ -2,6 +2,8 @@
 
 use alloc::boxed::Box;
 use migration::{Archive, Flaw};
+use paging::Gpa;
+use paging::guest::{ControlRegisters, PageFault};
 use stay::tagged::TranslationControls;
 
 use super::checks::Conditions;
@@ -142,6 +144,10 @@ pub trait Inner {
         false
     }
 
+    /// What runs is a guest of the guest, and has a nested page fault for the guest, at this
+    /// address: in a walk of its own tables, or not.
+    fn raise_nested(&mut self, _: Gpa, _: PageFault, _in_walk: bool) {}
+
     /// What the TSC of what runs has beyond the guest's.
     #[inline(always)]
     fn tsc_offset(&self) -> u64 {
@@ -256,6 +262,12 @@ pub trait ControlBlock: Sized + Send + 'static {
     /// Gives the local APIC back what the processor has of it, until the next entry.
     #[inline(always)]
     fn take_back(&mut self, _: &mut Lapic) {}
+
+    /// The registers that determine the meaning of the guest's nested tables, if a guest of the
+    /// guest with such is what runs. CR3 is their root.
+    fn inner_paging(&self) -> Option<ControlRegisters> {
+        None
+    }
 
     /// Whether the processor has an interrupt for a guest of the guest, and that takes it.
     fn takes_virtual(&self) -> bool {

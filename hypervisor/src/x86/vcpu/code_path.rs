@@ -47,7 +47,7 @@ impl CodePaths {
         usual: &Pattern,
         cpl: u8,
     ) -> bool {
-        let walk = |page, read: &mut dyn FnMut(_) -> _| walk_to_code::<A, _>(block, page, read).ok();
+        let walk = |page, read: &mut dyn FnMut(_) -> _| walk_to_code::<A, _>(block, page, read);
         self.0.has_at(linear_rip(block, 0), Regime::of(block, cpl), memory, usual, &Defects, walk)
     }
 }

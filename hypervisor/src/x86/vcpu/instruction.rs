@@ -2,12 +2,12 @@
 
 use arrayvec::ArrayVec;
 use iced_x86::{Code, Decoder, DecoderOptions, Instruction, Mnemonic};
-use memslots::{AccessError, GuestMemory, Pattern};
+use memslots::{AccessError, GuestMemory, Pattern, Unwalked};
 use paging::Gpa;
-use paging::guest::{Access, ControlRegisters, GuestPaging, WalkError};
+use paging::guest::{Access, ControlRegisters, GuestPaging, PageFault, Translation};
 
 use super::block::Field::{Cr0, Cr3, Cr4, Efer, Rflags, Rip};
-use super::block::{ControlBlock, Segment, SegmentName};
+use super::block::{ControlBlock, Inner, Segment, SegmentName};
 use super::checks::{self, Refusal};
 use super::code_path::CodePaths;
 use super::state::VcpuState;
@@ -31,6 +31,9 @@ pub enum FetchError {
     Undefined,
     /// The guest's tables changed during the walk: the guest executes the instruction again.
     Raced,
+    /// A nested page fault of a guest of the guest, for the guest: at this address, with this error
+    /// code, in a walk of tables or not.
+    Nested(Gpa, PageFault, bool),
 }
 
 impl<B: ControlBlock> VcpuState<B> {
@@ -41,6 +44,7 @@ impl<B: ControlBlock> VcpuState<B> {
             FetchError::Protection => self.raise_protection(),
             FetchError::Undefined => self.raise_undefined(),
             FetchError::Raced => {}
+            FetchError::Nested(gpa, code, in_walk) => self.own.raise_nested(gpa, code, in_walk),
         }
     }
 }
@@ -57,60 +61,95 @@ fn guest_paging<A: X86>(block: &A::Block) -> GuestPaging {
     GuestPaging::new(&registers, cpuid::physical_address_bits::<A>(), cpuid::host_has_1g_pages::<A>())
 }
 
-/// Translates a linear address for an access by the guest, with `read` to read the entries.
-fn walk<A: X86, E>(
-    block: &A::Block,
-    linear: u64,
-    access: Access,
-    read: impl FnMut(Gpa) -> Result<u64, E>,
-) -> Result<Gpa, WalkError<E>> {
-    let user = if block.cpl() == 3 { Access::USER } else { Access::empty() };
-    guest_paging::<A>(block).translate(linear, access | user, read).map(|translation| translation.gpa)
+/// With the rights of the guest's privilege level.
+fn by_level(block: &impl ControlBlock, access: Access) -> Access {
+    if block.cpl() == 3 { access | Access::USER } else { access }
 }
 
-/// Maximum number of entries that a walk reads.
-const ENTRIES_MAX: usize = 4;
-
-/// Translates a linear address of code, with `read` to read the entries.
+/// Translates a linear address of code, with `read` to read the entries. `None` also for a guest of
+/// the guest with nested tables, whose entries are at other addresses than they say.
 pub(crate) fn walk_to_code<A: X86, E>(
     block: &A::Block,
     linear: u64,
     read: impl FnMut(Gpa) -> Result<u64, E>,
-) -> Result<Gpa, WalkError<E>> {
-    walk::<A, _>(block, linear, Access::FETCH, read)
+) -> Option<Gpa> {
+    if block.inner_paging().is_some() {
+        return None;
+    }
+    let translation = guest_paging::<A>(block).translate(linear, by_level(block, Access::FETCH), read);
+    Some(translation.ok()?.gpa)
+}
+
+/// The nested tables of the guest, if a guest of the guest with such is what runs.
+fn nested_paging<A: X86>(block: &A::Block) -> Option<GuestPaging> {
+    let registers = block.inner_paging()?;
+    let (bits, has_1g) = (cpuid::physical_address_bits::<A>(), cpuid::host_has_1g_pages::<A>());
+    Some(GuestPaging::nested(&registers, bits, has_1g))
+}
+
+/// A physical address of a guest of the guest as one of the guest, for an access of a kind; false
+/// if that is not the access itself, but a walk to it.
+///
+/// # Errors
+///
+/// The fault for the guest; `None` if the guest changed its tables meanwhile.
+pub(crate) fn nested_translate<A: X86>(
+    block: &A::Block,
+    memory: &GuestMemory<'_>,
+    gpa: Gpa,
+    access: Access,
+) -> Result<Translation, Option<PageFault>> {
+    let Some(paging) = nested_paging::<A>(block) else { return Err(None) };
+    let access = access & (Access::WRITE | Access::FETCH) | Access::USER;
+    let walked = memory.walk(&paging, gpa.0, access, Ok::<_, ()>);
+    walked.map_err(|error| match error {
+        Unwalked::Fault(code) => Some(code),
+        Unwalked::Raced => None,
+        // What is no memory is read as ones, of which some are reserved.
+        Unwalked::NoMemory | Unwalked::NonCanonical | Unwalked::Entry(()) => {
+            Some(access_code(access) | PageFault::PRESENT | PageFault::RESERVED)
+        }
+    })
+}
+
+/// What an error code says of the access.
+fn access_code(access: Access) -> PageFault {
+    let mut code = PageFault::USER;
+    code.set(PageFault::WRITE, access.contains(Access::WRITE));
+    code.set(PageFault::FETCH, access.contains(Access::FETCH));
+    code
 }
 
 /// Translates a linear address for an access by the guest, and sets accessed and dirty bits as the
-/// processor does: its own walk need not have got that far.
+/// processor does. For a guest of the guest, by both levels of tables.
 pub fn translate<A: X86>(
     block: &A::Block,
     memory: &GuestMemory<'_>,
     linear: u64,
     access: Access,
 ) -> Result<Gpa, FetchError> {
-    let mut entries = ArrayVec::<(Gpa, u64), ENTRIES_MAX>::new();
-    let walked = walk::<A, _>(block, linear, access, |gpa| {
-        let entry = memory.read_u64(gpa)?;
-        // There are no more levels.
-        let _ = entries.try_push((gpa, entry));
-        Ok::<_, AccessError>(entry)
-    });
-    let gpa = walked.map_err(|error| match error {
-        WalkError::PageFault(code) => FetchError::PageFault(linear, code.bits()),
-        WalkError::NonCanonical | WalkError::Read { .. } => FetchError::Protection,
-    })?;
-    let paging = guest_paging::<A>(block);
-    let count = entries.len() as u32;
-    for (&(at, entry), index) in entries.iter().zip(0..) {
-        let used = entry | paging.used_bits(linear, access, index, count);
-        if used != entry {
-            let before = memory.compare_exchange(at, entry, used).map_err(|_| FetchError::Protection)?;
-            if before != entry {
-                return Err(FetchError::Raced);
-            }
+    let has_nested = block.inner_paging().is_some();
+    let locate = |gpa: Gpa, access: Access, in_walk: bool| {
+        if !has_nested {
+            return Ok(gpa);
         }
-    }
-    Ok(gpa)
+        let found = nested_translate::<A>(block, memory, gpa, access);
+        found.map(|found| found.gpa).map_err(|code| match code {
+            Some(code) => FetchError::Nested(gpa, code, in_walk),
+            None => FetchError::Raced,
+        })
+    };
+    let paging = guest_paging::<A>(block);
+    // A walk counts as a user's store (section 15.25.5).
+    let walked =
+        memory.walk(&paging, linear, by_level(block, access), |gpa| locate(gpa, Access::WRITE, true));
+    let found = walked.map_err(|error| match error {
+        Unwalked::Fault(code) => FetchError::PageFault(linear, code.bits()),
+        Unwalked::NonCanonical | Unwalked::NoMemory => FetchError::Protection,
+        Unwalked::Raced => FetchError::Raced,
+        Unwalked::Entry(error) => error,
+    })?;
+    locate(found.gpa, access, false)
 }
 
 /// A byte of the task's state segment, as the processor itself reads it.

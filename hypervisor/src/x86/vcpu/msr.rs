@@ -205,7 +205,7 @@ impl<B: ControlBlock> VcpuState<B> {
 }
 
 /// Each byte of PAT holds a memory type: 0, 1, 4, 5, 6 or 7 (APM volume 2, section 7.8.2).
-fn is_valid_pat(value: u64) -> bool {
+pub(crate) fn is_valid_pat(value: u64) -> bool {
     kept_pat(value) == value
 }
 

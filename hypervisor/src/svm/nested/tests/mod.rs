@@ -121,8 +121,8 @@ fn svm_is_there_for_guests_that_may_have_guests_alone() {
     });
     with_l1(|guest| {
         assert_eq!(cpuid(guest, 0x8000_0001)[2] & 4, 4);
-        // Revision, ASIDs, flush by ASID; the processor has no next RIP.
-        assert_eq!(cpuid(guest, 0x8000_000a), [1, 0x8000, 0, 1 << 6]);
+        // Revision, ASIDs, nested paging and flush by ASID; the processor has no next RIP.
+        assert_eq!(cpuid(guest, 0x8000_000a), [1, 0x8000, 0, 1 | 1 << 6]);
         assert_eq!((guest.read_msr(EFER) & EFER_SVME, guest.read_msr(VM_CR)), (EFER_SVME, 0));
         let mut writes = |number, value| {
             guest.write_msr(number, value);
@@ -163,7 +163,7 @@ type Change = fn(&mut Vmcb);
 /// Section 15.5.1, and what it does not name.
 #[test]
 fn n20_vmrun_takes_what_is_consistent() {
-    let bad: [(&str, Change); 18] = [
+    let bad: [(&str, Change); 19] = [
         ("EFER.SVME is 0", |b| b.efer &= !EFER_SVME),
         ("CR0.NW without CD", |b| b.cr0 |= 1 << 29),
         ("the upper half of CR0", |b| b.cr0 |= 1 << 32),
@@ -181,9 +181,10 @@ fn n20_vmrun_takes_what_is_consistent() {
         ("an event of a reserved type", |b| b.event_injection = event::VALID | 1 << 8),
         ("NMI as an exception", |b| b.event_injection = event::VALID | event::TYPE_EXCEPTION | 2),
         ("ASID 0", |b| b.asid = 0),
-        ("nested paging, which is not offered", |b| b.nested_control = 1),
+        ("a root of nested tables beyond the width", |b| (b.nested_control, b.nested_cr3) = (1, 1 << 40)),
+        ("a type of memory that there is not", |b| (b.nested_control, b.pat) = (1, 2 << 8)),
     ];
-    let good: [(&str, Change); 6] = [
+    let good: [(&str, Change); 8] = [
         ("NW with CD", |b| b.cr0 |= 3 << 29),
         ("any TLB_CONTROL", |b| b.tlb_control = 0xff),
         ("maps that end at the width", |b| {
@@ -192,6 +193,8 @@ fn n20_vmrun_takes_what_is_consistent() {
         ("unaligned maps", |b| (b.iopm_base, b.msrpm_base) = ((1 << 40) - 0x2001, (1 << 40) - 0x1001)),
         ("an exception", |b| b.event_injection = event::VALID | event::TYPE_EXCEPTION | 31),
         ("an event that is not valid", |b| b.event_injection = 0x7ff),
+        ("nested paging", |b| (b.nested_control, b.nested_cr3, b.pat) = (1, TABLES, 0x0007_0406_0007_0406)),
+        ("what only nested paging looks at", |b| (b.nested_cr3, b.pat) = (1 << 40, 2)),
     ];
     let cases = bad.into_iter().map(|case| (case, false)).chain(good.into_iter().map(|case| (case, true)));
     for ((name, change), is_good) in cases {

@@ -10,7 +10,8 @@ fn n9_a_flush_reaches_each_context() {
         leaves(guest, [0x60, 0, 0]);
         let owes = |guest: &mut Guest<'_, '_>| {
             let own = &mut guest.0.state.own;
-            let inner = own.nested.as_deref_mut().and_then(|nested| nested.contexts.of(1)).expect("is known");
+            let inner =
+                own.nested.as_deref_mut().and_then(|nested| nested.contexts.of(1)).expect("is known").0;
             [inner.owes_flush(), own.asid.owes_flush()]
         };
         assert!(!owes(guest)[0]);
@@ -54,6 +55,6 @@ fn n10_invlpga_is_about_one_page_of_one_context() {
             assert_eq!(invlpga(guest, asid, address), [], "{asid:#x}, {address:#x}");
         }
         let owes = guest.0.state.own.nested.as_deref_mut().and_then(|nested| nested.contexts.of(1));
-        assert!(!owes.expect("is known").owes_flush());
+        assert!(!owes.expect("is known").0.owes_flush());
     });
 }

@@ -10,6 +10,9 @@
 //! otherwise [`GuestPaging::used_bits`] returns them. It does not check protection keys, nor bit 8
 //! of upper entries, which AMD reserves and others ignore.
 //!
+//! A guest that is a hypervisor has nested tables of the same formats (15.25):
+//! [`GuestPaging::nested`].
+//!
 //! ```
 //! use quell_paging::Gpa;
 //! use quell_paging::guest::{Access, ControlRegisters, GuestPaging, PageFault, WalkError};
@@ -27,10 +30,13 @@
 //! assert_eq!(paging.translate(0x1234, Access::USER, read), Err(fault));
 //! ```
 
+mod mode;
+
 use core::fmt;
 
+use self::mode::Mode;
 use crate::Gpa;
-use crate::format::amd64::bits::{ACCESSED, ADDRESS, DIRTY, LARGE, NO_EXECUTE, PRESENT, USER, WRITE};
+use crate::format::amd64::bits::{ACCESSED, ADDRESS, DIRTY, NO_EXECUTE, PRESENT, USER, WRITE};
 
 bitflags::bitflags! {
     /// The guest's access.
@@ -99,6 +105,12 @@ pub struct Translation {
     pub gpa: Gpa,
     /// Bytes in the guest's page; 4 KiB if paging is off.
     pub page_size: u64,
+    /// The entries of all levels allow stores.
+    pub is_writable: bool,
+    /// The entries of all levels allow fetches.
+    pub is_executable: bool,
+    /// The last entry is dirty.
+    pub is_dirty: bool,
 }
 
 /// The reason why there is no translation.
@@ -131,48 +143,6 @@ impl<E: fmt::Display> fmt::Display for WalkError<E> {
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for WalkError<E> {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// CR0.PG is clear.
-    Off,
-    /// Two levels of 1024 entries of 4 bytes.
-    Legacy,
-    /// Three levels of entries of 8 bytes, the root having four.
-    Pae,
-    /// Four levels of 512 entries of 8 bytes.
-    Long,
-}
-
-impl Mode {
-    const fn level_count(self) -> u32 {
-        match self {
-            Self::Off => 0,
-            Self::Legacy => 2,
-            Self::Pae => 3,
-            Self::Long => 4,
-        }
-    }
-
-    /// Bits of an address that a table of the lower levels translates.
-    const fn index_bits(self) -> u32 {
-        if matches!(self, Self::Legacy) { 10 } else { 9 }
-    }
-
-    const fn entry_size(self) -> u64 {
-        if matches!(self, Self::Legacy) { 4 } else { 8 }
-    }
-
-    /// The position of the root's address in CR3; APM volume 2, 5.2.1 and 5.3.2.
-    const fn root_mask(self) -> u64 {
-        match self {
-            Self::Off => 0,
-            Self::Legacy => 0xffff_f000,
-            Self::Pae => 0xffff_ffe0,
-            Self::Long => ADDRESS,
-        }
-    }
-}
-
 /// The current translation of a guest's linear addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestPaging {
@@ -186,6 +156,7 @@ pub struct GuestPaging {
     smep: bool,
     smap: bool,
     alignment_check: bool,
+    is_nested: bool,
 }
 
 /// The permissions of the entries so far.
@@ -224,7 +195,17 @@ impl GuestPaging {
             smep: cr4 & ControlRegisters::CR4_SMEP != 0 && mode != Mode::Off,
             smap: cr4 & ControlRegisters::CR4_SMAP != 0 && mode != Mode::Off,
             alignment_check: rflags & ControlRegisters::RFLAGS_AC != 0,
+            is_nested: false,
         }
+    }
+
+    /// Nested tables of a guest that is a hypervisor, whose registers these are, but CR3 is the
+    /// root of the nested tables: addresses are physical ones of the guest's guest. Each access is
+    /// a [user's](Access::USER) (15.25.7), so CR0.WP, SMEP and SMAP mean nothing.
+    pub fn nested(registers: &ControlRegisters, physical_bits: u32, gigabyte_pages: bool) -> Self {
+        let smep_smap = ControlRegisters::CR4_SMEP | ControlRegisters::CR4_SMAP;
+        let registers = ControlRegisters { cr4: registers.cr4 & !smep_smap, ..*registers };
+        Self { is_nested: true, ..Self::new(&registers, physical_bits, gigabyte_pages) }
     }
 
     /// Translates a linear address. Outside long mode its upper 32 bits are ignored.
@@ -241,7 +222,12 @@ impl GuestPaging {
         access: Access,
         mut read: impl FnMut(Gpa) -> Result<u64, E>,
     ) -> Result<Translation, WalkError<E>> {
-        let linear = self.checked(linear).ok_or(WalkError::NonCanonical)?;
+        let linear = match self.checked(linear) {
+            Some(linear) => linear,
+            // No entry is for it.
+            None if self.is_nested => return Err(self.fault(access, PageFault::empty())),
+            None => return Err(WalkError::NonCanonical),
+        };
         let mut table = self.root;
         let mut allowed = Allowed { write: true, user: true, execute: true };
         for level in (0..self.mode.level_count()).rev() {
@@ -267,12 +253,19 @@ impl GuestPaging {
                 }
                 let page_size = 1 << shift;
                 let page = self.leaf_address(entry, level) & !(page_size - 1);
-                return Ok(Translation { gpa: Gpa(page | linear & (page_size - 1)), page_size });
+                return Ok(Translation {
+                    gpa: Gpa(page | linear & (page_size - 1)),
+                    page_size,
+                    is_writable: allowed.write,
+                    is_executable: allowed.execute,
+                    is_dirty: entry & DIRTY != 0,
+                });
             }
             table = entry & ADDRESS;
         }
         // Every entry of the last level is a leaf, so only a walk without levels reaches this.
-        Ok(Translation { gpa: Gpa(linear), page_size: 4096 })
+        let [is_writable, is_executable, is_dirty] = [true; 3];
+        Ok(Translation { gpa: Gpa(linear), page_size: 4096, is_writable, is_executable, is_dirty })
     }
 
     /// The accessed and dirty bits that the processor sets on a walk that ends in a translation,
@@ -292,8 +285,12 @@ impl GuestPaging {
         if is_upper { bits << 32 } else { bits }
     }
 
-    /// The address as the walk uses it, if it is canonical.
+    /// The address as the walk uses it, if it is canonical, or within what nested tables translate.
     fn checked(&self, linear: u64) -> Option<u64> {
+        if self.is_nested {
+            let bits = if self.mode == Mode::Long { Self::LONG_INPUT_BITS } else { 32 };
+            return (linear >> bits == 0).then_some(linear);
+        }
         if self.mode != Mode::Long {
             return Some(linear & 0xffff_ffff);
         }
@@ -313,46 +310,6 @@ impl GuestPaging {
             return Ok(word);
         }
         Ok(if address & 4 == 0 { word & 0xffff_ffff } else { word >> 32 })
-    }
-
-    fn is_leaf(&self, entry: u64, level: u32) -> bool {
-        match (self.mode, level) {
-            (_, 0) => true,
-            (Mode::Legacy, 1) => self.page_size_extension && entry & LARGE != 0,
-            (Mode::Pae | Mode::Long, 1) | (Mode::Long, 2) => entry & LARGE != 0,
-            _ => false,
-        }
-    }
-
-    /// Bits that must be zero in an entry of `level`; 0 is the last one.
-    fn reserved(&self, level: u32, is_leaf: bool) -> u64 {
-        const PDPTE_PAE: u64 = NO_EXECUTE | 0x1e6;
-        const BITS_62_52: u64 = 0x7ff0_0000_0000_0000;
-        let too_high = ADDRESS & !self.physical_mask;
-        let no_execute = if self.no_execute { 0 } else { NO_EXECUTE };
-        let offset = match (level, is_leaf) {
-            (1, true) => 0x001f_e000, // bits 20:13
-            (2, true) => 0x3fff_e000, // bits 29:13
-            _ => 0,
-        };
-        match (self.mode, level) {
-            (Mode::Off, _) => 0,
-            // Bits 20:13 of a 4 MiB page are bits 39:32 of its address, bit 21 is reserved.
-            (Mode::Legacy, 1) if is_leaf => 1 << 21 | (too_high >> 32 & 0xff) << 13,
-            (Mode::Legacy, _) => 0,
-            (Mode::Pae, 2) => too_high | BITS_62_52 | PDPTE_PAE,
-            (Mode::Pae, _) => too_high | BITS_62_52 | no_execute | offset,
-            (Mode::Long, 3) => too_high | no_execute | LARGE,
-            (Mode::Long, 2) if !self.gigabyte_pages => too_high | no_execute | LARGE,
-            (Mode::Long, _) => too_high | no_execute | offset,
-        }
-    }
-
-    fn leaf_address(&self, entry: u64, level: u32) -> u64 {
-        if self.mode == Mode::Legacy && level == 1 {
-            return entry & 0xffc0_0000 | (entry >> 13 & 0xff) << 32;
-        }
-        entry & ADDRESS
     }
 
     fn permits(&self, allowed: Allowed, access: Access) -> bool {
