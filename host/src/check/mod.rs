@@ -1,4 +1,5 @@
-//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM or Xen, or on Quell on KVM.
+//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM or Xen, on Quell on KVM, or on
+//! KVM on Quell.
 
 use crate::cli::CheckArgs;
 use crate::guest::cache::XenVersion;
@@ -20,7 +21,7 @@ pub(crate) enum Verdict {
 
 /// What tlbcheck runs on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum On {
     /// Quell
     #[default]
@@ -32,6 +33,8 @@ pub(crate) enum On {
     Kvm,
     /// Quell on Linux KVM in the same machine: KVM checks what Quell does with the processor
     Nested,
+    /// Linux KVM in a guest of Quell: a guest of that guest
+    KvmOnQuell,
     /// Xen in the same machine, in a PVH domain: Debian's Xen, with its tools in an initial RAM
     /// disk
     Xen,
@@ -44,6 +47,7 @@ impl On {
             Self::Bare => "bare",
             Self::Kvm => "kvm",
             Self::Nested => "nested",
+            Self::KvmOnQuell => "kvm-on-quell",
             Self::Xen => "xen",
         }
     }
@@ -134,7 +138,7 @@ impl Run<'_> {
         let (platform, cpus) = (self.platform, self.cpus);
         let (arch, has_defect) = (platform.arch(), self.switches.defect.is_some());
         ensure!(self.omission.is_none() || arch == Arch::Aarch64, "--drop is for --arch aarch64");
-        let has_quell = matches!(self.on, On::Quell | On::Nested);
+        let has_quell = matches!(self.on, On::Quell | On::Nested | On::KvmOnQuell);
         ensure!(!has_defect || has_quell, "only Quell has defects that can be switched on");
         refuse_foreign_defect(self.switches, platform)?;
         let report = if arch.reports_on_console() { "" } else { " report=com2" };
@@ -153,6 +157,19 @@ impl Run<'_> {
             }
             On::Xen => {
                 peer::xen::spec(self.xen, &Guest { vcpus: cpus, ..guest }, Flushes::HyperV, cpus, directory)
+            }
+            On::KvmOnQuell => {
+                let guest = Guest { vcpus: cpus, ..guest };
+                let inner = guest.under_kvm(Flushes::HyperV, false);
+                let hypervisor = hypervisor()?;
+                StockGuest::prepare(arch)?.with_kvm_on_quell(
+                    platform,
+                    &inner,
+                    &hypervisor,
+                    self.switches,
+                    cpus,
+                    directory,
+                )
             }
             On::Kvm => {
                 let guest = Guest { vcpus: cpus, ..guest };

@@ -13,6 +13,7 @@ mod disks;
 mod dma;
 mod guests;
 mod host;
+mod inner;
 #[cfg(test)]
 mod invariants;
 mod kernels;
@@ -178,6 +179,7 @@ static ALL_CASES: LazyLock<Vec<cases::Case>> = LazyLock::new(|| {
         devices::ACTS,
         disks::ACTS,
         kernels::ACTS,
+        inner::ACTS,
         own_kernel::ACTS,
         dma::ACTS,
         litmus::ACTS,

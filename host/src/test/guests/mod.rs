@@ -157,7 +157,7 @@ impl Lab<'_> {
     }
 
     /// Guests run with the auditor, with or without a defect.
-    pub(super) fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
+    pub(in crate::test) fn hypervisor(&self, arch: Arch) -> Result<&Hypervisor> {
         made(&self.parts.tested, arch, Hypervisor::for_tests)
     }
 
