@@ -75,7 +75,9 @@ impl StockGuest {
         directory: &Path,
     ) -> Result<Spec> {
         let host = self.around(platform, inner, peer::Around { cpus, has_first: false })?;
-        let host = Guest { nested: true, vcpus: cpus, switches, ..host };
+        // Quell says the TSC's frequency.
+        let cmdline = peer::CMDLINE.to_owned();
+        let host = Guest { nested: true, vcpus: cpus, switches, cmdline, ..host };
         host.on_quell(hypervisor, cpus, Clock::Wall, directory)
     }
 
