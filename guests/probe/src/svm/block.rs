@@ -73,6 +73,7 @@ pub(super) mod exit {
     pub(crate) const SHUTDOWN: u32 = 0x7f;
     pub(crate) const VMRUN: u32 = 0x80;
     pub(crate) const VMMCALL: u32 = 0x81;
+    pub(crate) const NESTED_FAULT: u32 = 0x400;
     pub(crate) const INVALID: u32 = 0xffff_ffff;
 }
 

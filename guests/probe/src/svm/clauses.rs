@@ -58,6 +58,7 @@ const DEVIATIONS: &[Deviation] = &[
     deviation("taken-tlb-control", BOCHS),
     deviation("skinit-not-offered", BOCHS),
     deviation("trap-dr6", QUELL_ON_BOCHS),
+    deviation("nested-reserved-present", QEMU),
 ];
 
 struct State {

@@ -6,7 +6,7 @@ use core::arch::{asm, global_asm, naked_asm};
 use baremetal::encodings::gate;
 use baremetal::x86_64::tables::{self, KERNEL_CODE, KERNEL_DATA};
 use x86_64::instructions::tables::{sgdt, sidt};
-use x86_64::registers::control::{Cr0, Cr4};
+use x86_64::registers::control::{Cr0, Cr0Flags, Cr4};
 
 use super::block::*;
 use crate::guarded::{rdmsr, wrmsr};
@@ -17,6 +17,8 @@ pub(super) const MSR_EFER: u32 = 0xc000_0080;
 pub(super) const MSR_VM_CR: u32 = 0xc001_0114;
 pub(super) const MSR_HSAVE: u32 = 0xc001_0117;
 pub(super) const SVME: u64 = 1 << 12;
+/// EFER: an entry may forbid to execute.
+pub(super) const NXE: u64 = 1 << 11;
 /// RFLAGS: the bit that is always set, and that of interrupts.
 pub(super) const FLAGS: u64 = 2;
 pub(super) const IF: u64 = 1 << 9;
@@ -64,6 +66,10 @@ pub(super) fn features() -> Features {
 }
 
 impl Features {
+    pub(super) const fn nested_paging(self) -> bool {
+        self.bits & 1 != 0
+    }
+
     pub(super) const fn next_rip(self) -> bool {
         self.bits & 1 << 3 != 0
     }
@@ -92,6 +98,20 @@ pub(super) fn enable() -> Verdict {
     let saved = unsafe { wrmsr(MSR_HSAVE, PAGES[tables::number()].save.address()) };
     ensure!(saved.is_ok(), "VM_HSAVE_PA: {saved:?}");
     Ok(())
+}
+
+/// Switches EFER.NXE of the probe.
+pub(super) fn set_nxe(on: bool) {
+    let efer = rdmsr(MSR_EFER).unwrap_or(0);
+    // SAFETY: none of the probe's entries forbids to execute.
+    let set = unsafe { wrmsr(MSR_EFER, efer & !NXE | if on { NXE } else { 0 }) };
+    assert!(set.is_ok(), "EFER.NXE: {set:?}");
+}
+
+/// Switches CR0.WP of the probe.
+pub(super) fn protect_writes(on: bool) {
+    // SAFETY: the probe has no pages that it cannot write to.
+    unsafe { Cr0::update(|flags| flags.set(Cr0Flags::WRITE_PROTECT, on)) };
 }
 
 /// Code of a guest: where it begins, and the address behind its first instruction. It ends with

@@ -1,6 +1,6 @@
-//! `test=svm`: the probe is a hypervisor itself, and checks the contract of nested SVM, for guests
-//! without nested paging. `test=svm-NAME` is one of the tests; `on=` names an emulator on which the
-//! probe runs bare, whose deviations are known (`clauses.rs`).
+//! `test=svm`: the probe is a hypervisor itself, and checks the contract of nested SVM.
+//! `test=svm-NAME` is one of the tests, `test=svm-nested` those of nested paging; `on=` names an
+//! emulator on which the probe runs bare, whose deviations are known (`clauses.rs`).
 
 mod block;
 mod clauses;
@@ -10,10 +10,12 @@ mod exits;
 mod interrupts;
 mod l2;
 mod maps;
+mod paging;
 mod refused;
 mod state;
 mod storms;
 mod tags;
+mod world;
 
 use crate::report::{self, Verdict, failure};
 
@@ -53,18 +55,37 @@ const TESTS: &[Test] = &[
     ("svm-random", storms::random_blocks),
 ];
 
+/// These need nested paging.
+const NESTED_TESTS: &[Test] = &[
+    ("svm-nested-translated", paging::translated),
+    ("svm-nested-faults", paging::faults),
+    ("svm-nested-bits", paging::bits),
+];
+
 fn run_one((name, run): &Test) {
     report::begin(name);
     report::end(name, &clauses::verdict(l2::enable().and_then(|()| run())));
+}
+
+fn run_nested() {
+    match l2::features().nested_paging() {
+        true => NESTED_TESTS.iter().for_each(run_one),
+        false => clauses::skip("svm-nested", "CPUID has no nested paging"),
+    }
 }
 
 /// Runs the test of that name, or all of them.
 pub(crate) fn run(asked: &'static str) -> Verdict {
     if asked == "svm" {
         TESTS.iter().for_each(run_one);
+        run_nested();
         report::end("svm", &clauses::all_deviate());
         return Ok(());
     }
-    let test = TESTS.iter().find(|(name, _)| *name == asked);
+    if asked == "svm-nested" {
+        run_nested();
+        return Ok(());
+    }
+    let test = TESTS.iter().chain(NESTED_TESTS).find(|(name, _)| *name == asked);
     test.map(run_one).ok_or_else(|| failure(format_args!("there is no test {asked}")))
 }
