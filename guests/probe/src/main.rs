@@ -36,6 +36,7 @@ fn main(info: &'static BootInfo) -> Verdict {
     let cmdline = info.command_line.as_str();
     let mut words = cmdline.split_whitespace().filter_map(|word| word.split_once('='));
     svm::run_on(words.clone().find_map(|(key, value)| (key == "on").then_some(value)))?;
+    svm::set_ram(info.ram.iter().map(|range| range.end));
     report::say(format_args!("quell-probe: {cmdline}"));
     let count = words.clone().find_map(|(key, value)| (key == "count").then(|| value.parse()));
     let count = count.transpose().map_err(|_| failure(format_args!("count= takes a number")))?;

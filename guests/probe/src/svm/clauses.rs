@@ -59,6 +59,13 @@ const DEVIATIONS: &[Deviation] = &[
     deviation("skinit-not-offered", BOCHS),
     deviation("trap-dr6", QUELL_ON_BOCHS),
     deviation("nested-reserved-present", QEMU),
+    deviation("nested-refused-cr3", QEMU),
+    deviation("nested-refused-pat", QEMU),
+    deviation("nested-pat-loaded", QEMU),
+    deviation("nested-pat-saved", QEMU),
+    deviation("nested-pat-of-host", QEMU),
+    deviation("nested-ones", QEMU),
+    deviation("nested-no-table", QEMU),
 ];
 
 struct State {

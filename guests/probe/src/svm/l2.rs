@@ -2,6 +2,7 @@
 
 use core::arch::x86_64::__cpuid;
 use core::arch::{asm, global_asm, naked_asm};
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::encodings::gate;
 use baremetal::x86_64::tables::{self, KERNEL_CODE, KERNEL_DATA};
@@ -98,6 +99,21 @@ pub(super) fn enable() -> Verdict {
     let saved = unsafe { wrmsr(MSR_HSAVE, PAGES[tables::number()].save.address()) };
     ensure!(saved.is_ok(), "VM_HSAVE_PA: {saved:?}");
     Ok(())
+}
+
+/// The last page of memory below 4 GiB, if that is known.
+static LAST_PAGE: AtomicU64 = AtomicU64::new(0);
+
+/// Sets where memory ends.
+pub(crate) fn set_ram(ends: impl Iterator<Item = u64>) {
+    let end = ends.filter(|end| *end <= 1 << 32).max().unwrap_or(0);
+    LAST_PAGE.store(end.saturating_sub(PAGE) & !(PAGE - 1), Ordering::Relaxed);
+}
+
+/// A page that is memory and has no other purpose.
+pub(super) fn last_page() -> Option<&'static Page> {
+    // SAFETY: the image lies below it, and what the loader has left there is not read again.
+    unsafe { (LAST_PAGE.load(Ordering::Relaxed) as *const Page).as_ref() }
 }
 
 /// Switches EFER.NXE of the probe.
@@ -326,11 +342,7 @@ impl L2 {
     pub(super) fn stack<const N: usize>(&self) -> [u64; N] {
         let first = (self.block.get(RSP).wrapping_sub(self.pages.stack.address()) / 8) as usize;
         core::array::from_fn(|n| {
-            self.pages
-                .stack
-                .words()
-                .get(first + n)
-                .map_or(0, |word| word.load(core::sync::atomic::Ordering::Relaxed))
+            self.pages.stack.words().get(first + n).map_or(0, |word| word.load(Ordering::Relaxed))
         })
     }
 

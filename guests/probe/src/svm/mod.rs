@@ -20,6 +20,7 @@ mod world;
 use crate::report::{self, Verdict, failure};
 
 pub(crate) use clauses::{is_bare, run_on};
+pub(crate) use l2::set_ram;
 pub(crate) use storms::set_count;
 
 type Test = (&'static str, fn() -> Verdict);
@@ -60,6 +61,13 @@ const NESTED_TESTS: &[Test] = &[
     ("svm-nested-translated", paging::translated),
     ("svm-nested-faults", paging::faults),
     ("svm-nested-bits", paging::bits),
+    ("svm-nested-flushes", paging::flushes),
+    ("svm-nested-roots", paging::roots),
+    ("svm-nested-refused", paging::refused),
+    ("svm-nested-modes", paging::modes),
+    ("svm-nested-places", paging::places),
+    ("svm-nested-processors", tags::nested_processors),
+    ("svm-nested-random", storms::random_tables),
 ];
 
 fn run_one((name, run): &Test) {

@@ -1,19 +1,20 @@
-//! Guests with nested paging: translation, faults of the nested level, accessed and dirty bits. APM
-//! volume 2, section 15.25.
+//! Guests with nested paging: APM volume 2, section 15.25.
 
 use core::arch::x86_64::__cpuid;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use super::block::*;
-use super::clauses::{clause, skip};
-use super::l2::{NXE, features, memory_end, protect_writes, set_nxe};
-use super::world::*;
-use crate::paging::{ACCESSED, DIRTY, NO_EXECUTE, PAGE, RIGHTS, WRITABLE};
-use crate::report::Verdict;
+use baremetal::x86_64::apic;
 
-fn has_pages_of_1_gib() -> bool {
-    __cpuid(0x8000_0001).edx & 1 << 26 != 0
-}
+use super::block::*;
+use super::clauses::{breaks, clause, skip};
+use super::l2::{L2, NXE, RBX, RDI, RDX, RSI, code, features, host_state, last_page, memory_end};
+use super::l2::{protect_writes, set_nxe};
+use super::world::*;
+use crate::guarded::rdmsr;
+use crate::paging::{ACCESSED, DIRTY, NO_EXECUTE, PAGE, Page, RIGHTS, WINDOW, WRITABLE};
+use crate::report::{Verdict, say};
+
+const MSR_PAT: u32 = 0x277;
 
 /// The guest runs by the nested tables alone, with pages of each size.
 pub(super) fn translated() -> Verdict {
@@ -25,7 +26,7 @@ pub(super) fn translated() -> Verdict {
         clause!("nested-4k", found == value && is_done, "{access:?} of {number}: {found:x?}");
     }
     for (name, level) in [("nested-2m", 1), ("nested-1g", 2)] {
-        if level == 2 && !has_pages_of_1_gib() {
+        if level == 2 && __cpuid(0x8000_0001).edx & 1 << 26 == 0 {
             skip(name, "CPUID has no pages of 1 GiB");
             continue;
         }
@@ -120,11 +121,6 @@ pub(super) fn faults() -> Verdict {
     Ok(())
 }
 
-/// What flushes one guest's translations.
-pub(super) fn flush_of_one() -> u64 {
-    if features().flush_by_asid() { 3 } else { 1 }
-}
-
 /// Accessed and dirty bits: of the way, of the leaf, and of the pages of the guest's own tables,
 /// each access to which is a write.
 pub(super) fn bits() -> Verdict {
@@ -169,5 +165,220 @@ pub(super) fn bits() -> Verdict {
     let found = world.run(Access::Write, TRIED, 1);
     let is_clean = matches!(found, Found::Fault(..)) && of(way[0]) & DIRTY == 0;
     clause!("bits-of-fault", is_clean, "{found:x?}, {:#x}", of(way[0]));
+    Ok(())
+}
+
+/// A flush: its TLB_CONTROL, and how far it moves the ASID.
+const FLUSHES: [(&str, u64, u64); 3] =
+    [("nested-flush-1", 1, 0), ("nested-flush-3", 3, 0), ("nested-new-asid", 0, 1)];
+
+/// Leaves and tables that change: each flush shows the new ones, and again the old ones.
+pub(super) fn flushes() -> Verdict {
+    let mut world = World::new(0, 2);
+    let leaf = world.nested(DATA + TRIED * PAGE, 0);
+    let table = world.nested(DATA, 1);
+    let own = world.nested(TABLES + WINDOW_TABLE as u64 * PAGE, 0);
+    let [other_table, other_own, small] = [(); 3].map(|()| world.fresh());
+    let to = |page: &Page| page.address() | RIGHTS;
+    other_table.write_at(TRIED as usize, &[to(place(5))]);
+    other_own.write_at(TRIED as usize, &[(DATA + 7 * PAGE) | RIGHTS]);
+    // Two places that are in one large page.
+    let first = if (place(20).address() ^ place(21).address()) < MIB_2 { 20 } else { 22 };
+    let (large_page, large) = world.map_large(1, first);
+    let offset = place(first).address() % MIB_2;
+    small.write_at((offset / PAGE) as usize, &[to(place(30))]);
+    world.own(WINDOW_TABLE, large_page as usize + 1, (LARGE + offset + PAGE) | RIGHTS);
+    let (read, write) = (Access::Read, Access::Write);
+    let fault = |bits| Found::Fault(FINAL | bits, DATA + TRIED * PAGE + WORD);
+    let absent = Found::Fault(FINAL, LARGE + offset + PAGE + WORD);
+    // An entry, its new value, a page with its place, and what then is found there.
+    let changes = [
+        (leaf, to(place(TRIED)) & !WRITABLE, write, TRIED, TRIED, fault(WRITE | PRESENT)),
+        (leaf, 0, read, TRIED, TRIED, fault(0)),
+        (leaf, to(place(4)), read, TRIED, TRIED, Found::Value(4)),
+        (table, 0, read, TRIED, TRIED, fault(0)),
+        (table, to(other_table), read, TRIED, TRIED, Found::Value(5)),
+        (own, to(other_own), read, TRIED, TRIED, Found::Value(7)),
+        (large, to(small), read, large_page, first, Found::Value(30)),
+        (large, to(small), read, large_page + 1, first + 1, absent),
+    ];
+    let mut stale = 0;
+    for (name, control, more) in FLUSHES {
+        if control == 3 && !features().flush_by_asid() {
+            skip(name, "CPUID has no flush by ASID");
+            continue;
+        }
+        for (round, change) in (0..8).flat_map(|round| changes.map(|change| (round, change))) {
+            let (entry, value, access, page, number, changed) = change;
+            place(number);
+            let (before, good) = (entry.load(Ordering::SeqCst), found_in(number, access, page));
+            world.l2.block.set_field(ASID, 32, 2);
+            let found = world.run(access, page, 1);
+            clause!("nested-fresh", found == good, "{found:x?} behind a flush of all");
+            for (value, expected, step) in [(value, changed, 1), (before, good, 2)] {
+                entry.store(value, Ordering::SeqCst);
+                if round % 2 == 0 {
+                    let kept = world.run(access, page, 0);
+                    stale += u32::from(kept != expected);
+                    clause!("nested-either", [good, changed].contains(&kept), "{kept:x?}");
+                }
+                world.l2.block.set_field(ASID, 32, 2 + step * more);
+                let found = world.run(access, page, control);
+                clause!(name, found == expected, "{value:#x}: {found:x?}, not {expected:x?}");
+            }
+        }
+    }
+    say(format_args!("  {stale} translations were kept without a flush"));
+    Ok(())
+}
+
+/// Guests with other tables under other ASIDs; and one that goes from one to the other and back.
+pub(super) fn roots() -> Verdict {
+    let (mut one, mut other) = (World::new(0, 2), World::new(1, 3));
+    (0..16).for_each(|page| other.map(page, 16 + page));
+    let roots = [&one, &other].map(|world| world.l2.block.get(NESTED_CR3));
+    let _ = one.run(Access::Read, 0, 1);
+    for page in (0..16).chain(0..16) {
+        let found = [&mut one, &mut other].map(|world| world.run(Access::Read, page, 0));
+        let is_apart = found == [page, 16 + page].map(Found::Value);
+        clause!("nested-apart", is_apart, "page {page}: {found:x?}");
+    }
+    for page in (0..16).chain(0..16) {
+        for (root, asid, number) in [(roots[1], 4, 16 + page), (roots[0], 2, page)] {
+            one.l2.block.set(NESTED_CR3, root);
+            one.l2.block.set_field(ASID, 32, asid);
+            let found = one.run(Access::Read, page, 0);
+            clause!("nested-exchanged", found == Found::Value(number), "ASID {asid}: {found:x?}");
+        }
+    }
+    Ok(())
+}
+
+/// What VMRUN refuses; and the PAT, which a guest has to itself.
+pub(super) fn refused() -> Verdict {
+    const USUAL: u64 = 0x0007_0406_0007_0406;
+    for (name, offset, value) in [
+        ("nested-refused-cr3", NESTED_CR3, memory_end()),
+        ("nested-refused-cr3", NESTED_CR3, 1 << 63),
+        ("nested-refused-pat", PAT, USUAL - 4),
+        ("nested-refused-pat", PAT, USUAL | 8 << 8),
+        ("nested-refused-pat", PAT, USUAL | 3 << 56),
+    ] {
+        let mut world = World::new(0, 2);
+        let root = if offset == NESTED_CR3 { world.l2.block.get(offset) } else { 0 };
+        world.l2.block.set(offset, root | value);
+        let (before, code) = (host_state(), world.l2.run());
+        clause!(name, code == exit::INVALID, "{value:#x}: exit {code:#x}");
+        let is_whole = before == host_state() && world.l2.host_is_whole();
+        clause!("nested-refused-keeps-host", is_whole, "{name}: another host");
+    }
+    let mut world = World::new(0, 2);
+    let (given, own) = (0x0107_0406_0007_0405, rdmsr(MSR_PAT));
+    world.l2.block.set(PAT, given);
+    let at = code!("mov ecx, 0x277"; "rdmsr"; "mov ebx, eax"; "mov eax, 0x05060107"; "wrmsr");
+    let (code, saved) = (world.l2.run_at(at), world.l2.block.get(PAT));
+    let read = world.l2.registers.general[RDX] << 32 | world.l2.registers.general[RBX];
+    clause!("nested-pat-loaded", code == exit::VMMCALL && read == given, "{code:#x}, {read:#x}");
+    clause!("nested-pat-saved", saved == given & !0xffff_ffff | 0x0506_0107, "{saved:#x}");
+    let then = rdmsr(MSR_PAT);
+    clause!("nested-pat-of-host", own == then, "{own:x?}, then {then:x?}");
+    // Where it was not the guest's own.
+    world.l2.block.set(RAX, USUAL & 0xffff_ffff);
+    world.l2.registers.general[RDX] = USUAL >> 32;
+    let _ = world.l2.run_at(code!("mov ecx, 0x277"; "wrmsr"));
+    Ok(())
+}
+
+/// An event whose delivery faults at the nested level is reported with the fault. A guest without
+/// paging, and one in real mode, has the nested tables alone.
+pub(super) fn modes() -> Verdict {
+    const EVENT_6: u64 = 1 << 31 | 3 << 8 | 6;
+    let mut world = World::new(0, 2);
+    let entry = world.nested(DATA + TRIED * PAGE, 0);
+    let before = entry.swap(0, Ordering::SeqCst);
+    let block = world.l2.block;
+    block.set(RSP, WINDOW + TRIED * PAGE + 0x100);
+    block.set(EVENT, EVENT_6);
+    let code = world.l2.run();
+    let found = [INFO_1, INFO_2, EXIT_EVENT].map(|offset| block.get(offset));
+    let expected = [FINAL | WRITE, DATA + TRIED * PAGE + 0xf8, EVENT_6];
+    let is_found = code == exit::NESTED_FAULT && found == expected;
+    clause!("nested-event", is_found, "exit {code:#x}: {found:x?}, not {expected:x?}");
+    entry.store(before, Ordering::SeqCst);
+    block.set(EVENT, EVENT_6);
+    block.set_field(TLB_CONTROL, 8, 0);
+    let code = world.l2.run();
+    clause!("nested-event-again", world.l2.vector() == Some(6), "exit {code:#x}");
+    for (name, pe, code) in [("nested-unpaged", 0, 0xc9b), ("nested-real", 1, 0x9b)] {
+        let mut world = World::new(0, 2);
+        world.set(0x8000, 0, place(7).address() | RIGHTS);
+        let block = world.l2.block;
+        block.set(CR0, block.get(CR0) & !(1 << 31 | pe));
+        block.set(EFER, block.get(EFER) & !0x500);
+        block.set_segment(CS, 0, code, 0xffff, 0);
+        block.set(RIP, 0x8800);
+        // In real mode the code has an addition to BX + SI.
+        (world.l2.registers.general[RBX], world.l2.registers.general[RSI]) = (0x8100, 0);
+        let (code, value) = (world.l2.run(), block.get(RAX) & 0xffff);
+        clause!(name, code == exit::VMMCALL && value == 7, "exit {code:#x}, {value:#x}");
+    }
+    Ok(())
+}
+
+/// Leaves that name a device, or no memory; tables that are their own, and in odd places.
+pub(super) fn places() -> Verdict {
+    let mut world = World::new(0, 2);
+    let at = DATA + 200 * PAGE;
+    let version = code!("mov dword ptr [rdi], 1"; "mov ebx, [rdi + 0x10]");
+    let word = code!("mov ebx, [rdi + 0x30]");
+    for (name, address, code) in [
+        ("nested-io-apic", 0xfec0_0000, version),
+        ("nested-local-apic", 0xfee0_0000, word),
+        ("nested-hole", 0xf000_0000, word),
+    ] {
+        if name == "nested-local-apic" && apic::is_x2apic() {
+            skip(name, "its interface is x2APIC");
+            continue;
+        }
+        world.set(at, 0, address | RIGHTS);
+        // A guest without nested paging finds there what the probe does.
+        let mut plain = L2::with_pages(1, code);
+        let found = [(&mut plain, address), (&mut world.l2, WINDOW + 200 * PAGE)].map(|(l2, base)| {
+            l2.registers.general[RDI] = base;
+            (l2.run_at(code), l2.registers.general[RBX])
+        });
+        clause!(name, found[0] == found[1], "{address:#x}: {found:x?}");
+        let is_none = found[1] == (exit::VMMCALL, 0xffff_ffff);
+        clause!("nested-ones", is_none == (name == "nested-hole"), "{name}: {found:x?}");
+    }
+    for level in 1..4 {
+        let address = DATA + PAGE + MIB_2 + if level == 1 { 0 } else { GIB };
+        // Word 1 of a table is the table: what the guest reads there.
+        let entry = world.nested(address, level);
+        let table = core::ptr::from_ref(entry).addr() as u64 & !(PAGE - 1);
+        entry.store(table | RIGHTS, Ordering::SeqCst);
+        world.own(WINDOW_TABLE, 200, address | RIGHTS);
+        let found = world.run(Access::Read, 200, 1);
+        let value = Found::Value(entry.load(Ordering::SeqCst));
+        clause!("nested-loop", found == value, "level {level}: {found:x?}, not {value:x?}");
+    }
+    let mut world = World::new(0, 2);
+    let root = world.l2.block.get(NESTED_CR3);
+    if let Some(last) = last_page() {
+        last.write(&world.root());
+        world.l2.block.set(NESTED_CR3, last.address());
+        let found = world.run(Access::Read, TRIED, 1);
+        clause!("nested-last-page", found == Found::Value(TRIED), "{last:?}: {found:x?}");
+    }
+    world.l2.block.set(NESTED_CR3, root);
+    if breaks("nested-no-table") {
+        skip("nested-no-table", "the emulator ends");
+        return Ok(());
+    }
+    for table in [0xf000_0000, memory_end() - PAGE] {
+        world.set(DATA, 1, table | RIGHTS);
+        let found = world.run(Access::Read, TRIED, 1);
+        clause!("nested-no-table", matches!(found, Found::Fault(..)), "{found:x?}");
+    }
     Ok(())
 }

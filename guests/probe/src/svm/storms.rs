@@ -10,10 +10,11 @@ use x86_64::instructions::{interrupts, nop};
 use super::block::*;
 use super::clauses::{breaks, clause, skip};
 use super::interrupts::MASKING;
-use super::l2::{self, CODE_64, FLAGS, IF, L2, clgi, code, features, host_state, stgi};
+use super::l2::{self, CODE_64, FLAGS, IF, L2, clgi, code, features, host_state, set_nxe, stgi};
 use super::tags::{Reader, space};
+use super::world::*;
 use crate::interrupts::{VECTOR_TEST, count, nmi_count};
-use crate::paging::Page;
+use crate::paging::{NO_EXECUTE, PAGE, Page, RIGHTS, WINDOW, WRITABLE};
 use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure, failure, say};
 
@@ -260,6 +261,77 @@ pub(super) fn random_blocks() -> Verdict {
     }
     clause!("random-runs", run > 0 && refused > 0, "{run} were run, {refused} refused");
     say(format_args!("  seed {SEED:#x}: {run} were run, {refused} refused"));
+    Ok(())
+}
+
+/// Random tables: 64 pages in four tables, and what an array says of them. What forbids more, or
+/// goes elsewhere, is flushed; what forbids less is not.
+pub(super) fn random_tables() -> Verdict {
+    const STEPS: u32 = 5000;
+    let at = |page: u64| DATA + page / 16 * MIB_2 + page % 16 * PAGE;
+    let mut world = World::new(0, 2);
+    let leaves: [_; 64] = core::array::from_fn(|page| world.nested(at(page as u64), 0));
+    let tables: [_; 4] = core::array::from_fn(|table| world.nested(at(16 * table as u64), 1));
+    let pointers = tables.map(|table| table.load(Ordering::SeqCst));
+    (0..64).for_each(|page| world.own(WINDOW_TABLE, page as usize, at(page) | RIGHTS));
+    // What a page is, what its leaf forbids, and what its table does: by the bits of an entry.
+    let (mut targets, mut by_leaf, mut by_table) = ([0u64; 64], [PRESENT; 64], [0u64; 4]);
+    let (mut random, mut asid, mut owes) = (Random::new(SEED), 2, true);
+    leaves.iter().for_each(|leaf| leaf.store(0, Ordering::SeqCst));
+    (0..64).for_each(|number| _ = place(number));
+    set_nxe(true);
+    for step in 0..STEPS {
+        let page = random.below(64);
+        let (own, table) = (page as usize, page as usize / 16);
+        let forbids = random.word() & random.word() & random.word() & (RIGHTS | NO_EXECUTE);
+        match random.below(4) {
+            0 => {
+                owes |= forbids & !by_table[table] != 0;
+                by_table[table] = forbids;
+                tables[table].store(pointers[table] ^ forbids, Ordering::SeqCst);
+            }
+            1 | 2 => {
+                let target = random.one_of([random.clone().below(64), targets[own]]);
+                owes |= forbids & !by_leaf[own] != 0 || target != targets[own];
+                (by_leaf[own], targets[own]) = (forbids, target);
+                leaves[own].store((place(target).address() | RIGHTS) ^ forbids, Ordering::SeqCst);
+            }
+            _ => {}
+        }
+        let mut control = 0;
+        if core::mem::take(&mut owes) {
+            control = random.one_of([1, flush_of_one(), 0]);
+            if control == 0 {
+                asid = if asid + 1 < features().asids.min(16) { asid + 1 } else { 2 };
+                control = u64::from(asid == 2);
+            }
+            world.l2.block.set_field(ASID, 32, asid.into());
+        }
+        let access = ACCESSES[random.below(3) as usize];
+        let (bits, good) = (access.bits(), found_in(targets[own], access, page));
+        let forbids = by_leaf[own] | by_table[table];
+        let needs = PRESENT | USER | [0, WRITABLE, NO_EXECUTE][access as usize];
+        let fault = FINAL | bits | if forbids & PRESENT == 0 { PRESENT } else { 0 };
+        let is_good = forbids & needs == 0;
+        let expected = if is_good { good } else { Found::Fault(fault, at(page) + access.offset()) };
+        let mut found = world.run(access, page, control);
+        clause!("nested-random", found == expected, "step {step}: {found:x?}, not {expected:x?}");
+        if !is_good && random.one_in(2) {
+            leaves[own].store(place(targets[own]).address() | RIGHTS, Ordering::SeqCst);
+            tables[table].store(pointers[table], Ordering::SeqCst);
+            (by_leaf[own], by_table[table]) = (0, 0);
+            found = world.resume();
+            clause!("nested-random-mended", found == good, "step {step}: {found:x?}");
+        }
+        let is_written = access == Access::Write && found == good;
+        let other = (0..64).find(|&number| {
+            let is_it = is_written && number == targets[own];
+            word(number) != if is_it { WINDOW + page * PAGE + WORD } else { number }
+        });
+        clause!("nested-random-memory", other.is_none(), "step {step}: {other:?} is wrong");
+        place(targets[own]);
+    }
+    set_nxe(false);
     Ok(())
 }
 

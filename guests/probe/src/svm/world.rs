@@ -6,7 +6,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use baremetal::walk;
 
 use super::block::*;
-use super::l2::{Code, L2, RDI, RSI, code};
+use super::l2::{Code, L2, RDI, RSI, code, features};
 use crate::paging::{PAGE, Page, RIGHTS, WINDOW};
 
 pub(super) const NP_ENABLE: u64 = 1;
@@ -108,6 +108,11 @@ pub(super) fn found_in(number: u64, access: Access, page: u64) -> Found {
     Found::Value(if access == Access::Write { WINDOW + page * PAGE + WORD } else { number })
 }
 
+/// What flushes one guest's translations.
+pub(super) fn flush_of_one() -> u64 {
+    if features().flush_by_asid() { 3 } else { 1 }
+}
+
 /// A guest with nested tables and tables of its own: page N of the window is page N of its data,
 /// and place N, for the first 16.
 pub(super) struct World {
@@ -155,7 +160,13 @@ impl World {
         self.pages[1 + table].write_at(index, &[value]);
     }
 
-    fn fresh(&self) -> &'static Page {
+    /// The words of the root.
+    pub(super) fn root(&self) -> [u64; 512] {
+        core::array::from_fn(|word| self.pages[0].words()[word].load(Ordering::Relaxed))
+    }
+
+    /// An empty table.
+    pub(super) fn fresh(&self) -> &'static Page {
         self.used.set(self.used.get() + 1);
         &self.pages[self.used.get() - 1]
     }
@@ -178,7 +189,7 @@ impl World {
     /// window at which that is, and the leaf.
     pub(super) fn map_large(&self, level: u32, number: u64) -> (u64, &'static AtomicU64) {
         let (base, size) = if level == 1 { (LARGE, MIB_2) } else { (HUGE, GIB) };
-        let (at, page) = (place(number).address(), 100 + u64::from(level));
+        let (at, page) = (place(number).address(), 100 + 10 * u64::from(level));
         let leaf = self.nested(base, level);
         leaf.store(at & !(size - 1) | LEAF | RIGHTS, Ordering::SeqCst);
         self.own(WINDOW_TABLE, page as usize, (base + at % size) | RIGHTS);
