@@ -2,7 +2,7 @@
 
 use core::arch::x86_64::__cpuid;
 use core::arch::{asm, global_asm, naked_asm};
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use baremetal::encodings::gate;
 use baremetal::x86_64::tables::{self, KERNEL_CODE, KERNEL_DATA};
@@ -101,6 +101,9 @@ pub(super) fn enable() -> Verdict {
     Ok(())
 }
 
+/// Whether guests have nested paging, by the tables that the probe has itself.
+pub(super) static IS_NESTED: AtomicBool = AtomicBool::new(false);
+
 /// The last page of memory below 4 GiB, if that is known.
 static LAST_PAGE: AtomicU64 = AtomicU64::new(0);
 
@@ -120,8 +123,7 @@ pub(super) fn last_page() -> Option<&'static Page> {
 pub(super) fn set_nxe(on: bool) {
     let efer = rdmsr(MSR_EFER).unwrap_or(0);
     // SAFETY: none of the probe's entries forbids to execute.
-    let set = unsafe { wrmsr(MSR_EFER, efer & !NXE | if on { NXE } else { 0 }) };
-    assert!(set.is_ok(), "EFER.NXE: {set:?}");
+    let _ = unsafe { wrmsr(MSR_EFER, efer & !NXE | if on { NXE } else { 0 }) };
 }
 
 /// Switches CR0.WP of the probe.
@@ -298,6 +300,8 @@ impl L2 {
             (PAT, 0x0007_0406_0007_0406),
         ];
         values.into_iter().for_each(|(offset, value)| block.set(offset, value));
+        block.set(NESTED, IS_NESTED.load(Ordering::Relaxed).into());
+        block.set(NESTED_CR3, tables::root().address());
         let mut registers = Registers::default();
         (0..16u64).for_each(|number| registers.general[number as usize] = 0x1111_1111_1111_1111 * number);
         Self { block, pages, registers, flags: FLAGS }
@@ -341,9 +345,8 @@ impl L2 {
     /// The words at the guest's stack pointer.
     pub(super) fn stack<const N: usize>(&self) -> [u64; N] {
         let first = (self.block.get(RSP).wrapping_sub(self.pages.stack.address()) / 8) as usize;
-        core::array::from_fn(|n| {
-            self.pages.stack.words().get(first + n).map_or(0, |word| word.load(Ordering::Relaxed))
-        })
+        let words = self.pages.stack.words();
+        core::array::from_fn(|n| words.get(first + n).map_or(0, |word| word.load(Ordering::Relaxed)))
     }
 
     /// Puts words into the stack's page, at the word `first`.

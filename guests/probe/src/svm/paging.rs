@@ -47,14 +47,14 @@ pub(super) fn translated() -> Verdict {
 }
 
 /// A name, what spoils an entry, and the fault of an access: P and RSV, if there is one.
-type Spoiled = (&'static str, fn(u64) -> u64, fn(u64) -> Option<u64>);
+type Spoiled<'a> = (&'static str, &'a dyn Fn(u64) -> u64, fn(u64) -> Option<u64>);
 
 const SPOILED: [Spoiled; 5] = [
-    ("nested-absent", |entry| entry & !PRESENT, |_| Some(0)),
-    ("nested-write", |entry| entry & !WRITABLE, |bits| (bits & WRITE != 0).then_some(PRESENT)),
-    ("nested-user", |entry| entry & !USER, |_| Some(PRESENT)),
-    ("nested-fetch", |entry| entry | NO_EXECUTE, |bits| (bits & FETCH != 0).then_some(PRESENT)),
-    ("nested-reserved", |entry| entry | memory_end(), |_| Some(PRESENT | RESERVED)),
+    ("nested-absent", &|entry| entry & !PRESENT, |_| Some(0)),
+    ("nested-write", &|entry| entry & !WRITABLE, |bits| (bits & WRITE != 0).then_some(PRESENT)),
+    ("nested-user", &|entry| entry & !USER, |_| Some(PRESENT)),
+    ("nested-fetch", &|entry| entry | NO_EXECUTE, |bits| (bits & FETCH != 0).then_some(PRESENT)),
+    ("nested-reserved", &|entry| entry | memory_end(), |_| Some(PRESENT | RESERVED)),
 ];
 
 /// Spoils an entry, and sees that an access exits as it has to, or does not; then mends the entry,
@@ -90,6 +90,9 @@ fn spoil(world: &mut World, entry: &AtomicU64, it: &Spoiled, access: Access, tab
     }
 }
 
+/// Large pages that there are not, or at addresses that are not multiples of their size.
+const MISPLACED: [(u32, u64); 3] = [(1, LEAF | 1 << 13), (2, LEAF | 1 << 13), (3, LEAF)];
+
 /// Each level of the way to the data, and the page of each table of the guest's on its own way.
 fn spoil_each(world: &mut World, spoiled: &Spoiled, access: Access) {
     for level in 0..4 {
@@ -111,6 +114,11 @@ pub(super) fn faults() -> Verdict {
         protect_writes(case & 1 != 0);
         world.l2.block.set(EFER, efer | if case & 2 != 0 { NXE } else { 0 });
         SPOILED.iter().for_each(|spoiled| spoil_each(&mut world, spoiled, access));
+        for (level, bits) in MISPLACED {
+            let entry = world.nested(DATA + TRIED * PAGE, level);
+            let spoiled: Spoiled = ("nested-misplaced", &|entry| entry | bits, SPOILED[4].2);
+            spoil(&mut world, entry, &spoiled, access, None);
+        }
     }
     set_nxe(false);
     for nxe in [0, NXE] {
@@ -365,7 +373,7 @@ pub(super) fn places() -> Verdict {
     let mut world = World::new(0, 2);
     let root = world.l2.block.get(NESTED_CR3);
     if let Some(last) = last_page() {
-        last.write(&world.root());
+        last.write(&[0, DATA].map(|at| world.nested(at, 3).load(Ordering::SeqCst)));
         world.l2.block.set(NESTED_CR3, last.address());
         let found = world.run(Access::Read, TRIED, 1);
         clause!("nested-last-page", found == Found::Value(TRIED), "{last:?}: {found:x?}");

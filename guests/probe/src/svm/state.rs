@@ -123,7 +123,9 @@ pub(super) fn saved() -> Verdict {
         (GDTR + 8, pages.data[1].address()),
         (IDTR + 8, pages.data[2].address()),
     ];
-    l2.block.set(NESTED_CR3, 0x1234_5000);
+    if l2.block.get(NESTED) == 0 {
+        l2.block.set(NESTED_CR3, 0x1234_5000);
+    }
     let before = constant.map(|offset| l2.block.get(offset));
     let host = host_state();
     let code = l2.run();

@@ -31,6 +31,8 @@ static READ: AtomicU64 = AtomicU64::new(0);
 
 fn read_on_second(_: usize) {
     let mut reader = l2::enable().map(|()| Reader::new(1, 5));
+    // The ASID may have been another guest's here.
+    let _ = reader.as_mut().map(|reader| reader.read(1));
     while !processors::is_over() {
         let Ok(reader) = &mut reader else { break };
         reader.map(2);
@@ -46,6 +48,7 @@ pub(super) fn processors_apart() -> Verdict {
     let mut reader = Reader::new(0, 5);
     reader.map(1);
     ensure!(reader.read(1) == 1, "the first processor's guest does not read");
+    READ.store(0, Ordering::Relaxed);
     processors::beside(SECOND, read_on_second, || {
         let mut rounds = 0;
         while READ.load(Ordering::Relaxed) < 2000 || rounds < 2000 {
@@ -88,6 +91,7 @@ fn send_on_second(_: usize) {
 pub(super) fn interrupted() -> Verdict {
     processors::start(SECOND)?;
     let first = taken();
+    RUNS.store(0, Ordering::Relaxed);
     let mut exits = [0u32; 2];
     let mut l2 = L2::new(code!("5:"; "jmp 5b"));
     l2.block.intercept(exit::INTR);
@@ -152,6 +156,7 @@ pub(super) fn changed_meanwhile() -> Verdict {
     let state: [_; 8] =
         [RIP, RSP, RAX, RFLAGS, CR0, CR4, EFER, EVENT].map(|offset| (offset, l2.block.get(offset)));
     let before = host_state();
+    CHANGES.store(0, Ordering::Relaxed);
     let [mut good, mut refused] = [0u32; 2];
     processors::beside(SECOND, flip_on_second, || {
         while CHANGES.load(Ordering::Relaxed) == 0 {

@@ -160,11 +160,6 @@ impl World {
         self.pages[1 + table].write_at(index, &[value]);
     }
 
-    /// The words of the root.
-    pub(super) fn root(&self) -> [u64; 512] {
-        core::array::from_fn(|word| self.pages[0].words()[word].load(Ordering::Relaxed))
-    }
-
     /// An empty table.
     pub(super) fn fresh(&self) -> &'static Page {
         self.used.set(self.used.get() + 1);
