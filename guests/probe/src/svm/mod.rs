@@ -82,32 +82,35 @@ fn run_one((name, run): &Test) {
 fn all_again() -> Verdict {
     l2::IS_NESTED.store(true, Ordering::Relaxed);
     let ended = TESTS.iter().try_for_each(|(name, run)| {
-        crate::report::say(format_args!(" {name}"));
+        report::say(format_args!(" {name}"));
         l2::enable().and_then(|()| run())
     });
     l2::IS_NESTED.store(false, Ordering::Relaxed);
     ended
 }
 
-fn run_nested() {
-    match l2::features().nested_paging() {
-        true => NESTED_TESTS.iter().for_each(run_one),
-        false => clauses::skip("svm-nested", "CPUID has no nested paging"),
+/// Those of nested paging, if there is any.
+fn nested_tests() -> &'static [Test] {
+    if l2::features().nested_paging() {
+        return NESTED_TESTS;
     }
+    clauses::skip("svm-nested", "CPUID has no nested paging");
+    &[]
 }
 
-/// Runs the test of that name, or all of them.
+/// Runs the test of that name, those of nested paging, or all.
 pub(crate) fn run(asked: &'static str) -> Verdict {
-    if asked == "svm" {
-        TESTS.iter().for_each(run_one);
-        run_nested();
-        report::end("svm", &clauses::all_deviate());
-        return Ok(());
+    match asked {
+        "svm" => {
+            TESTS.iter().chain(nested_tests()).for_each(run_one);
+            report::end("svm", &clauses::all_deviate());
+        }
+        "svm-nested" => nested_tests().iter().for_each(run_one),
+        _ => {
+            let is_it = |test: &&Test| test.0 == asked;
+            let test = TESTS.iter().find(is_it).or_else(|| nested_tests().iter().find(is_it));
+            test.map(run_one).ok_or_else(|| failure(format_args!("there is no test {asked}")))?;
+        }
     }
-    if asked == "svm-nested" {
-        run_nested();
-        return Ok(());
-    }
-    let test = TESTS.iter().chain(NESTED_TESTS).find(|(name, _)| *name == asked);
-    test.map(run_one).ok_or_else(|| failure(format_args!("there is no test {asked}")))
+    Ok(())
 }

@@ -191,7 +191,9 @@ fn read_on_second(_: usize) {
         done = asked;
         DONE.store(done, Ordering::Release);
         let general = &mut l2.registers.general;
-        (general[RDI], general[RCX], general[RDX]) = (address, !allowed, 500);
+        [(RBX, 0), (RCX, !allowed), (RDX, 500), (RDI, address)]
+            .into_iter()
+            .for_each(|(register, value)| general[register] = value);
         let code = l2.run_at(code!(
             "5:"; "mov rbx, [rdi]"; "test rbx, rcx"; "jnz 6f"; "dec rdx"; "jnz 5b"; "6:"
         ));
