@@ -11,7 +11,7 @@ use crate::svm::intercepts::misc1;
 use crate::svm::processor::Amd64;
 use crate::svm::step;
 use crate::svm::table::{Event, Exit, INNER, INVALID, Row};
-use crate::svm::vmcb::{Vmcb, vintr};
+use crate::svm::vmcb::{Vmcb, clean, vintr};
 use crate::vm::{Context, Next};
 use crate::x86::exits::with_translation;
 use crate::x86::vcpu::block::{ControlBlock, Inner};
@@ -57,6 +57,7 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         return Some(INNER);
     }
     let was_window = end_window(context);
+    let exit = if was_window { exit } else { settle_virtual(context, exit) };
     let is_injected = still_injected(context, exit.event);
     let priority = (context.state.block.interrupt_control & vintr::TPR_MASK) as u8;
     if !context.state.own.has_priority() && priority != context.state.lapic.tpr() >> 4 {
@@ -97,6 +98,21 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         WINDOW | INNER => Some(INNER),
         _ => None,
     }
+}
+
+/// L2's virtual interrupt, if that is what was being delivered: it has been taken. QEMU reports it
+/// as an exception, and still requests it.
+fn settle_virtual<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Exit {
+    let block = &mut *context.state.block;
+    let vector = block.interrupt_control >> vintr::VECTOR_SHIFT & 0xff;
+    // No exception has such a vector.
+    let is_it = vector >= 32 && exit.event == event::VALID | event::TYPE_EXCEPTION | vector;
+    if !is_it || block.interrupt_control & vintr::IRQ == 0 {
+        return exit;
+    }
+    block.interrupt_control &= !vintr::IRQ;
+    block.mark_dirty(clean::TPR);
+    Exit { event: event::VALID | event::TYPE_INTERRUPT | vector, ..exit }
 }
 
 /// Whether this is the event that the last VMRUN of L1 has injected. Once it is not what an exit
