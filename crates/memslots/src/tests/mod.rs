@@ -8,6 +8,7 @@ mod devices;
 mod log;
 mod mmio;
 mod model;
+mod shadow;
 mod slots;
 mod space;
 mod spaces;
