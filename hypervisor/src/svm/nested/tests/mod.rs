@@ -2,6 +2,7 @@
 
 mod events;
 mod exits;
+mod shadows;
 mod tags;
 
 use baremetal::random::Random;
