@@ -1,4 +1,4 @@
-//! Text on a screen: white on black, on a framebuffer of pixels, or in a text mode.
+//! Text on a screen: white on black, on a framebuffer of pixels.
 //!
 //! A screen is only written to: framebuffers are slow to read. The font is that of the crate
 //! `noto-sans-mono-bitmap`, whose glyphs are made when it is built.
@@ -15,18 +15,13 @@ pub use text::{COLUMNS_MAX, ROWS_MAX, Text};
 const WEIGHT: FontWeight = FontWeight::Bold;
 const SIZE: RasterHeight = RasterHeight::Size16;
 
-/// Pixels of a glyph that is drawn once as large.
+/// Pixels of a glyph.
 pub const GLYPH_WIDTH: usize = get_raster_width(WEIGHT, SIZE);
 /// As above.
 pub const GLYPH_HEIGHT: usize = SIZE.val();
 
-/// The most that a pixel of the font is enlarged by, for screens of 16 times [`COLUMNS_MAX`]
-/// glyphs.
-const SCALE_MAX: usize = 16;
 /// Bytes of a line of a glyph.
-const LINE_MAX: usize = GLYPH_WIDTH * SCALE_MAX * 4;
-/// In a text mode: light grey on black.
-const ATTRIBUTE: u8 = 7;
+const LINE_MAX: usize = GLYPH_WIDTH * 4;
 /// The largest framebuffer, of 8192 lines of 8192 pixels.
 const BYTES_MAX: u64 = 256 << 20;
 
@@ -50,16 +45,8 @@ impl Field {
     }
 }
 
-/// What a framebuffer consists of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Pixels with these colours.
-    Colours([Field; 3]),
-    /// Characters with attributes.
-    Text,
-    /// Pixels that index a palette, or something else.
-    Other,
-}
+/// Red, green and blue.
+pub type Colours = [Field; 3];
 
 /// A framebuffer, as a loader describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,49 +55,24 @@ pub struct Frame {
     pub address: u64,
     /// Bytes from one line to the next.
     pub pitch: u32,
-    /// Pixels of a line, or characters.
+    /// Pixels of a line.
     pub width: u32,
     /// Lines.
     pub height: u32,
     /// Bits of a pixel.
     pub bits: u8,
-    /// What they are.
-    pub format: Format,
+    /// The colours among them; `None` if they are an index of a palette, a character, or else.
+    pub colours: Option<Colours>,
 }
 
 impl Frame {
-    /// The one that Linux's `struct screen_info` describes, by VESA or UEFI (the kernel's
-    /// include/uapi/linux/screen_info.h).
-    pub fn of_linux(info: &[[u8; 4]; 16]) -> Option<Self> {
-        const VESA: u8 = 0x23;
-        const UEFI: u8 = 0x70;
-        const HAS_UPPER_HALF: u32 = 1 << 1;
-        let byte = |offset: usize| info.as_flattened().get(offset).copied().unwrap_or(0);
-        let half = |offset: usize| u32::from(byte(offset)) | u32::from(byte(offset + 1)) << 8;
-        let word = |offset: usize| half(offset) | half(offset + 2) << 16;
-        let upper = if word(0x36) & HAS_UPPER_HALF != 0 { word(0x3a) } else { 0 };
-        matches!(byte(0xf), VESA | UEFI).then(|| Self {
-            address: u64::from(upper) << 32 | u64::from(word(0x18)),
-            pitch: half(0x24),
-            width: half(0x12),
-            height: half(0x14),
-            bits: byte(0x16),
-            format: Format::Colours(
-                [0x26, 0x28, 0x2a].map(|at| Field { position: byte(at + 1), size: byte(at) }),
-            ),
-        })
-    }
-
     /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         u64::from(self.pitch) * u64::from(self.height)
     }
 
     fn bytes_of_pixel(&self) -> usize {
-        match self.format {
-            Format::Text => 2,
-            _ => usize::from(self.bits.div_ceil(8)),
-        }
+        usize::from(self.bits.div_ceil(8))
     }
 
     /// Checks that text can be shown on it.
@@ -120,10 +82,9 @@ impl Frame {
     /// Why not.
     pub fn check(&self) -> Result<(), &'static str> {
         let is_within = |field: &Field| (1..=16).contains(&field.size) && field.position <= 32 - field.size;
-        match self.format {
-            Format::Text => {}
-            Format::Colours(fields) if (15..=32).contains(&self.bits) && fields.iter().all(is_within) => {}
-            _ => return Err("its pixels are not colours of 15 to 32 bits"),
+        let has_colours = self.colours.is_some_and(|fields| fields.iter().all(is_within));
+        if !has_colours || !(15..=32).contains(&self.bits) {
+            return Err("its pixels are not colours of 15 to 32 bits");
         }
         let line = u64::from(self.width) * self.bytes_of_pixel() as u64;
         let is_there = self.address != 0 && self.width != 0 && self.bytes() != 0 && self.bytes() <= BYTES_MAX;
@@ -133,26 +94,8 @@ impl Frame {
         Ok(())
     }
 
-    /// How often each pixel of the font is repeated: there are never more columns than
-    /// [`COLUMNS_MAX`], and on large screens text can be read from afar.
-    pub fn scale(&self) -> usize {
-        (self.width as usize / (GLYPH_WIDTH * COLUMNS_MAX) + 1).min(SCALE_MAX)
-    }
-
-    /// Columns and rows of text.
-    pub fn size(&self) -> (usize, usize) {
-        let (width, height) = (self.width as usize, self.height as usize);
-        match self.format {
-            Format::Text => (width, height),
-            _ => (width / (GLYPH_WIDTH * self.scale()), height / (GLYPH_HEIGHT * self.scale())),
-        }
-    }
-
     fn pixel(&self, intensity: u8) -> u32 {
-        match self.format {
-            Format::Colours(fields) => fields.iter().fold(0, |pixel, field| pixel | field.of(intensity)),
-            _ => 0,
-        }
+        self.colours.iter().flatten().fold(0, |pixel, field| pixel | field.of(intensity))
     }
 }
 
@@ -188,22 +131,15 @@ impl<M: Memory> Brush<M> {
     /// Draws a character.
     fn draw(&mut self, column: usize, row: usize, byte: u8) {
         let (frame, pitch) = (self.frame, self.frame.pitch as usize);
-        if frame.format == Format::Text {
-            return self.memory.store(row * pitch + column * 2, &[byte, ATTRIBUTE]);
-        }
-        let (scale, bytes) = (frame.scale(), frame.bytes_of_pixel());
-        let left = column * GLYPH_WIDTH * scale * bytes;
+        let bytes = frame.bytes_of_pixel();
+        let left = column * GLYPH_WIDTH * bytes;
         let Some(glyph) = glyph(byte) else { return };
         for (y, row_of_glyph) in glyph.rows().enumerate() {
             let mut line = ArrayVec::<u8, LINE_MAX>::new();
             for intensity in row_of_glyph {
-                let pixel = frame.pixel(*intensity).to_le_bytes();
-                (0..scale).for_each(|_| line.extend(pixel.into_iter().take(bytes)));
+                line.extend(frame.pixel(*intensity).to_le_bytes().into_iter().take(bytes));
             }
-            for copy in 0..scale {
-                let y = (row * GLYPH_HEIGHT + y) * scale + copy;
-                self.memory.store(y * pitch + left, &line);
-            }
+            self.memory.store((row * GLYPH_HEIGHT + y) * pitch + left, &line);
         }
     }
 }
@@ -228,7 +164,7 @@ impl<M: Memory> Screen<M> {
     /// Why it cannot be used.
     pub fn open(&mut self, frame: Frame, memory: M) -> Result<(), &'static str> {
         frame.check()?;
-        let (columns, rows) = frame.size();
+        let (columns, rows) = (frame.width as usize / GLYPH_WIDTH, frame.height as usize / GLYPH_HEIGHT);
         if columns == 0 || rows == 0 {
             return Err("it has no room for a character");
         }

@@ -20,8 +20,8 @@ const STEPS: usize = 4;
 enum Escape {
     None,
     Begun,
-    /// Of a control sequence: its numbers, which of them comes next, and whether it is private.
-    Control([usize; 2], usize, bool),
+    /// Of a control sequence: whether it has parameters.
+    Control(bool),
 }
 
 /// The cells.
@@ -75,24 +75,19 @@ impl Text {
         match (self.escape, byte) {
             (_, 0x1b) => self.escape = Escape::Begun,
             (Escape::None, _) => self.plain(byte, draw),
-            (Escape::Begun, b'[') => self.escape = Escape::Control([0; 2], 0, false),
+            (Escape::Begun, b'[') => self.escape = Escape::Control(false),
             (Escape::Begun, _) => self.escape = Escape::None,
-            (Escape::Control(mut numbers, at, private), b'0'..=b'9') => {
-                if let Some(number) = numbers.get_mut(at) {
-                    *number = number.saturating_mul(10).saturating_add(usize::from(byte - b'0'));
-                }
-                self.escape = Escape::Control(numbers, at, private);
-            }
-            (Escape::Control(numbers, at, private), b';') => {
-                self.escape = Escape::Control(numbers, at.saturating_add(1), private);
-            }
-            (Escape::Control(numbers, _, private), 0x40..=0x7e) => {
+            (Escape::Control(has_parameters), 0x40..=0x7e) => {
                 self.escape = Escape::None;
-                if !private {
-                    self.control(byte, numbers, draw);
+                // The two by which shells edit their line (ECMA-48, sections 8.3.39 and 8.3.41):
+                // the rest of the row, or of the screen, is cleared. All others have no effect.
+                if !has_parameters && (byte == b'K' || byte == b'J') {
+                    self.blank(self.row, self.column, draw);
+                    let below = self.row + 1..if byte == b'J' { self.rows } else { 0 };
+                    below.for_each(|row| self.blank(row, 0, draw));
                 }
             }
-            (Escape::Control(numbers, at, _), _) => self.escape = Escape::Control(numbers, at, true),
+            (Escape::Control(_), _) => self.escape = Escape::Control(true),
         }
     }
 
@@ -110,29 +105,6 @@ impl Text {
                 let shown = if byte.is_ascii() { byte } else { UNKNOWN };
                 self.set(self.column, self.row, shown, draw);
                 self.column += 1;
-            }
-            _ => {}
-        }
-    }
-
-    /// A control sequence: those by which shells edit their line, and that clear (ECMA-48, section
-    /// 8.3). Colours and all others have no effect.
-    fn control(&mut self, last: u8, [first, second]: [usize; 2], draw: &mut impl FnMut(usize, usize, u8)) {
-        let (count, right, bottom) =
-            (first.max(1), self.columns.saturating_sub(1), self.rows.saturating_sub(1));
-        match last {
-            b'A' => self.row = self.row.saturating_sub(count),
-            b'B' => self.row = self.row.saturating_add(count).min(bottom),
-            b'C' => self.column = self.column.saturating_add(count).min(right),
-            b'D' => self.column = self.column.saturating_sub(count),
-            b'H' | b'f' => {
-                (self.row, self.column) = ((count - 1).min(bottom), (second.max(1) - 1).min(right));
-            }
-            b'K' if first == 0 => self.blank(self.row, self.column, draw),
-            b'J' => {
-                let from = if first == 0 { self.row } else { 0 };
-                self.blank(from, if first == 0 { self.column } else { 0 }, draw);
-                (from + 1..self.rows).for_each(|row| self.blank(row, 0, draw));
             }
             _ => {}
         }

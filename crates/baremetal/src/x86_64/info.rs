@@ -10,7 +10,7 @@ pub use crate::pages::Ram;
 
 use super::efi;
 use super::linux::{COMMAND_LINE, E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
-use crate::screen::{Field, Format, Frame};
+use crate::screen::{Field, Frame};
 
 /// The protocol that an entry reports.
 pub const PROTOCOL_PVH: u32 = 1;
@@ -173,17 +173,15 @@ fn frame(tag: &FramebufferTag) -> Frame {
         width: tag.width(),
         height: tag.height(),
         bits: tag.bpp(),
-        format: match tag.buffer_type() {
-            Ok(FramebufferType::RGB { red, green, blue }) => Format::Colours([red, green, blue].map(field)),
-            Ok(FramebufferType::Text) => Format::Text,
-            _ => Format::Other,
+        colours: match tag.buffer_type() {
+            Ok(FramebufferType::RGB { red, green, blue }) => Some([red, green, blue].map(field)),
+            _ => None,
         },
     }
 }
 
 /// Offsets in the parameters of Linux's boot protocol (`struct boot_params`; the kernel's
 /// Documentation/arch/x86/zero-page.rst), and the memory map's entry type for RAM.
-const LINUX_SCREEN: u32 = 0;
 const LINUX_RSDP: u32 = 0x70;
 const LINUX_EFI_SIGNATURE: u32 = 0x1c0;
 const LINUX_EFI_SYSTEM_TABLE: u32 = 0x1c4;
@@ -221,7 +219,5 @@ unsafe fn read_linux(address: u32) -> BootInfo {
             info.add_ram(long(entry), long(entry + 8));
         }
     }
-    let screen: [u32; 16] = core::array::from_fn(|index| word(LINUX_SCREEN + 4 * index as u32));
-    info.frame = Frame::of_linux(&screen.map(u32::to_le_bytes));
     info
 }
