@@ -11,7 +11,7 @@ use super::*;
 /// What a guest can use, in CPUs.
 pub(super) struct Limit {
     weight: f64,
-    most: f64,
+    pub(super) most: f64,
     cpus: Vec<u32>,
 }
 
