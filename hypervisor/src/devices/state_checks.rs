@@ -11,7 +11,6 @@ use alloc::vec;
 use alloc::vec::Vec;
 use baremetal::random::Random;
 use core::fmt::Debug;
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use migration::{Archive, Described, Flaw};
 
 /// The state as bytes.
@@ -34,45 +33,6 @@ pub(crate) fn read<T: Described>(device: &mut T, bytes: &[u8]) -> Result<(), Fla
 /// Fields as `Debug` lists them.
 pub(crate) fn listed(fields: Vec<(&str, String)>) -> String {
     fields.into_iter().map(|(name, value)| format!("{name}: {value}, ")).collect()
-}
-
-/// Posters on so many other threads, each waiting for its post to be served before it posts again:
-/// a lost post would leave its poster waiting until the bound. `serve` takes what has been posted,
-/// and says whose it was.
-pub(crate) fn post_from_threads(
-    posters: usize,
-    post: impl Fn(usize) + Sync,
-    mut serve: impl FnMut(&mut dyn FnMut(usize)),
-) {
-    const ROUNDS: usize = 2000;
-    let served: Vec<AtomicUsize> = (0..posters).map(|_| AtomicUsize::new(0)).collect();
-    let stuck = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for (poster, done) in served.iter().enumerate() {
-            let (post, stuck) = (&post, &stuck);
-            scope.spawn(move || {
-                for round in 0..ROUNDS {
-                    post(poster);
-                    let mut spins = 0_u32;
-                    // Pairs with the count of what was served, below.
-                    while done.load(Ordering::Acquire) <= round {
-                        spins += 1;
-                        if spins > 1_000_000 {
-                            return stuck.store(true, Ordering::Relaxed);
-                        }
-                        std::thread::yield_now();
-                    }
-                }
-            });
-        }
-        let total = || served.iter().map(|count| count.load(Ordering::Relaxed)).sum::<usize>();
-        while total() < posters * ROUNDS && !stuck.load(Ordering::Relaxed) {
-            // Pairs with the poster's look, above.
-            serve(&mut |poster| _ = served[poster].fetch_add(1, Ordering::Release));
-            std::thread::yield_now();
-        }
-    });
-    assert!(!stuck.load(Ordering::Relaxed), "a post was never served");
 }
 
 /// The fields with these names, as `Debug` shows each.

@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::devices::pc::lapic::{Effect, msr};
-use crate::devices::state_checks::post_from_threads;
 
 fn is_empty(inbox: &Inbox) -> bool {
     !inbox.has_signals() && inbox.pending() == VectorSet::EMPTY
@@ -103,20 +102,4 @@ fn a_lowest_priority_vector_is_a_vector() {
     let _ = inbox.post(MessageKind::Lowest(0x99), Trigger::Edge);
     let _ = inbox.take(&mut lapic);
     assert_eq!(lapic.pending(), Some(0x99));
-}
-
-#[test]
-fn g6_no_post_is_lost_between_threads() {
-    let inbox = Inbox::default();
-    let mut lapic = lapic();
-    let post = |poster: usize| _ = inbox.post_fixed(0x40 + poster as u8, Trigger::Edge);
-    post_from_threads(4, post, |served| {
-        let _ = inbox.take(&mut lapic);
-        while let Some(vector) = lapic.pending() {
-            lapic.begin_service(vector);
-            let _ = lapic.eoi();
-            served(usize::from(vector - 0x40));
-        }
-    });
-    assert!(is_empty(&inbox));
 }

@@ -1,5 +1,4 @@
 use super::*;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 fn call(id: u32, arguments: [u64; 3]) -> Call {
     decode([u64::from(id), arguments[0], arguments[1], arguments[2]], 20)
@@ -112,47 +111,4 @@ fn a_vcpu_starts_once() {
     power.reset();
     assert_eq!(power.take_start(), None);
     assert_eq!(Status::OnPending.to_x0(), -5_i64 as u64);
-}
-
-/// Two callers race to start a vCPU that turns itself off again: each start has the complete
-/// arguments of one caller, and each success of a caller is one start.
-#[test]
-fn racing_callers_start_it_once_each_time() {
-    const STARTS: u32 = 2000;
-    let (power, succeeded, begun) = (Power::off(), AtomicU32::new(0), AtomicU32::new(0));
-    std::thread::scope(|scope| {
-        for caller in 1..=2_u64 {
-            let (power, succeeded, begun) = (&power, &succeeded, &begun);
-            scope.spawn(move || {
-                let mut number = caller << 32;
-                for _ in 0..50_000_000_u64 {
-                    if begun.load(Ordering::Relaxed) >= STARTS {
-                        break;
-                    }
-                    number += 1;
-                    if power.turn_on(Start { entry: number, context: !number }).is_ok() {
-                        succeeded.fetch_add(1, Ordering::Relaxed);
-                    }
-                    std::thread::yield_now();
-                }
-            });
-        }
-        let mut last = 0;
-        for _ in 0..50_000_000_u64 {
-            if let Some(start) = power.take_start() {
-                assert_eq!(start.context, !start.entry, "halves of two starts");
-                assert_ne!(start.entry, last, "begun twice");
-                last = start.entry;
-                power.turn_off();
-                if begun.fetch_add(1, Ordering::Relaxed) + 1 >= STARTS {
-                    break;
-                }
-            }
-            std::thread::yield_now();
-        }
-    });
-    let begun = begun.load(Ordering::Relaxed) + u32::from(power.take_start().is_some());
-    assert_eq!(begun, STARTS.max(begun), "stuck");
-    assert!(begun >= STARTS);
-    assert_eq!(succeeded.load(Ordering::Relaxed), begun);
 }

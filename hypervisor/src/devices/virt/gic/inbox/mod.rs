@@ -123,7 +123,6 @@ mod model;
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::devices::state_checks::post_from_threads;
 
     #[test]
     fn an_empty_inbox_has_nothing() {
@@ -153,21 +152,6 @@ mod tests {
             let _ = inbox.post_groups(groups);
             assert_eq!(inbox.take(), Posted { groups: Some(groups), ..Posted::default() });
         }
-        assert!(inbox.is_empty());
-    }
-
-    #[test]
-    fn g6_no_spi_is_lost_between_threads() {
-        let inbox = Inbox::default();
-        post_from_threads(
-            3,
-            |poster| _ = inbox.post_spi(40 + 70 * poster as u8),
-            |served| {
-                if !inbox.is_empty() {
-                    inbox.take().spis.iter().for_each(|intid| served(usize::from((intid - 40) / 70)));
-                }
-            },
-        );
         assert!(inbox.is_empty());
     }
 }
