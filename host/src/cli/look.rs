@@ -89,9 +89,6 @@ pub(crate) struct ReportArgs {
     /// Chromium, if that is installed
     #[arg(long, value_name = "FILE", requires = "trace")]
     pub(crate) picture: Option<PathBuf>,
-    /// Also write the table of ratios, with date and versions, as Markdown
-    #[arg(long, value_name = "FILE", requires = "results")]
-    pub(crate) markdown: Option<PathBuf>,
     /// Also take pictures of the report with a headless Chromium, if that is installed: light.png,
     /// dark.png and paper.png in this directory
     #[arg(long, value_name = "DIRECTORY")]

@@ -41,10 +41,6 @@ pub(crate) fn write(args: &ReportArgs) -> Result<usize> {
     let results = args.results.as_deref().map(read).transpose()?.map(|it| Results::of(&it)).transpose()?;
     ensure!(results.is_some() || !args.trace.is_empty(), "nothing to report: name results or a trace");
     let traces = args.trace.iter().map(|path| trace(path, args)).collect::<Result<Vec<_>>>()?;
-    if let (Some(file), Some(results)) = (&args.markdown, &results) {
-        fs::write(file, results::markdown(results))
-            .with_context(|| format!("cannot write {}", file.display()))?;
-    }
     let page = page(results.as_ref(), &traces)?;
     fs::write(&args.output, &page).with_context(|| format!("cannot write {}", args.output.display()))?;
     if let Some(file) = &args.picture {

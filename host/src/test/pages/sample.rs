@@ -23,7 +23,6 @@ pub(super) fn sample(directory: &Path) -> Result<PathBuf> {
         output: path("report <1>.html"),
         screenshots: None,
         picture: None,
-        markdown: None,
     };
     report::write(&args)?;
     Ok(args.output)
