@@ -9,7 +9,6 @@ mod intel;
 mod kept;
 mod ring;
 mod smmu;
-mod vi;
 
 use crate::test::prelude::*;
 
