@@ -1,4 +1,4 @@
-//! Text on a screen: white on black, on a framebuffer of pixels.
+//! Text on a screen: white on black, on a framebuffer with a byte of a pixel for each colour.
 //!
 //! A screen is only written to: framebuffers are slow to read. The font is that of the crate
 //! `noto-sans-mono-bitmap`, whose glyphs are made when it is built.
@@ -7,7 +7,6 @@
 mod tests;
 mod text;
 
-use arrayvec::ArrayVec;
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, RasterizedChar, get_raster, get_raster_width};
 
 pub use text::{COLUMNS_MAX, ROWS_MAX, Text};
@@ -20,33 +19,10 @@ pub const GLYPH_WIDTH: usize = get_raster_width(WEIGHT, SIZE);
 /// As above.
 pub const GLYPH_HEIGHT: usize = SIZE.val();
 
-/// Bytes of a line of a glyph.
-const LINE_MAX: usize = GLYPH_WIDTH * 4;
+/// Bytes of a pixel.
+const PIXEL: u32 = 4;
 /// The largest framebuffer, of 8192 lines of 8192 pixels.
 const BYTES_MAX: u64 = 256 << 20;
-
-/// Where the bits of a colour are in a pixel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Field {
-    /// The lowest bit.
-    pub position: u8,
-    /// Their number.
-    pub size: u8,
-}
-
-impl Field {
-    /// The bits of this intensity, of which 255 is the most.
-    fn of(self, intensity: u8) -> u32 {
-        let intensity = u32::from(intensity);
-        match self.size.checked_sub(8) {
-            Some(more) => intensity << more << self.position,
-            None => intensity >> (8 - self.size) << self.position,
-        }
-    }
-}
-
-/// Red, green and blue.
-pub type Colours = [Field; 3];
 
 /// A framebuffer, as a loader describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +37,8 @@ pub struct Frame {
     pub height: u32,
     /// Bits of a pixel.
     pub bits: u8,
-    /// The colours among them; `None` if they are an index of a palette, a character, or else.
-    pub colours: Option<Colours>,
+    /// Whether each colour is one of a pixel's bytes.
+    pub has_byte_colours: bool,
 }
 
 impl Frame {
@@ -71,31 +47,22 @@ impl Frame {
         u64::from(self.pitch) * u64::from(self.height)
     }
 
-    fn bytes_of_pixel(&self) -> usize {
-        usize::from(self.bits.div_ceil(8))
-    }
-
     /// Checks that text can be shown on it.
     ///
     /// # Errors
     ///
     /// Why not.
     pub fn check(&self) -> Result<(), &'static str> {
-        let is_within = |field: &Field| (1..=16).contains(&field.size) && field.position <= 32 - field.size;
-        let has_colours = self.colours.is_some_and(|fields| fields.iter().all(is_within));
-        if !has_colours || !(15..=32).contains(&self.bits) {
-            return Err("its pixels are not colours of 15 to 32 bits");
+        if u32::from(self.bits) != 8 * PIXEL || !self.has_byte_colours {
+            return Err("its pixels are not 32 bits with a byte for each colour");
         }
-        let line = u64::from(self.width) * self.bytes_of_pixel() as u64;
+        let is_aligned = self.address.is_multiple_of(PIXEL.into()) && self.pitch.is_multiple_of(PIXEL);
         let is_there = self.address != 0 && self.width != 0 && self.bytes() != 0 && self.bytes() <= BYTES_MAX;
-        if !is_there || line > u64::from(self.pitch) || self.address.checked_add(self.bytes()).is_none() {
+        let is_wide = self.pitch / PIXEL >= self.width;
+        if !is_aligned || !is_there || !is_wide || self.address.checked_add(self.bytes()).is_none() {
             return Err("it has no size that is possible");
         }
         Ok(())
-    }
-
-    fn pixel(&self, intensity: u8) -> u32 {
-        self.colours.iter().flatten().fold(0, |pixel, field| pixel | field.of(intensity))
     }
 }
 
@@ -106,8 +73,8 @@ pub fn glyph(byte: u8) -> Option<RasterizedChar> {
 
 /// The memory of a framebuffer.
 pub trait Memory {
-    /// Stores bytes from this offset on.
-    fn store(&mut self, offset: usize, bytes: &[u8]);
+    /// Stores pixels from this one on.
+    fn store(&mut self, first: usize, pixels: &[u32]);
 }
 
 /// What draws on a framebuffer.
@@ -118,28 +85,31 @@ pub struct Brush<M> {
 }
 
 impl<M: Memory> Brush<M> {
+    /// Pixels from one line to the next.
+    const fn pitch(&self) -> usize {
+        (self.frame.pitch / PIXEL) as usize
+    }
+
     fn clear(&mut self) {
-        let blank = [0; 1 << 12];
-        let mut at = 0;
-        while at < self.frame.bytes() as usize {
-            let length = blank.len().min(self.frame.bytes() as usize - at);
-            self.memory.store(at, blank.get(..length).unwrap_or(&[]));
-            at += length;
+        let (blank, pixels) = ([0; 1 << 10], self.pitch() * self.frame.height as usize);
+        let mut first = 0;
+        while first < pixels {
+            let length = blank.len().min(pixels - first);
+            self.memory.store(first, blank.get(..length).unwrap_or(&[]));
+            first += length;
         }
     }
 
     /// Draws a character.
     fn draw(&mut self, column: usize, row: usize, byte: u8) {
-        let (frame, pitch) = (self.frame, self.frame.pitch as usize);
-        let bytes = frame.bytes_of_pixel();
-        let left = column * GLYPH_WIDTH * bytes;
         let Some(glyph) = glyph(byte) else { return };
-        for (y, row_of_glyph) in glyph.rows().enumerate() {
-            let mut line = ArrayVec::<u8, LINE_MAX>::new();
-            for intensity in row_of_glyph {
-                line.extend(frame.pixel(*intensity).to_le_bytes().into_iter().take(bytes));
-            }
-            self.memory.store((row * GLYPH_HEIGHT + y) * pitch + left, &line);
+        for (y, intensities) in glyph.rows().enumerate() {
+            // Grey is the same in each order of the colours.
+            let mut line = [0; GLYPH_WIDTH];
+            line.iter_mut()
+                .zip(intensities)
+                .for_each(|(pixel, grey)| *pixel = u32::from_ne_bytes([*grey; 4]));
+            self.memory.store((row * GLYPH_HEIGHT + y) * self.pitch() + column * GLYPH_WIDTH, &line);
         }
     }
 }
@@ -172,7 +142,6 @@ impl<M: Memory> Screen<M> {
         let mut brush = Brush { frame, memory };
         brush.clear();
         self.brush = Some(brush);
-        self.draw_all();
         Ok(())
     }
 
@@ -204,10 +173,6 @@ impl<M: Memory> Screen<M> {
     pub fn show(&mut self, bytes: impl Iterator<Item = u8>) {
         self.text.clear();
         bytes.for_each(|byte| self.text.put(byte, &mut |_, _, _| {}));
-        self.draw_all();
-    }
-
-    fn draw_all(&mut self) {
         if let Some(brush) = &mut self.brush {
             self.text.cells().for_each(|(column, row, byte)| brush.draw(column, row, byte));
         }

@@ -2,102 +2,66 @@ use super::*;
 use std::string::String;
 use std::vec::Vec;
 
-const RGB: Option<Colours> =
-    Some([Field { position: 16, size: 8 }, Field { position: 8, size: 8 }, Field { position: 0, size: 8 }]);
 /// 10 by 4 characters, with a gap behind each line.
-const FRAME: Frame = Frame { address: 0x1000, pitch: 300, width: 72, height: 65, bits: 32, colours: RGB };
+const FRAME: Frame =
+    Frame { address: 0x1000, pitch: 300, width: 72, height: 65, bits: 32, has_byte_colours: true };
 
-/// A framebuffer, and what lies behind it.
-struct Bytes(Vec<u8>);
+/// The pixels of a framebuffer.
+struct Pixels(Vec<u32>);
 
-impl Memory for Bytes {
-    fn store(&mut self, offset: usize, bytes: &[u8]) {
-        self.0.iter_mut().skip(offset).zip(bytes).for_each(|(place, byte)| *place = *byte);
+impl Memory for Pixels {
+    fn store(&mut self, first: usize, pixels: &[u32]) {
+        self.0[first..first + pixels.len()].copy_from_slice(pixels);
     }
 }
 
-fn screen(frame: Frame) -> Screen<Bytes> {
+fn screen(frame: Frame) -> Screen<Pixels> {
     let mut screen = Screen::none();
-    screen.open(frame, Bytes(std::vec![0xcc; frame.bytes() as usize])).expect("can be used");
+    screen.open(frame, Pixels(std::vec![7; frame.bytes() as usize / 4])).expect("can be used");
     screen
 }
 
-fn write(screen: &mut Screen<Bytes>, text: &str) {
+fn write(screen: &mut Screen<Pixels>, text: &str) {
     text.bytes().for_each(|byte| screen.put(byte));
 }
 
 /// The cells of each row, without blanks at its end.
-fn rows(screen: &Screen<Bytes>) -> Vec<String> {
+fn rows(screen: &Screen<Pixels>) -> Vec<String> {
     let (columns, _) = screen.size().expect("there is one");
     let cells: Vec<u8> = screen.text.cells().map(|(_, _, byte)| byte).collect();
     cells.chunks(columns).map(|row| String::from_utf8_lossy(row).trim_end().into()).collect()
 }
 
-/// The pixels, as the bytes that they consist of.
-fn pixel(screen: &Screen<Bytes>, x: usize, y: usize) -> &[u8] {
-    let Brush { frame, memory } = screen.brush.as_ref().expect("there is one");
-    let bytes = frame.bytes_of_pixel();
-    &memory.0[y * frame.pitch as usize + x * bytes..][..bytes]
-}
-
 #[test]
-fn a_glyph_is_where_its_cell_is_and_white_is_all_bits_of_the_colours() {
-    let other = Some([
-        Field { position: 11, size: 5 },
-        Field { position: 5, size: 6 },
-        Field { position: 0, size: 5 },
-    ]);
-    let deep = Some([0, 10, 20].map(|position| Field { position, size: 10 }));
-    let bgr = Some([8, 16, 24].map(|position| Field { position, size: 8 }));
-    let white: [(Option<Colours>, u8, &[u8]); 5] = [
-        (RGB, 32, &[0xff, 0xff, 0xff, 0]),
-        (RGB, 24, &[0xff, 0xff, 0xff]),
-        (bgr, 32, &[0, 0xff, 0xff, 0xff]),
-        (other, 16, &[0xff, 0xff]),
-        (deep, 32, &[0xfc, 0xf3, 0xcf, 0x3f]),
-    ];
-    for (colours, bits, white) in white {
-        let mut screen = screen(Frame { colours, bits, ..FRAME });
-        write(&mut screen, "a\n M");
-        let (glyph, mut seen) = (glyph(b'M').expect("is in the font"), 0);
-        for y in 0..GLYPH_HEIGHT {
-            for x in 0..GLYPH_WIDTH {
-                let shown = pixel(&screen, GLYPH_WIDTH + x, GLYPH_HEIGHT + y);
-                match glyph.pixel(x, y) {
-                    Some(0xff) => {
-                        seen += 1;
-                        assert_eq!(shown, white, "{colours:?}");
-                    }
-                    Some(0) => assert!(shown.iter().all(|byte| *byte == 0), "{colours:?}"),
-                    _ => {}
-                }
-            }
-        }
-        assert!(seen > 0, "no pixel of the glyph is white");
-        // Right of the last column and below the last row there is black, in the gap nothing.
-        assert!(pixel(&screen, 71, 3).iter().chain(pixel(&screen, 3, 64)).all(|byte| *byte == 0));
+fn a_glyph_is_where_its_cell_is_in_shades_that_are_the_same_in_all_colours() {
+    let mut screen = screen(FRAME);
+    write(&mut screen, "a\n M");
+    let glyph = glyph(b'M').expect("is in the font");
+    let pixels = &screen.brush.as_ref().expect("there is one").memory.0;
+    for (x, y) in (0..GLYPH_WIDTH).flat_map(|x| (0..GLYPH_HEIGHT).map(move |y| (x, y))) {
+        let grey = glyph.pixel(x, y).expect("is within it");
+        assert_eq!(pixels[(GLYPH_HEIGHT + y) * 75 + GLYPH_WIDTH + x], u32::from(grey) * 0x0101_0101);
     }
+    // Right of the last column and below the last row there is black.
+    assert_eq!((pixels[3 * 75 + 71], pixels[64 * 75 + 3]), (0, 0));
 }
 
 #[test]
 fn what_cannot_be_drawn_on_is_refused() {
-    let odd = |position, size| Some([Field { position, size }; 3]);
     for (wrong, why) in [
-        (Frame { colours: None, ..FRAME }, "colours of 15"),
-        (Frame { bits: 8, ..FRAME }, "colours of 15"),
-        (Frame { bits: 64, ..FRAME }, "colours of 15"),
-        (Frame { colours: odd(25, 8), ..FRAME }, "colours of 15"),
-        (Frame { colours: odd(0, 0), ..FRAME }, "colours of 15"),
-        (Frame { colours: odd(40, 4), ..FRAME }, "colours of 15"),
-        (Frame { pitch: 72 * 4 - 1, ..FRAME }, "no size"),
+        (Frame { has_byte_colours: false, ..FRAME }, "32 bits"),
+        (Frame { bits: 24, ..FRAME }, "32 bits"),
+        (Frame { pitch: 71 * 4, ..FRAME }, "no size"),
+        (Frame { pitch: 301, ..FRAME }, "no size"),
         (Frame { address: 0, ..FRAME }, "no size"),
-        (Frame { address: u64::MAX - 4, ..FRAME }, "no size"),
+        (Frame { address: 0x1001, ..FRAME }, "no size"),
+        (Frame { address: u64::MAX - 3, ..FRAME }, "no size"),
         (Frame { height: u32::MAX, ..FRAME }, "no size"),
         (Frame { height: 0, ..FRAME }, "no size"),
         (Frame { height: 15, ..FRAME }, "no room"),
     ] {
         let mut screen = Screen::none();
-        let said = screen.open(wrong, Bytes(Vec::new())).expect_err("is refused");
+        let said = screen.open(wrong, Pixels(Vec::new())).expect_err("is refused");
         assert!(said.contains(why) && screen.size().is_none(), "{wrong:?}: {said}");
     }
 }
@@ -114,7 +78,7 @@ fn rows_wrap_and_move_up_and_what_is_drawn_is_what_the_cells_say() {
     assert_eq!(rows(&shown), ["ab", "X       e", "2", "last"]);
     let mut drawn = screen(FRAME);
     write(&mut drawn, "ab\nX       e\n2\nlast");
-    let pixels = |screen: &Screen<Bytes>| screen.brush.as_ref().expect("there is one").memory.0.clone();
+    let pixels = |screen: &Screen<Pixels>| screen.brush.as_ref().expect("there is one").memory.0.clone();
     assert_eq!(pixels(&shown), pixels(&drawn));
     drawn.show("a longer text\nthat is shown\nin place of it, but for its beginning".bytes());
     assert_eq!(rows(&drawn), ["in place o", "f it, but", "for its be", "ginning"]);

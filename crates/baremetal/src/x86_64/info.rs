@@ -10,7 +10,7 @@ pub use crate::pages::Ram;
 
 use super::efi;
 use super::linux::{COMMAND_LINE, E820_COUNT, E820_ENTRY, E820_MAX, E820_TABLE};
-use crate::screen::{Field, Frame};
+use crate::screen::Frame;
 
 /// The protocol that an entry reports.
 pub const PROTOCOL_PVH: u32 = 1;
@@ -166,16 +166,16 @@ unsafe fn read_multiboot2(address: u32) -> Result<BootInfo, &'static str> {
 }
 
 fn frame(tag: &FramebufferTag) -> Frame {
-    let field = |field: FramebufferField| Field { position: field.position, size: field.size };
+    let is_byte = |field: FramebufferField| field.size == 8 && field.position.is_multiple_of(8);
     Frame {
         address: tag.address(),
         pitch: tag.pitch(),
         width: tag.width(),
         height: tag.height(),
         bits: tag.bpp(),
-        colours: match tag.buffer_type() {
-            Ok(FramebufferType::RGB { red, green, blue }) => Some([red, green, blue].map(field)),
-            _ => None,
+        has_byte_colours: match tag.buffer_type() {
+            Ok(FramebufferType::RGB { red, green, blue }) => [red, green, blue].into_iter().all(is_byte),
+            _ => false,
         },
     }
 }

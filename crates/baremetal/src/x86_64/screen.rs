@@ -27,23 +27,11 @@ const TRIES: u32 = 1 << 23;
 pub struct Mapped(Range<u64>);
 
 impl screen::Memory for Mapped {
-    fn store(&mut self, offset: usize, bytes: &[u8]) {
-        let start = self.0.start + offset as u64;
-        if start + bytes.len() as u64 > self.0.end {
-            return;
-        }
-        // Each store is a message on a bus: as few as can be.
-        let (mut words, mut rest) = bytes.as_chunks::<4>();
-        if !start.is_multiple_of(4) {
-            (words, rest) = (&[], bytes);
-        }
-        for (address, word) in (start / 4..).zip(words) {
+    fn store(&mut self, first: usize, pixels: &[u32]) {
+        let words = self.0.start / 4 + first as u64..self.0.end / 4;
+        for (word, pixel) in words.zip(pixels) {
             // SAFETY: `open` has mapped the framebuffer, which is nobody else's memory.
-            unsafe { ((address * 4) as *mut u32).write_volatile(u32::from_le_bytes(*word)) };
-        }
-        for (address, byte) in (start + 4 * words.len() as u64..).zip(rest) {
-            // SAFETY: as above.
-            unsafe { (address as *mut u8).write_volatile(*byte) };
+            unsafe { ((word * 4) as *mut u32).write_volatile(*pixel) };
         }
     }
 }
