@@ -1,12 +1,9 @@
-//! Compares the trace of a run with the hypervisor's counters, reads it with a parser other than
-//! the writer's library, and measures its cost.
+//! Compares the trace of a run with the hypervisor's counters, and measures its cost.
 
 use crate::test::prelude::*;
 use crate::trace;
 use crate::trace::collect::{Collected, Collector};
 use hostlink::trace::Event;
-use std::collections::HashMap;
-use tinyjson::{InnerAsRef, JsonValue};
 
 /// Timeout of a machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -31,8 +28,8 @@ fn agrees_with_the_counters(room: &Room<'_>) -> Result<()> {
     let path = room.directory.join("trace.json");
     let timeline = trace::write(&path, &collected)?;
     let text = fs::read_to_string(&path).context("cannot read the trace")?;
-    let trace: JsonValue = text.parse().map_err(|error| anyhow!("the trace is no JSON: {error}"))?;
-    let events: &Vec<JsonValue> = trace["traceEvents"].get().context("there is no list of events")?;
+    let trace: Value = serde_json::from_str(&text).context("the trace is no JSON")?;
+    let events = trace["traceEvents"].as_array().context("there is no list of events")?;
     check_slices(events)?;
     let slices = events.iter().filter(|event| text_of(event, "name") == "flush").count();
     let shown = timeline.flushes.iter().filter(|flush| flush.vcpu.is_some()).count();
@@ -83,25 +80,21 @@ fn compare(counters: &Snapshot, collected: &Collected) -> Result<u64> {
     Ok(flushes)
 }
 
-fn value_of<'e, T: InnerAsRef>(event: &'e JsonValue, key: &str) -> Option<&'e T> {
-    event.get::<HashMap<String, JsonValue>>()?.get(key)?.get()
+fn number_of(event: &Value, key: &str) -> f64 {
+    event[key].as_f64().unwrap_or(f64::NAN)
 }
 
-fn number_of(event: &JsonValue, key: &str) -> f64 {
-    value_of(event, key).copied().unwrap_or(f64::NAN)
-}
-
-fn text_of<'e>(event: &'e JsonValue, key: &str) -> &'e str {
-    value_of::<String>(event, key).map_or("", String::as_str)
+fn text_of<'e>(event: &'e Value, key: &str) -> &'e str {
+    event[key].as_str().unwrap_or_default()
 }
 
 /// A time in the file, in nanoseconds.
-fn ns_of(event: &JsonValue, key: &str) -> i64 {
+fn ns_of(event: &Value, key: &str) -> i64 {
     (number_of(event, key) * 1000.0).round() as i64
 }
 
 /// Slices of each track, by their start: first and last nanosecond.
-fn tracks(events: &[JsonValue]) -> BTreeMap<(i64, i64), Vec<(i64, i64)>> {
+fn tracks(events: &[Value]) -> BTreeMap<(i64, i64), Vec<(i64, i64)>> {
     let mut tracks = BTreeMap::<_, Vec<_>>::new();
     for event in events.iter().filter(|event| text_of(event, "ph") == "X") {
         let track = (number_of(event, "pid") as i64, number_of(event, "tid") as i64);
@@ -115,7 +108,7 @@ fn tracks(events: &[JsonValue]) -> BTreeMap<(i64, i64), Vec<(i64, i64)>> {
 }
 
 /// In each track, slices are nested or disjoint; none overlaps another in part.
-fn check_slices(events: &[JsonValue]) -> Result<()> {
+fn check_slices(events: &[Value]) -> Result<()> {
     for (track, slices) in tracks(events) {
         let mut open: Vec<(i64, i64)> = Vec::new();
         for slice in slices {
@@ -132,9 +125,9 @@ fn check_slices(events: &[JsonValue]) -> Result<()> {
 }
 
 /// Each arrow has two ends, the second not before the first, and both in slices.
-fn check_arrows(events: &[JsonValue]) -> Result<()> {
+fn check_arrows(events: &[Value]) -> Result<()> {
     let tracks = tracks(events);
-    let mut arrows = BTreeMap::<i64, Vec<&JsonValue>>::new();
+    let mut arrows = BTreeMap::<i64, Vec<&Value>>::new();
     for event in events.iter().filter(|event| matches!(text_of(event, "ph"), "s" | "f")) {
         arrows.entry(number_of(event, "id") as i64).or_default().push(event);
     }
@@ -173,8 +166,7 @@ fn cpuid(hypervisor: &Hypervisor, directory: &Path) -> Result<f64> {
     spec.timeout = Some(TIMEOUT);
     let outcome =
         Machine::start(&spec, &Signals::default())?.run(|_, _| Ok(Flow::Continue))?.powered_off()?;
-    let is_wanted =
-        |report: &&serde_json::Value| report["case"] == "cpuid" && report["metric"] == "instructions";
+    let is_wanted = |report: &&Value| report["case"] == "cpuid" && report["metric"] == "instructions";
     let report = outcome.reports.iter().find(is_wanted).context("the probe did not count CPUID")?;
     report["value"].as_f64().with_context(|| format!("not a count: {report}"))
 }
