@@ -270,20 +270,6 @@ mod tests {
         assert_eq!((reports.all().len(), reports.dropped()), (2, 0));
     }
 
-    #[test]
-    fn u18_the_last_report_is_kept_however_many_come_before() {
-        let reports = Reports::new();
-        let flood = "{\"event\":\"flood\"}\n".repeat(3 * Ends::<Value>::COUNT_MAX);
-        reports.read(
-            format!("{{\"event\":\"begin\"}}\n{flood}{{\"event\":\"exit\",\"status\":7}}\n").as_bytes(),
-        );
-        let all = reports.all();
-        assert_eq!(all.first(), Some(&json!({"event": "begin"})));
-        assert_eq!(all.last(), Some(&json!({"event": "exit", "status": 7})));
-        assert_eq!(all.len() + reports.dropped(), 3 * Ends::<Value>::COUNT_MAX + 2);
-        assert!(reports.dropped() > 0);
-    }
-
     const LEAST: usize = 16;
 
     proptest! {
