@@ -40,6 +40,9 @@ fn registers_that_there_are_not_are_zero_and_ignore_writes() {
 
 #[test]
 fn identification_is_that_of_a_gicv3_without_lpis() {
+    let mut enabled = Distributor::new(1, 64);
+    let _ = enabled.write(0, 4, 2);
+    assert_eq!(enabled.read(0, 4).0, 0x52);
     let distributor = Distributor::new(200, 128);
     let read = |offset| distributor.read(offset, 4).0;
     assert_eq!(read(0), 0x50, "affinity routing, one security state, no group enabled");

@@ -126,53 +126,6 @@ fn a_deactivation_by_register_reaches_the_physical_timer() {
 }
 
 #[test]
-fn a_flood_comes_in_order_of_priority_through_few_registers() {
-    for list_count in [1, 2, 4, 16] {
-        let mut system = system(list_count);
-        // Spread over 32 levels so that several share each.
-        for intid in 40..=255_u8 {
-            system.set_priority(0, intid, intid.wrapping_mul(37) & 0xf8);
-            system.write_bit(0, 0x200, intid);
-        }
-        system.vcpus[0].cpu.pmr = 0xff;
-        system.settle();
-        assert!(system.vcpus[0].cpu.maintenance.contains(Maintenance::NO_PENDING));
-        let (mut last, mut served) = (0, Vec::new());
-        while let Some(intid) = system.vcpus[0].cpu.acknowledge() {
-            let priority = intid.wrapping_mul(37) & 0xf8;
-            assert!(priority >= last, "{priority:#x} after {last:#x}");
-            last = priority;
-            served.push(intid);
-            assert!(served.len() <= 216, "one came twice");
-            system.settle();
-            system.vcpus[0].cpu.end(intid);
-            system.settle();
-        }
-        served.sort_unstable();
-        assert_eq!(served, (40..=255).collect::<Vec<_>>());
-        assert_eq!(system.vcpus[0].cpu.maintenance, Maintenance::empty());
-    }
-}
-
-#[test]
-fn a_group_that_the_guest_has_closed_keeps_nothing_out() {
-    let mut system = system(1);
-    system.write(0, 4, 3);
-    system.write_own(0, 0x80, 4, 0xffff_fff0);
-    system.vcpus[0].cpu.groups = 2;
-    system.set_priority(0, 1, 0);
-    send(&mut system, 1);
-    assert_eq!(lists(&system)[0].intid(), 1);
-    send(&mut system, 5);
-    assert_eq!(lists(&system)[0].intid(), 5, "of lower priority, but the guest takes it");
-    let expected = Maintenance::NO_PENDING | Maintenance::GROUP0_ENABLED;
-    assert_eq!(system.vcpus[0].cpu.maintenance, expected);
-    system.vcpus[0].cpu.groups = 3;
-    system.settle();
-    assert_eq!(system.vcpus[0].cpu.signalled(), Some((1, 0)));
-}
-
-#[test]
 fn nested_interrupts_outside_the_registers_end_in_their_order() {
     let mut system = system(1);
     for (intid, priority) in [(1, 0xc0), (2, 0x80), (3, 0x40)] {
@@ -190,29 +143,6 @@ fn nested_interrupts_outside_the_registers_end_in_their_order() {
         system.enter(0);
         assert!(active == after || active == after | 1 << (left + 1));
         assert_eq!(after, (2 << left) - 2, "those below are active still");
-    }
-}
-
-#[test]
-fn split_ends_deactivate_whatever_is_named() {
-    let mut system = system(2);
-    system.vcpus[0].cpu.splits_eoi = true;
-    for intid in [1, 2, 3, 4] {
-        send(&mut system, intid);
-        assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(intid as u8));
-        system.vcpus[0].cpu.end(intid as u8);
-        system.settle();
-    }
-    system.exit(0);
-    system.enter(0);
-    assert!(system.vcpus[0].cpu.maintenance.contains(Maintenance::TRAP_DEACTIVATION));
-    let mut left = 0b11110;
-    for intid in [3, 1, 4, 2] {
-        system.deactivate(0, intid);
-        left &= !(1 << intid);
-        system.exit(0);
-        assert_eq!(system.vcpus[0].private.read(super::system::SGI_FRAME + 0x300, 4), left);
-        system.enter(0);
     }
 }
 

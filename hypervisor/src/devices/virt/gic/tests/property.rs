@@ -4,7 +4,7 @@
 
 use super::reference::Reference;
 use super::system::System;
-use crate::devices::virt::gic::{Maintenance, SgiGroup};
+use crate::devices::virt::gic::{Bits, Maintenance, SgiGroup};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -277,6 +277,7 @@ impl Run {
             self.step(&Op::Exit(vcpu));
         }
         assert!(self.system.vcpus.iter().all(|vcpu| vcpu.cpu.lists == [0; 16] && vcpu.cpu.physical == 0));
+        assert!(self.system.vcpus.iter().all(|vcpu| vcpu.private.held() == Bits::EMPTY), "given back");
     }
 }
 

@@ -33,47 +33,6 @@ fn an_sgi_of_group_1_is_not_reached_through_group_0() {
 }
 
 #[test]
-fn a_level_comes_again_until_its_line_falls() {
-    let mut system = system(1, 33, 0);
-    system.set_line(33, true);
-    system.settle();
-    for _ in 0..3 {
-        assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(33));
-        system.settle();
-        assert_eq!(signalled(&system), [None], "not while it is active");
-        system.vcpus[0].cpu.end(33);
-        system.settle();
-        assert_eq!(signalled(&system), [Some(33)]);
-    }
-    system.set_line(33, false);
-    system.settle();
-    assert_eq!(signalled(&system), [None]);
-    assert_eq!(system.vcpus[0].private.held(), Bits::EMPTY, "given back");
-}
-
-#[test]
-fn an_edge_while_active_is_one_more_and_not_two() {
-    let mut system = system(1, 40, 0);
-    system.write(0xc08, 4, 2 << 16);
-    for level in [true, false] {
-        system.set_line(40, level);
-    }
-    system.settle();
-    assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(40));
-    for level in [true, false, true, false] {
-        system.set_line(40, level);
-        system.settle();
-    }
-    system.vcpus[0].cpu.end(40);
-    assert_eq!(system.vcpus[0].cpu.acknowledge(), Some(40));
-    system.vcpus[0].cpu.end(40);
-    system.exit(0);
-    system.enter(0);
-    system.settle();
-    assert_eq!(signalled(&system), [None]);
-}
-
-#[test]
 fn a_pending_spi_moves_with_its_route_and_an_active_one_when_it_ends() {
     let mut system = system(18, 50, 0x101);
     system.set_line(50, true);
@@ -203,26 +162,6 @@ fn an_activated_spi_waits_for_its_deactivation() {
     system.write(0x384, 4, 1 << 3);
     system.settle();
     assert_eq!(signalled(&system), [None, Some(35)]);
-}
-
-#[test]
-fn the_distributors_groups_hold_back_private_interrupts_too() {
-    let mut system = System::new(2, 4);
-    system.write_own(1, 0x80, 4, u64::from(u32::MAX));
-    system.write_own(1, 0x100, 4, u64::from(u32::MAX));
-    system.write_bit(1, 0x200, 20);
-    system.settle();
-    assert_eq!(signalled(&system), [None, None]);
-    system.write(0, 4, 1);
-    system.settle();
-    assert_eq!(signalled(&system), [None, None], "group 0 only");
-    system.write(0, 4, 2);
-    system.settle();
-    assert_eq!(signalled(&system), [None, Some(20)]);
-    assert_eq!(system.read(0, 4), 0x52);
-    system.write(0, 4, 0);
-    system.settle();
-    assert_eq!(signalled(&system), [None, None]);
 }
 
 #[test]
