@@ -1,5 +1,5 @@
-//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM or Xen, on Quell on KVM, or on
-//! KVM on Quell.
+//! `quell check`: tlbcheck on the bare machine, on Quell, on Linux KVM or Xen, on Quell on KVM, or
+//! on KVM on Quell.
 
 use crate::cli::CheckArgs;
 use crate::guest::cache::XenVersion;

@@ -156,6 +156,12 @@ impl<F: Format, M: TableMemory> Shadow<F, M> {
         self.tables.for_each(0..u64::MAX, |range, leaf| visit(range.start, leaf.pa, leaf.permissions));
     }
 
+    /// Stores a leaf for the first page, without a look at the slots.
+    #[cfg(all(test, loom))]
+    pub(crate) fn store(&self, at: u64) {
+        self.tables.install(at, PhysAddr(0), Level::Page4K, Permissions::RWX).unwrap();
+    }
+
     /// The tables that a leaf of this level would need more.
     fn missing(&self, at: u64, level: Level) -> u32 {
         let levels = [Level::Page4K, Level::Page2M, Level::Page1G];

@@ -141,8 +141,7 @@ fn n17_each_store_of_a_guests_guest_is_in_a_log() {
 }
 
 proptest! {
-    /// N13, N14: whatever is filled in between, an emptied shadow has what both levels have now, and
-    /// one that is not emptied what one of them had since.
+    /// N13, N14: a shadow has what both levels have had since it was emptied, and nothing else.
     #[test]
     fn n13_n14_a_shadow_has_what_both_levels_have_had_since_it_was_emptied(
         steps in prop::collection::vec((0u8..8, 0u64..16, 0u64..24, any::<[bool; 4]>()), 1..120),
