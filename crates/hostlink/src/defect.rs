@@ -88,6 +88,10 @@ defects! {
     DmaNotTold "dma-not-told" DMA,
     /// IOMMUs are told to drop the translations of another guest's devices.
     DmaWrongDomain "dma-wrong-domain" DMA,
+    /// Shadows of a guest's nested tables are not emptied when they must not be used any more.
+    ShadowKept "shadow-kept" SVM,
+    /// TLB_CONTROL of a guest that runs a guest of its own is ignored.
+    InnerControlIgnored "inner-control-ignored" SVM,
     /// An entry that was called off settles the vCPU's pending flush.
     CalledOffEntrySettles "called-off-entry-settles" SVM,
     /// Tag and flush for an entry are not written.

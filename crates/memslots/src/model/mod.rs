@@ -2,8 +2,8 @@
 //!
 //! Each file has small programs, generic over the operations that they use: the real ones, or with
 //! a single one broken. [`copies`] covers the two copies of a list, [`slots`] the data that faults
-//! and vCPUs derive from slots while these change, [`log`] dirty logs, and [`shadow`] translations of a
-//! guest's guest.
+//! and vCPUs derive from slots while these change, [`log`] dirty logs, and [`shadow`] the
+//! translations of a guest's guest.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p quell-memslots --lib --release`.
 

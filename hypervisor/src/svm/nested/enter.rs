@@ -3,6 +3,7 @@
 
 use core::mem;
 use hostlink::counters::Counter;
+use hostlink::defect::Defect;
 use stay::in_section;
 use stay::tagged::Key;
 
@@ -13,6 +14,7 @@ use super::{Inside, Nested, Now, maps, shadows};
 use crate::svm::intercepts::{self, misc1};
 use crate::svm::processor::Amd64;
 use crate::svm::vmcb::{EFER_SVME, Vmcb, clean, vintr};
+use crate::vm::defects::makes;
 use crate::vm::{Context, Next};
 use crate::x86::cpuid::{guest_efer_mask, physical_address_bits};
 use crate::x86::exits::with_translation;
@@ -60,7 +62,7 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
         let Some(nested) = own.nested.as_deref_mut() else { return false };
         let theirs = nested.vmcb12.get();
         let map = (theirs.intercept_misc1 & misc1::MSR != 0).then_some(theirs.msrpm_base);
-        let control = theirs.tlb_control;
+        let control = if makes(Defect::InnerControlIgnored) { 0 } else { theirs.tlb_control };
         let tables =
             nested.vmcb12.has_tables().then_some([block.cr0, theirs.nested_cr3, block.cr4, block.efer]);
         let key = Key { asid: theirs.asid, root: tables.map_or(0, root_of) };

@@ -6,6 +6,7 @@
 //! shadow is filled, and L2 goes on. When it must be emptied is in [`stay::tagged::Contexts`].
 
 use hostlink::counters::Counter;
+use hostlink::defect::Defect;
 use hostlink::exit::ExitCode;
 use memslots::Gpa;
 use memslots::space::{Filled, GuestSpace, Shadow};
@@ -17,6 +18,7 @@ use super::Nested;
 use super::exit::NESTED_FAULT;
 use crate::svm::processor::Amd64;
 use crate::svm::table::{Exit, FAULT_IN_ACCESS, FAULT_IN_WALK, INNER};
+use crate::vm::defects::makes;
 use crate::vm::memory::NestedTables;
 use crate::vm::{self, Context};
 use crate::x86::vcpu::instruction::nested_translate;
@@ -128,6 +130,7 @@ impl Nested {
     /// Empties the shadow with this number if it is void: before it is used in any way.
     pub(super) fn empty_void(&mut self, index: usize) {
         if self.contexts.take_void(index)
+            && !makes(Defect::ShadowKept)
             && let Some(shadow) = self.shadows.get_mut(index).and_then(Option::as_mut)
         {
             self.emptied += 1;

@@ -69,7 +69,7 @@ fn fault(guest: &mut Guest<'_, '_>, info: u64, address: u64) {
 /// What L1 was told, if L2 was left.
 fn told(guest: &Guest<'_, '_>) -> Option<[u64; 3]> {
     let left = vmcb12(guest);
-    (!is_inside(guest)).then(|| [left.exit_code, left.exit_info_1, left.exit_info_2])
+    (!is_inside(guest)).then_some([left.exit_code, left.exit_info_1, left.exit_info_2])
 }
 
 /// Where the shadow leads, if it has the page.
@@ -168,7 +168,7 @@ fn n14_a_shadow_is_emptied_before_what_was_flushed_is_used() {
         assert!(refill(guest, &block));
         assert!(leads(guest, PAGE).is_some(), "L1's own flush is about no shadow");
         let emptied = guest.count(Counter::InnerEmptied);
-        guest.0.vm.flush_space(Invalidation::Everything, &mut guest.0.workspace.scratch);
+        let _receipt = guest.0.vm.flush_space(Invalidation::Everything, &mut guest.0.workspace.scratch);
         assert!(!guest.enter(|_, _| panic!("a flush is due")));
         let (sender, seen) = std::sync::mpsc::channel();
         run(guest, move |b| {
