@@ -167,7 +167,7 @@ impl Run<'_> {
                     &inner,
                     &hypervisor,
                     self.switches,
-                    cpus,
+                    (cpus, Clock::Wall),
                     directory,
                 )
             }

@@ -190,7 +190,7 @@ pub(crate) struct AllArgs {
     /// Run only the cases of this architecture [default: of both]
     #[arg(long, value_name = "ARCH")]
     pub(crate) arch: Option<Arch>,
-    /// Run only this case; may be repeated
+    /// Run only this case, or those whose names go on from this with a hyphen; may be repeated
     #[arg(long, value_name = "CASE")]
     pub(crate) only: Vec<String>,
     /// Also run the cases that take long

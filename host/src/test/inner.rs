@@ -19,8 +19,14 @@ fn boot(room: &Room<'_>) -> Result<()> {
     let guest = Guest { memory: INNER_MEMORY, ..guest };
     let inner = guest.under_kvm(Flushes::Paravirtual, false);
     let hypervisor = room.lab.hypervisor(Arch::X86_64)?;
-    let spec =
-        stock.with_kvm_on_quell(room.platform, &inner, hypervisor, room.switches, 2, room.directory)?;
+    let spec = stock.with_kvm_on_quell(
+        room.platform,
+        &inner,
+        hypervisor,
+        room.switches,
+        (2, Clock::Wall),
+        room.directory,
+    )?;
     let spec = Spec { timeout: Some(TIMEOUT), ..spec };
     let outcome = room.lab.ended(Machine::start(&spec, room.signals)?.run(|_, _| Ok(Flow::Continue))?);
     with_console(&outcome, || {

@@ -71,14 +71,26 @@ impl StockGuest {
         inner: &peer::Inner<'_>,
         hypervisor: &Hypervisor,
         switches: Switches,
-        cpus: u32,
+        (cpus, clock): (u32, Clock),
         directory: &Path,
     ) -> Result<Spec> {
         let host = self.around(platform, inner, peer::Around { cpus, has_first: false })?;
         // Quell says the TSC's frequency.
         let cmdline = peer::CMDLINE.to_owned();
         let host = Guest { nested: true, vcpus: cpus, switches, cmdline, ..host };
-        host.on_quell(hypervisor, cpus, Clock::Wall, directory)
+        host.on_quell(hypervisor, cpus, clock, directory)
+    }
+
+    /// The same, but that kernel is a guest of KVM, as KVM itself offers it, with 1 vCPU.
+    pub(crate) fn with_kvm_on_kvm(
+        &self,
+        platform: Platform,
+        inner: &peer::Inner<'_>,
+        directory: &Path,
+    ) -> Result<Spec> {
+        let host = self.around(platform, inner, peer::Around { cpus: 1, has_first: false })?;
+        let host = host.under_kvm(peer::Flushes::Paravirtual, false);
+        self.with_kvm(platform, &host, 1, Clock::Wall, directory)
     }
 
     fn around(&self, platform: Platform, inner: &peer::Inner<'_>, around: peer::Around) -> Result<Guest> {

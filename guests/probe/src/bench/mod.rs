@@ -21,7 +21,7 @@ use x86_64::registers::model_specific::Msr;
 pub(crate) use flush::flush;
 pub(crate) use memslot::memslot;
 pub(crate) use running::running;
-pub(crate) use slots::{log, remove};
+pub(crate) use slots::{log, remove, touch};
 
 use crate::apic::{self, LVT_TSC_DEADLINE};
 use crate::interrupts::{VECTOR_ECHO, VECTOR_TICK, count};

@@ -29,7 +29,7 @@ const PATIENCE_US: u64 = 60_000_000;
 /// `remove`: the memory is removed when each page of it has been stored to.
 pub(crate) fn remove() -> Result<(), Failure> {
     add()?;
-    measured("fault-in", store_to_each());
+    measured("fault-in", store_to_each(AT, SIZE));
     let stops = during("remove")?;
     ensure!(word(AT) == u64::MAX, "the memory at {AT:#x} is still there");
     measured("stopped", stops.total);
@@ -40,10 +40,21 @@ pub(crate) fn remove() -> Result<(), Failure> {
 /// `log`: stores are logged, each page is stored to again, and the log is fetched.
 pub(crate) fn log() -> Result<(), Failure> {
     add()?;
-    measured("fault-in", store_to_each());
+    measured("fault-in", store_to_each(AT, SIZE));
     measured("enable", during("log-start")?.total);
-    measured("write", store_to_each());
+    measured("write", store_to_each(AT, SIZE));
     measured("fetch", during("log-fetch")?.total);
+    Ok(())
+}
+
+/// `touch`: stores to each page of memory that nobody has used yet, and once more; per page.
+pub(crate) fn touch() -> Result<(), Failure> {
+    const OWN: u64 = 60 << 20;
+    const TOUCHED: u64 = 64 << 20;
+    for name in ["first-touch", "later-touch"] {
+        let pages = TOUCHED / PAGE;
+        measured(name, (store_to_each(OWN, TOUCHED) + pages / 2) / pages);
+    }
     Ok(())
 }
 
@@ -95,9 +106,9 @@ fn usual(mut act: impl FnMut()) -> u64 {
 }
 
 /// Stores to each page; returns how long that took.
-fn store_to_each() -> u64 {
+fn store_to_each(at: u64, size: u64) -> u64 {
     let begin = clock::now();
-    for page in (AT..AT + SIZE).step_by(PAGE as usize) {
+    for page in (at..at + size).step_by(PAGE as usize) {
         place(page).store(page, Ordering::Relaxed);
     }
     clock::now() - begin

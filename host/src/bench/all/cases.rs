@@ -1,6 +1,7 @@
 //! The cases that `quell bench all` measures: one row each.
 
 use super::loops;
+use super::nested;
 use super::own::{EVERYWHERE, Own, on_each, own};
 use super::slots::{self, Slots};
 use super::way::{
@@ -285,6 +286,10 @@ const AMD64: &[Case] = &[
     slots::BESIDE_256M,
     slots::BESIDE_1G,
     slots::BESIDE_2G,
+    nested::EXITS,
+    nested::TOUCH,
+    nested::BOOT,
+    nested::COUNT,
     own(
         "flush-running",
         "the effect of flush hypercalls on vCPUs in guest mode, by the hypervisor's counters",
@@ -311,6 +316,7 @@ impl Work {
     /// The timeout of a machine: several times the time it usually takes.
     pub(super) fn timeout(&self, way: FlushWay) -> Duration {
         let (quell, kvm) = match self {
+            _ if matches!(way, FlushWay::Inner(..)) => nested::TIMEOUTS,
             Self::Linux(linux) if linux.vcpus >= MANY => (300, 1200),
             Self::Linux(_) if matches!(way, FlushWay::KvmOnArm(_)) => (120, 240),
             Self::Linux(_) if way.subject() == Subject::Xen => (120, 400),
@@ -345,7 +351,7 @@ impl Case {
     pub(crate) const fn is_timed(&self) -> bool {
         let is_counted =
             matches!(self.work, Work::Probe { .. } | Work::Slots(_) | Work::Own(Own { is_timed: false, .. }));
-        !is_counted || self.by_kvm().is_some()
+        !is_counted || self.by_kvm().is_some() || matches!(self.ways[0], nested::INNER)
     }
 
     /// The number of times it is run if `runs` rounds are requested.

@@ -1,6 +1,7 @@
 //! Runs one case in one way: makes the guest, puts it on its hypervisor, and follows it to its end.
 
 use super::cases::{CASES, Case, Linux, Tlbcheck, Work};
+use super::nested;
 use super::own::{Measure, Own};
 use super::record::Number;
 use super::slots::Operator;
@@ -246,7 +247,10 @@ impl Runner<'_> {
                 let cmdline = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
                 Guest { memory, cmdline, ..guest }
             }
-            Work::Probe { cmdline, vcpus } => bare(workspace::PROBE, cmdline, *vcpus)?,
+            Work::Probe { cmdline, vcpus } => {
+                let guest = bare(workspace::PROBE, cmdline, *vcpus)?;
+                Guest { memory: nested::memory(way).unwrap_or(guest.memory), ..guest }
+            }
             Work::Slots(slots) => {
                 // Then memory has the most entries.
                 let switches = Switches { nested_page: NestedPage::Small, ..Switches::default() };
@@ -277,6 +281,7 @@ impl Runner<'_> {
                 let (arguments, memory) = (slots.arguments(), slots.monitor_memory());
                 stock()?.with_kvmslots(way.platform(), &arguments, memory, directory)
             }
+            (_, FlushWay::Inner(around, clock)) => nested::spec(&self.lab, around, clock, guest),
             (work, FlushWay::Quell(_) | FlushWay::QuellOn(_)) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
                 let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };

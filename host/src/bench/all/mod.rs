@@ -20,6 +20,7 @@ use way::{FlushWay, KVM_NEWER, XEN_IPI};
 pub(crate) mod cases;
 mod loops;
 mod machine;
+mod nested;
 pub(crate) mod own;
 mod pairs;
 pub(crate) mod record;
@@ -80,12 +81,18 @@ pub(crate) fn budgets_in(file: &Path, names: &[&str]) -> Result<Vec<Limit>> {
 }
 
 fn chosen(args: &AllArgs) -> Result<Vec<&'static Case>> {
-    if let Some(unknown) = args.only.iter().find(|name| CASES.iter().all(|case| case.name != **name)) {
+    // A family of cases by its first word, if no case has just that name.
+    let is_case = |name: &str| CASES.iter().any(|case| case.name == name);
+    let named = |name: &str, case: &Case| match is_case(name) {
+        true => case.name == name,
+        false => case.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-')),
+    };
+    if let Some(unknown) = args.only.iter().find(|name| CASES.iter().all(|case| !named(name, case))) {
         let names: Vec<_> = CASES.iter().map(|case| case.name).collect();
         bail!("there is no case '{unknown}'; there are {}", names.join(", "));
     }
     let is_asked_for = |case: &&Case| {
-        let is_named = args.only.iter().any(|name| name == case.name);
+        let is_named = args.only.iter().any(|name| named(name, case));
         // This computer's own KVM is used only where that is said.
         let is_meant = args.list || (case.by_kvm().is_none() && (args.long || !case.only_long));
         is_named || (args.only.is_empty() && is_meant)
@@ -289,6 +296,9 @@ mod tests {
         assert!(!names(&[]).unwrap().contains(&"thrash-128:2"));
         assert!(names(&["--long"]).unwrap().contains(&"thrash-128:2"));
         assert_eq!(names(&["--only", "thrash-128:2", "--only", "boot"]).unwrap(), ["boot", "thrash-128:2"]);
+        let family = ["nested-exits", "nested-touch", "nested-boot", "nested-count"];
+        assert_eq!(names(&["--only", "nested"]).unwrap(), family);
+        assert_eq!(names(&["--only", "flush"]).unwrap(), ["flush"], "a case of its own");
         assert!(names(&["--long"]).unwrap().iter().all(|name| !name.contains("@kvm")), "nobody asked");
         assert!(names(&["--list"]).unwrap().contains(&"exits@kvm-intel"));
         for (arch, first) in [("x86_64", "boot"), ("aarch64", "arm-boot")] {

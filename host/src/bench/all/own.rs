@@ -100,6 +100,7 @@ impl Case {
     pub(super) fn lacks(&self, peer: Subject) -> Option<&'static str> {
         let is_there = self.comparisons.is_empty() || self.ways.iter().any(|way| way.subject() == peer);
         let why = match &self.work {
+            _ if matches!(self.ways[0], FlushWay::Inner(..)) => "its domains have no guests here",
             Work::Linux(Linux { has_rom: true, .. }) => "a PVH or PV domain has no such device",
             Work::Probe { vcpus: 129.., .. } => "a PVH domain has at most 128 vCPUs",
             Work::Slots(_) => "no monitor of ours makes its calls",
@@ -112,6 +113,7 @@ impl Case {
 /// The seconds that a run takes on two otherwise idle cores.
 pub(super) fn usual(work: &Work, way: FlushWay) -> f64 {
     let (quell, kvm) = match work {
+        _ if matches!(way, FlushWay::Inner(..)) => (25.0, 30.0),
         Work::Linux(linux) if linux.vcpus > 16 => (20.0, 200.0),
         Work::Linux(linux) => (3.0 + 0.1 * f64::from(linux.vcpus), 10.0 + f64::from(linux.vcpus)),
         Work::Probe { vcpus, .. } => (2.0, 10.0 + 2.0 * f64::from(*vcpus)),

@@ -12,8 +12,10 @@ use crate::results::number;
 pub(crate) struct Watch<'a> {
     work: &'a Work,
     way: FlushWay,
+    /// The kernels around the guest that have not started theirs yet.
+    around: usize,
     /// When the guest's machine was started, by the clock of the outer machine.
-    started: Option<Duration>,
+    started: Duration,
     numbers: Vec<Number>,
     logged: Option<Logged>,
     /// The status of the guest's command, or 0 for a bare guest that has finished.
@@ -24,28 +26,29 @@ pub(crate) struct Watch<'a> {
 impl<'a> Watch<'a> {
     pub(crate) fn new(work: &'a Work, way: FlushWay) -> Self {
         // Quell is started with its machine.
-        let started = (!way.is_peer()).then_some(Duration::ZERO);
-        Self { work, way, started, numbers: Vec::new(), logged: None, status: None, wrong: None }
+        let (around, started) = (way.starts(), Duration::ZERO);
+        Self { work, way, around, started, numbers: Vec::new(), logged: None, status: None, wrong: None }
     }
 
     /// Handles a report that arrived `elapsed` after the machine's start. Stops as soon as the
     /// guest is done: neither it nor the kernel around it needs to be switched off.
     pub(crate) fn take(&mut self, report: &Value, elapsed: Duration) -> Flow {
         let event = report["event"].as_str().unwrap_or_default();
-        let Some(started) = self.started else {
+        if self.around != 0 {
             if event == peer::STARTS {
-                self.started = Some(elapsed);
+                (self.around, self.started) = (self.around - 1, elapsed);
             }
             return Flow::Continue;
-        };
+        }
         self.wrong = self.wrong.take().or_else(|| complaint(report));
         match self.work {
-            Work::Linux(_) => self.take_linux(event, report, elapsed.saturating_sub(started)),
+            Work::Linux(_) => self.take_linux(event, report, elapsed.saturating_sub(self.started)),
             Work::Slots(_) if self.way.is_peer() => self.take_command(event, report),
             Work::Probe { .. } | Work::Slots(_) => {
                 if let (Some(case), Some(value)) = (report["case"].as_str(), number(&report["value"])) {
                     // The guest takes them by its clock.
-                    let is_own = matches!(self.way.platform(), Platform::Kvm(_));
+                    let is_own = matches!(self.way.platform(), Platform::Kvm(_))
+                        || matches!(self.way, FlushWay::Inner(_, Clock::Wall));
                     self.add(case, if is_own { CYCLES } else { INSTRUCTIONS }, value);
                 }
                 self.status = self.status.or((event == "done").then_some(0));
@@ -136,7 +139,7 @@ impl<'a> Watch<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::cases::CASES;
-    use super::super::way::{HYPERCALL, KVM_HYPERV, KVM_IPI};
+    use super::super::way::{HYPERCALL, INNER, KVM_HYPERV, KVM_INNER, KVM_IPI};
     use super::*;
 
     fn work(name: &str) -> &'static Work {
@@ -177,6 +180,17 @@ mod tests {
         let mut watch = Watch::new(work("boot"), KVM_HYPERV);
         assert!(dead.iter().all(|report| watch.take(report, Duration::ZERO) == Flow::Continue));
         assert!(!watch.is_over(), "no guest was started");
+    }
+
+    #[test]
+    fn a_guests_guest_is_measured_from_the_last_start_around_it() {
+        let starts = json!({"event": peer::STARTS});
+        let line = |value: u64| json!({"case": "cpuid", "value": value});
+        let lines = [line(1), starts.clone(), line(2), starts, line(3), json!({"event": "done"})];
+        let numbers = seen("nested-exits", KVM_INNER, &lines).expect("is measured");
+        assert_eq!((numbers.len(), &*numbers[0].unit), (1, CYCLES));
+        assert!((value(&numbers, "cpuid") - 3.0).abs() < 1e-9, "{numbers:?}");
+        assert!(seen("nested-exits", INNER, &lines[..5]).is_err(), "it did not end");
     }
 
     #[test]

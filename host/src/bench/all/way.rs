@@ -26,6 +26,8 @@ pub(crate) enum FlushWay {
     KvmOn(Bochs),
     /// On Arm, with the hypervisor's kernel.
     KvmOnArm(Kernel),
+    /// By Hyper-V's hypercalls, in a guest of KVM that is itself a guest: of Quell, or of KVM.
+    Inner(Subject, Clock),
 }
 
 pub(crate) const ON_ARM: ArmCpu = ArmCpu::Max;
@@ -39,6 +41,9 @@ pub(crate) const KVM_PARAVIRTUAL: FlushWay = FlushWay::Kvm(Flushes::Paravirtual)
 pub(crate) const XEN_HYPERV: FlushWay = FlushWay::Xen(Flushes::HyperV);
 pub(crate) const XEN_IPI: FlushWay = FlushWay::Xen(Flushes::Ipi);
 pub(crate) const XEN_PARAVIRTUAL: FlushWay = FlushWay::Xen(Flushes::Paravirtual);
+pub(crate) const INNER: FlushWay = FlushWay::Inner(Subject::Quell, Clock::Wall);
+pub(crate) const INNER_COUNTED: FlushWay = FlushWay::Inner(Subject::Quell, Clock::Instructions);
+pub(crate) const KVM_INNER: FlushWay = FlushWay::Inner(Subject::Kvm, Clock::Wall);
 pub(crate) const QUELL_ON_ARM: FlushWay = FlushWay::QuellOn(Platform::Aarch64(ON_ARM));
 pub(crate) const KVM_STOCK: FlushWay = FlushWay::KvmOnArm(Kernel::Stock);
 pub(crate) const KVM_NEWER: FlushWay = FlushWay::KvmOnArm(Kernel::Newer);
@@ -51,7 +56,7 @@ impl FlushWay {
 
     pub(crate) const fn platform(self) -> Platform {
         match self {
-            Self::Quell(_) | Self::Kvm(_) | Self::Xen(_) => Platform::X86_64,
+            Self::Quell(_) | Self::Kvm(_) | Self::Xen(_) | Self::Inner(..) => Platform::X86_64,
             Self::QuellOn(platform) | Self::Bare(platform) => platform,
             Self::KvmOn(bochs) => Platform::Bochs(bochs),
             Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
@@ -74,6 +79,7 @@ impl FlushWay {
             Self::Kvm(_) | Self::KvmOn(_) | Self::KvmOnArm(_) => Subject::Kvm,
             Self::Xen(_) => Subject::Xen,
             Self::Bare(_) => Subject::Bare,
+            Self::Inner(subject, _) => subject,
         }
     }
 
@@ -90,7 +96,7 @@ impl FlushWay {
     pub(crate) const fn under_kvm(self) -> Option<Flushes> {
         match self {
             Self::Kvm(flushes) => Some(flushes),
-            Self::KvmOn(_) => Some(Flushes::HyperV),
+            Self::KvmOn(_) | Self::Inner(..) => Some(Flushes::HyperV),
             Self::Quell(_) | Self::Xen(_) | Self::QuellOn(_) | Self::Bare(_) | Self::KvmOnArm(_) => None,
         }
     }
@@ -113,6 +119,17 @@ impl FlushWay {
             Self::Bare(Platform::Kvm(_)) => Flushes::Paravirtual.name(),
             Self::QuellOn(_) | Self::Bare(_) => Flushes::Own.name(),
             Self::KvmOnArm(kernel) => kernel.name(),
+            Self::Inner(_, Clock::Wall) => "inner",
+            Self::Inner(..) => "inner-counted",
+        }
+    }
+
+    /// The kernels around the guest that say when they start theirs.
+    pub(crate) const fn starts(self) -> usize {
+        match self {
+            Self::Inner(Subject::Kvm, _) => 2,
+            Self::Inner(..) => 1,
+            _ => self.is_peer() as usize,
         }
     }
 
@@ -124,7 +141,7 @@ impl FlushWay {
     /// must say that it flushes by its hypervisor's own interface.
     pub(crate) const fn logged(self) -> Logged {
         let (hyperv, own) = match self {
-            HYPERCALL | KVM_HYPERV | Self::QuellOn(Platform::Kvm(_)) => (true, false),
+            HYPERCALL | KVM_HYPERV | Self::Inner(..) | Self::QuellOn(Platform::Kvm(_)) => (true, false),
             KVM_PARAVIRTUAL | XEN_PARAVIRTUAL | Self::Bare(Platform::Kvm(_)) => (false, true),
             _ => (false, false),
         };
