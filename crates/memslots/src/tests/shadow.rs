@@ -74,8 +74,7 @@ fn n15_what_contradicts_a_leaf_is_told_and_nothing_is_in_both_sizes() {
     let (space, arena) = space(&[slot(0, 0, 8 * MIB)], Level::Page2M);
     let mut shadow = Shadow::new(&space).unwrap();
     let tables = arena.count();
-    let fill =
-        |shadow: &mut TestShadow, said| shadow.fill(&space, said, &theirs(said, 2 * MIB), true, MUCH);
+    let fill = |shadow: &mut TestShadow, said| shadow.fill(&space, said, &theirs(said, 2 * MIB), true, MUCH);
     assert_eq!(fill(&mut shadow, 0), Filled::Leaf);
     assert_eq!(
         shadow.fill(&space, PAGE, &theirs(PAGE, PAGE), true, MUCH),
