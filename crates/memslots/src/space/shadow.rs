@@ -47,7 +47,7 @@ pub enum Filled {
     NoMemory,
 }
 
-/// Translations of a guest's guest. See the [module](self).
+/// Translations of a guest's guest, which one vCPU fills and empties.
 #[derive(Debug)]
 pub struct Shadow<F: Format, M: TableMemory> {
     tables: PageTable<F, M>,
