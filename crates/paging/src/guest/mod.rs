@@ -325,13 +325,23 @@ impl GuestPaging {
         !refused
     }
 
+    /// The error code of an access whose entry is at an address without memory: there it reads as
+    /// ones, of which some are reserved.
+    pub fn unreadable(&self, access: Access) -> PageFault {
+        self.code(access, PageFault::PRESENT | PageFault::RESERVED)
+    }
+
     fn fault<E>(&self, access: Access, why: PageFault) -> WalkError<E> {
+        WalkError::PageFault(self.code(access, why))
+    }
+
+    fn code(&self, access: Access, why: PageFault) -> PageFault {
         let mut code = why;
         code.set(PageFault::WRITE, access.contains(Access::WRITE));
         code.set(PageFault::USER, is_user(access));
         // I/D is only reported where fetches can be refused.
         code.set(PageFault::FETCH, access.contains(Access::FETCH) && (self.no_execute || self.smep));
-        WalkError::PageFault(code)
+        code
     }
 }
 

@@ -279,6 +279,11 @@ fn nested_tables_of_a_guest_are_walked_for_users() {
     for (registers, address) in [(&LONG, 1 << 48), (&LONG, !0 << 47), (&PAE, 1 << 32), (&LEGACY, 1 << 40)] {
         assert_eq!(not_there(registers, address), fault(PageFault::USER), "{address:#x}");
     }
+    let without_nx = ControlRegisters { efer: 0x500, ..LONG };
+    for (registers, fetch) in [(&LONG, PageFault::FETCH), (&without_nx, PageFault::empty())] {
+        let code = paging(registers).unreadable(user | Access::FETCH);
+        assert_eq!(code, RESERVED | PageFault::USER | fetch, "only where fetches can be refused");
+    }
     let words = [(0x1000 + 256 * 8, 0x4000_0087)];
     let found = walk_by(&paging(&LONG), &[words[0], (0x4000_0000, 0x4000_0087)], 1 << 47, user);
     assert_eq!(found, fault(RESERVED | PageFault::USER), "its upper half is translated: this is no table");

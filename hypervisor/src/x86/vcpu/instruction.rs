@@ -87,8 +87,7 @@ fn nested_paging<A: X86>(block: &A::Block) -> Option<GuestPaging> {
     Some(GuestPaging::nested(&registers, bits, has_1g))
 }
 
-/// A physical address of a guest of the guest as one of the guest, for an access of a kind; false
-/// if that is not the access itself, but a walk to it.
+/// A physical address of a guest of the guest as one of the guest, for a load, a store or a fetch.
 ///
 /// # Errors
 ///
@@ -105,19 +104,8 @@ pub(crate) fn nested_translate<A: X86>(
     walked.map_err(|error| match error {
         Unwalked::Fault(code) => Some(code),
         Unwalked::Raced => None,
-        // What is no memory is read as ones, of which some are reserved.
-        Unwalked::NoMemory | Unwalked::NonCanonical | Unwalked::Entry(()) => {
-            Some(access_code(access) | PageFault::PRESENT | PageFault::RESERVED)
-        }
+        Unwalked::NoMemory | Unwalked::NonCanonical | Unwalked::Entry(()) => Some(paging.unreadable(access)),
     })
-}
-
-/// What an error code says of the access.
-fn access_code(access: Access) -> PageFault {
-    let mut code = PageFault::USER;
-    code.set(PageFault::WRITE, access.contains(Access::WRITE));
-    code.set(PageFault::FETCH, access.contains(Access::FETCH));
-    code
 }
 
 /// Translates a linear address for an access by the guest, and sets accessed and dirty bits as the
