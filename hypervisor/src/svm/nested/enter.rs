@@ -68,13 +68,10 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
         let key = Key { asid: theirs.asid, root: tables.map_or(0, root_of) };
         maps::merge::<A>(&nested.msr_map, &vm.space.slots().memory(), map);
         let context = nested.contexts.enter(key, control, &mut own.asid);
-        let shadow = match tables {
-            None => None,
-            Some(_) => match nested.shadow(context, &vm.space) {
-                None => return false,
-                root => root,
-            },
-        };
+        let shadow = tables.and_then(|_| nested.shadow(context, &vm.space));
+        if tables.is_some() && shadow.is_none() {
+            return false;
+        }
         nested.fill::<A>(block, &permissions);
         if let (Some(tables), Some(root)) = (tables, shadow) {
             let inner = &mut *nested.other;
@@ -83,8 +80,8 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
         }
         owes = nested.contexts.slot(context).owes_flush();
         let rax = mem::replace(&mut registers.0[RAX], nested.vmcb12.get().rax);
-        let (trap, has_tables) = (exception.take(), tables.is_some());
-        nested.inside = Some(Inside { at, context, rax, trap, window: None, has_tables, fault: None });
+        let trap = exception.take();
+        nested.inside = Some(Inside { at, context, rax, trap, window: None, fault: None });
         own.now = Now::INSIDE;
         own.tsc_shift = nested.vmcb12.get().tsc_offset;
         nested.exchange(block, code);

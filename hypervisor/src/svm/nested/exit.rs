@@ -201,7 +201,7 @@ pub(super) fn leave<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> u64 {
         copy(left, block, &HIDDEN);
         // Neither VMRUN nor an exit saves them for L1.
         block.cr2 = left.cr2;
-        if !inside.has_tables {
+        if !nested.vmcb12.has_tables() {
             block.pat = left.pat;
         }
         // L2 may have written the TSC itself.
@@ -241,7 +241,8 @@ impl Nested {
         theirs.next_rip = if has_next_rip { block.next_rip } else { 0 };
         (theirs.fetched_count, theirs.fetched_bytes) = (0, [0; 15]);
         copy(block, theirs, &STATE);
-        theirs.pat = if block.inner_paging().is_some() { block.pat } else { theirs.pat };
+        // Written with nested paging alone.
+        theirs.pat = block.pat;
         theirs.rax = rax;
     }
 }

@@ -104,8 +104,6 @@ struct Inside {
     trap: Option<u64>,
     /// An exit was requested as soon as L2 takes interrupts: its own interrupt control.
     window: Option<u64>,
-    /// L1 uses nested paging.
-    has_tables: bool,
     /// A nested page fault that was found out of L2, for L1: where, why, and in a walk or not.
     fault: Option<(Gpa, PageFault, bool)>,
 }
@@ -150,7 +148,7 @@ impl Own {
     pub(super) fn inner(&mut self) -> Option<(&mut AsidSlot, &mut Auditor, InnerMaps)> {
         let nested = self.nested.as_deref_mut()?;
         let inside = nested.inside.as_ref()?;
-        let shadow = nested.shadows.get(inside.context)?.as_ref().filter(|_| inside.has_tables);
+        let shadow = nested.shadows.get(inside.context)?.as_ref().filter(|_| nested.vmcb12.has_tables());
         let maps = (nested.msr_map.start(), shadow.map(|shadow| shadow.root().0));
         Some((nested.contexts.slot(inside.context), nested.auditors.get_mut(inside.context)?, maps))
     }

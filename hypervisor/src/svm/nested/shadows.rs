@@ -42,8 +42,8 @@ enum Outcome {
 
 /// Serves a nested page fault of L2, if that is what the exit is and L1 uses nested paging.
 pub(super) fn serve<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> Served {
-    let has_tables = |nested: &Nested| nested.inside.as_ref().is_some_and(|inside| inside.has_tables);
-    if exit.code != NESTED_FAULT || !context.state.own.nested.as_deref().is_some_and(has_tables) {
+    let has_tables = context.state.own.nested.as_deref().is_some_and(|nested| nested.vmcb12.has_tables());
+    if exit.code != NESTED_FAULT || !has_tables {
         return Served::Ours(exit);
     }
     let fault = exit.nested_fault();
