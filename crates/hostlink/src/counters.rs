@@ -275,6 +275,8 @@ counters! {
     InnerFlushes = "inner.flushes",
     /// Times that it got an exit of a guest of its own.
     InnerExits = "inner.exits",
+    /// Its hypercalls that flushed what comes from its nested page tables.
+    InnerCalls = "inner.calls",
     /// Leaves that were filled into a shadow of its nested page tables.
     InnerFills = "inner.fills",
     /// Times that such a shadow was emptied.

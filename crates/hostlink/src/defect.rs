@@ -92,6 +92,10 @@ defects! {
     ShadowKept "shadow-kept" SVM,
     /// TLB_CONTROL of a guest that runs a guest of its own is ignored.
     InnerControlIgnored "inner-control-ignored" SVM,
+    /// A hypercall that flushes nested tables of the guest's flushes nothing.
+    InnerCallIgnored "inner-call-ignored" SVM,
+    /// A flush by a guest's guest that is left to the hypervisor flushes nothing.
+    DirectFlushIgnored "direct-flush-ignored" SVM,
     /// An entry that was called off settles the vCPU's pending flush.
     CalledOffEntrySettles "called-off-entry-settles" SVM,
     /// Tag and flush for an entry are not written.

@@ -71,6 +71,7 @@ impl Host {
             xmm_input: self.interface.xmm_input,
             cluster_ipi: false,
             extended_ranges: self.interface.extended_ranges,
+            guest_physical: false,
         };
         let mut copy = InputPage::new();
         let registers = CallRegisters { control: call.control.into_bits(), input: first, output: second };

@@ -24,6 +24,15 @@ pub enum Call<'a> {
         /// How many times the caller says it has tried; not to be relied on.
         spins: u64,
     },
+    /// One of the two flushes of nested tables: every translation that comes from those with this
+    /// root is gone from all processors of the partition when it returns. A list's ranges are not
+    /// looked at: flushing more is allowed.
+    GuestPhysical {
+        /// The root of the nested tables.
+        address_space: u64,
+        /// Elements of the list; 0 without one.
+        rep_count: u16,
+    },
 }
 
 impl Call<'_> {
@@ -32,6 +41,7 @@ impl Call<'_> {
         match self {
             Self::Flush(flush) => flush.completed(),
             Self::ClusterIpi(_) | Self::LongSpinWait { .. } => HvResult::of(Status::SUCCESS, 0),
+            Self::GuestPhysical { rep_count, .. } => HvResult::of(Status::SUCCESS, *rep_count),
         }
     }
 }

@@ -23,17 +23,25 @@ pub struct Profile {
     /// List elements that name large pages; announced by
     /// [`feature::EXTENDED_GVA_RANGES`].
     pub extended_ranges: bool,
+    /// The two flushes of nested tables, for a guest that has guests; announced by
+    /// [`nested::FLUSH`](crate::cpuid::nested::FLUSH) or
+    /// [`nested::ENLIGHTENED_TLB`](crate::cpuid::nested::ENLIGHTENED_TLB).
+    pub guest_physical: bool,
 }
 
 impl Profile {
-    /// Everything that this crate knows.
+    /// Everything that a guest without guests of its own may use.
     pub const FULL: Self = Self {
         empty_targets: EmptyTargets::Lenient,
         va_width: VaWidth::Bits48,
         xmm_input: true,
         cluster_ipi: true,
         extended_ranges: true,
+        guest_physical: false,
     };
+
+    /// Everything that this crate knows.
+    pub const NESTED: Self = Self { guest_physical: true, ..Self::FULL };
 
     /// The features that a partition's CPUID announces: EDX of
     /// [`LEAF_FEATURES`](crate::cpuid::LEAF_FEATURES) and EAX of
@@ -63,6 +71,10 @@ impl Profile {
     /// The layout of the input of `code`; `None` if the call is not offered.
     #[inline]
     pub const fn shape(&self, code: CallCode) -> Option<&'static CallShape> {
+        // By the code, not the shape: where they are not offered that costs other calls nothing.
+        if code.is_guest_physical() && !self.guest_physical {
+            return None;
+        }
         match code.shape() {
             Some(shape) if matches!(shape.kind, CallKind::ClusterIpi) && !self.cluster_ipi => None,
             shape => shape,

@@ -32,6 +32,14 @@ pub(crate) fn move_page(place: &'static Page) -> Verdict {
     Ok(())
 }
 
+/// Gives the calling processor this assist page.
+pub(crate) fn set_assist_page(page: &'static Page) -> Verdict {
+    // SAFETY: every content of a page may change at any time.
+    let is_set = unsafe { guarded::wrmsr(msr::VP_ASSIST_PAGE, page.address() | 1) };
+    ensure!(is_set.is_ok(), "there is no assist page: {is_set:?}");
+    Ok(())
+}
+
 pub(crate) fn announced() -> Profile {
     let (features, hints) = (__cpuid(cpuid::LEAF_FEATURES).edx, __cpuid(cpuid::LEAF_HINTS).eax);
     Profile::announced(features, hints)

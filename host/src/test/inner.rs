@@ -1,7 +1,7 @@
 //! A stock guest of Quell is a hypervisor itself: Linux's KVM, and QEMU.
 
 use crate::guest::peer::Flushes;
-use crate::test::guests::expect::with_console;
+use crate::test::guests::expect::{count, with_console};
 use crate::test::prelude::*;
 
 pub(super) const ACTS: &[Named] = &[("a_guest_boots_debian_by_kvm", boot)];
@@ -32,6 +32,12 @@ fn boot(room: &Room<'_>) -> Result<()> {
     with_console(&outcome, || {
         let status = outcome.report("exit").and_then(|exit| exit["status"].as_i64());
         ensure!(status == Some(0), "the guest's guest has ended with {status:?}");
+        let [runs, flushes, calls] = [Counter::InnerRuns, Counter::InnerFlushes, Counter::InnerCalls]
+            .map(|counter| count(&outcome, counter));
+        let (runs, flushes, calls) = (runs?, flushes?, calls?);
+        ensure!(calls != 0, "KVM has not flushed by hypercall");
+        // None is due to a switch: they are those of KVM's boot, and of changes of CPUs.
+        ensure!(flushes * 100 < runs, "{flushes} of {runs} VMRUNs flushed a tag");
         outcome.ended_by(&[End::Hypervisor(ExitCode::GuestPowerOff)])
     })
 }

@@ -90,7 +90,7 @@ pub(crate) fn after_exit<A: X86>(context: &mut Context<'_, A>) {
 /// Tells the guest that it need not write the end-of-interrupt register, if that write would have
 /// no further effect.
 fn offer_lazy_eoi<A: X86>(context: &mut Context<'_, A>) {
-    if !context.state.hyperv.has_assist_page() {
+    if context.state.hyperv.assist_page().is_none() {
         return;
     }
     let lapic = &context.state.lapic;

@@ -6,9 +6,12 @@
 //! 15.16).
 //!
 //! A guest of the guest with nested paging has a shadow as well, which is a TLB in memory
-//! ([`memslots::space::Shadow`]): it is void when what it holds must not be used any more.
+//! ([`memslots::space::Shadow`]): it is void when what it holds must not be used any more. A guest
+//! may promise to tell by hypercall what it changes in its nested tables: then its flushes by ASID
+//! are not about shadows, and one root has one shadow, whatever the ASID (TLFS, "Nested
+//! Virtualization").
 //!
-//! | the guest does | the vCPU's slot | the slots of its guests | void is |
+//! | the guest does | the vCPU's slot | the slots of its guests | void is, unless the guest tells |
 //! |---|---|---|---|
 //! | VMRUN, `TLB_CONTROL` 1, or a reserved value | owes | all owe, and all are forgotten | each |
 //! | 3, 7 | – | that of the ASID owes | that of the ASID |
@@ -16,7 +19,7 @@
 //! | 0, the ASID is known, with another root | – | it owes | its own |
 //! | 0, the ASID is unknown | – | the one that was used longest ago becomes its own, and owes | its own |
 //! | the vCPU takes a flush of the guest's translations | owes | all owe | – |
-//! | the vCPU takes a flush of nested translations | owes | all owe | each |
+//! | the vCPU takes a flush of nested translations | owes | all owe | each, and those of which it tells |
 
 use coherence::asid::AsidSlot;
 
@@ -27,60 +30,109 @@ pub struct Key {
     pub asid: u32,
     /// The root of its nested tables, and what else their meaning depends on; 0 without.
     pub root: u64,
+    /// The guest tells by hypercall what it changes in them.
+    pub tells: bool,
+}
+
+impl Key {
+    /// What its shadow is known by: where the guest tells, no ASID, which is never 0.
+    const fn of_shadow(self) -> Self {
+        Self { asid: if self.tells { 0 } else { self.asid }, ..self }
+    }
 }
 
 #[derive(Debug, Default)]
 struct Place {
     slot: AsidSlot,
     key: Option<Key>,
+    /// The number of its shadow.
+    shadow: usize,
     /// When it was last entered, in entries.
     used: u64,
+}
+
+/// What is known of a shadow.
+#[derive(Debug, Default)]
+struct Known {
+    key: Option<Key>,
     is_void: bool,
+    used: u64,
 }
 
 /// The slots of one vCPU for guests of its guest.
 #[derive(Debug, Default)]
 pub struct Contexts {
     places: [Place; Self::PLACES],
+    shadows: [Known; Self::PLACES],
     entries: u64,
 }
 
 impl Contexts {
-    /// Slots of one vCPU.
+    /// Slots of one vCPU, and shadows.
     pub const PLACES: usize = 3;
 
     /// The guest runs a guest of its own, with this value of `TLB_CONTROL`; `own` is the vCPU's own
     /// slot. Returns the number of the slot to enter with.
     pub fn enter(&mut self, key: Key, control: u8, own: &mut AsidSlot) -> usize {
+        let is_named = |its: Key| its.asid == key.asid;
         match control {
             0 => {}
             3 | 7 => {
-                if let Some(place) = self.place(key.asid) {
-                    place.slot.owe_flush();
-                    place.is_void = true;
-                }
+                self.place(key.asid).into_iter().for_each(|place| place.slot.owe_flush());
+                self.void(is_named);
             }
             _ => {
                 own.owe_flush();
-                self.forget();
+                self.owe_all();
+                self.places.iter_mut().for_each(|place| place.key = None);
+                self.void(|its| !its.tells);
             }
         }
-        let known = self.places.iter().position(|place| place.key.is_some_and(|its| its.asid == key.asid));
+        let known = self.places.iter().position(|place| place.key.is_some_and(is_named));
         let oldest = || (0..Self::PLACES).min_by_key(|&index| self.places[index].used).unwrap_or(0);
         let index = known.unwrap_or_else(oldest);
+        if self.places[index].key != Some(key) {
+            let shadow = self.shadow_of(index, key.of_shadow());
+            let place = &mut self.places[index];
+            place.slot.owe_flush();
+            (place.key, place.shadow) = (Some(key), shadow);
+        }
         self.entries += 1;
         let place = &mut self.places[index];
-        if place.key != Some(key) {
-            place.slot.owe_flush();
-            place.is_void = true;
-        }
-        (place.key, place.used) = (Some(key), self.entries);
+        place.used = self.entries;
+        self.shadows[place.shadow].used = self.entries;
         index
+    }
+
+    /// The number of the shadow for the slot with this number: the one with this key, or the one
+    /// that was used longest ago of those that no other slot has.
+    fn shadow_of(&mut self, index: usize, key: Key) -> usize {
+        if let Some(shadow) = self.shadows.iter().position(|known| known.key == Some(key)) {
+            return shadow;
+        }
+        let places = self.places.iter().enumerate();
+        let others = places.filter(|&(other, place)| other != index && place.key.is_some());
+        let taken = others.fold(0, |taken, (_, place)| taken | 1 << place.shadow);
+        let free = (0..Self::PLACES).filter(|&shadow| taken >> shadow & 1 == 0);
+        let shadow = free.min_by_key(|&shadow| self.shadows[shadow].used).unwrap_or(index);
+        self.shadows[shadow] = Known { key: Some(key), is_void: true, used: 0 };
+        shadow
+    }
+
+    /// Makes shadows void.
+    fn void(&mut self, is_meant: impl Fn(Key) -> bool) {
+        let meant = self.shadows.iter_mut().filter(|known| known.key.is_some_and(&is_meant));
+        meant.for_each(|known| known.is_void = true);
     }
 
     /// The slot with this number.
     pub const fn slot(&mut self, index: usize) -> &mut AsidSlot {
         &mut self.places[index].slot
+    }
+
+    /// The number of the shadow of the slot with this number.
+    pub const fn shadow(&self, index: usize) -> usize {
+        self.places[index].shadow
     }
 
     /// The slot of an ASID, and whether it has nested tables, if it is known.
@@ -94,14 +146,16 @@ impl Contexts {
         self.places.iter_mut().find(|place| place.key.is_some_and(|its| its.asid == asid))
     }
 
-    /// Whether the shadow with this number is void: then it must be emptied now. Its slot owes a
-    /// flush.
-    pub fn take_void(&mut self, index: usize) -> bool {
-        let Some(place) = self.places.get_mut(index) else { return false };
-        if place.is_void {
-            place.slot.owe_flush();
+    /// Whether the shadow with this number is void: then it must be emptied now. The slots that
+    /// have it owe a flush.
+    pub fn take_void(&mut self, shadow: usize) -> bool {
+        let Some(known) = self.shadows.get_mut(shadow) else { return false };
+        let is_void = core::mem::take(&mut known.is_void);
+        if is_void {
+            let its = self.places.iter_mut().filter(|place| place.shadow == shadow);
+            its.for_each(|place| place.slot.owe_flush());
         }
-        core::mem::take(&mut place.is_void)
+        is_void
     }
 
     /// The guest's translations have changed: each slot owes a flush.
@@ -112,13 +166,15 @@ impl Contexts {
     /// Nested translations have changed: each slot owes a flush, and each shadow is void.
     pub fn void_all(&mut self) {
         self.owe_all();
-        self.places.iter_mut().for_each(|place| place.is_void = true);
+        self.shadows.iter_mut().for_each(|known| known.is_void = true);
     }
 
-    /// No ASID is known any more; each slot owes a flush, and each shadow is void.
+    /// Neither an ASID nor a shadow is known any more; each slot owes a flush, and each shadow is
+    /// void.
     pub fn forget(&mut self) {
         self.void_all();
         self.places.iter_mut().for_each(|place| place.key = None);
+        self.shadows.iter_mut().for_each(|known| known.key = None);
     }
 }
 
@@ -138,8 +194,9 @@ mod tests {
         entries: BTreeMap<u32, Vec<T>>,
     }
 
-    /// By number: what a shadow holds.
-    type Shadows = [Vec<(u32, u64, u32)>; Contexts::PLACES];
+    /// By number: what a shadow holds. Of each the root, and the ASID and the count of its flushes,
+    /// or 0 and the count of the root's where the guest tells.
+    type Shadows = [Vec<(u64, u32, u32)>; Contexts::PLACES];
 
     impl<T: Copy + PartialEq> Tlb<T> {
         fn new(tags: u32) -> Self {
@@ -165,24 +222,34 @@ mod tests {
 
     proptest! {
         /// N6, N8, N10, N11: a guest that uses ASIDs as the manual has it never meets an entry of
-        /// another one of its guests, of itself, nor one that it has had dropped.
+        /// another one of its guests, of itself, nor one that it has had dropped (N18: of its
+        /// nested tables, by calls, where it tells).
         #[test]
-        fn n11_no_context_meets_another_ones_entries(
-            steps in prop::collection::vec((0u32..6, 0u64..2, 0u8..8, any::<bool>()), 1..200),
+        fn n11_n18_no_context_meets_another_ones_entries(
+            steps in prop::collection::vec((0u32..6, 0u64..4, 0u8..8, 0u8..4), 1..200),
             tags in 2u32..6,
         ) {
             let (mut contexts, mut own, mut tlb) = (Contexts::default(), AsidSlot::new(), Tlb::new(tags));
             let mut shadows = Shadows::default();
             // By ASID: the root that its entries may be of, and how often they were dropped.
             let mut should = BTreeMap::<u32, (u64, u32)>::new();
-            let mut dropped = 0;
-            for (asid, root, control, runs_itself) in steps {
-                if runs_itself {
+            let (mut dropped, mut calls) = (0, 0);
+            for (asid, root, control, what) in steps {
+                if what == 0 {
                     // The guest itself, as ASID 0, which has no root.
                     let found = tlb.run(&mut own, (0, 0, dropped));
                     prop_assert!(found.iter().all(|&entry| entry == (0, 0, dropped)));
                     continue;
                 }
+                if what == 1 {
+                    (calls, dropped) = (calls + 1, dropped + 1);
+                    contexts.void_all();
+                    own.owe_flush();
+                    should.values_mut().for_each(|(_, count)| *count += 1);
+                    continue;
+                }
+                // Of four roots the guest tells of two.
+                let tells = root >= 2;
                 match control {
                     0 => {}
                     3 | 7 => should.entry(asid).or_default().1 += 1,
@@ -194,12 +261,14 @@ mod tests {
                 let its = should.entry(asid).or_default();
                 *its = (root, its.1 + u32::from(its.0 != root));
                 let entry = (asid + 1, root, its.1);
-                let place = contexts.enter(Key { asid, root }, control, &mut own);
-                if contexts.take_void(place) {
-                    shadows[place].clear();
+                let place = contexts.enter(Key { asid: asid + 1, root, tells }, control, &mut own);
+                let shadow = contexts.shadow(place);
+                if contexts.take_void(shadow) {
+                    shadows[shadow].clear();
                 }
-                shadows[place].push(entry);
-                prop_assert!(shadows[place].iter().all(|&held| held == entry), "{:?}", shadows[place]);
+                let leaf = if tells { (root, 0, calls) } else { (root, asid + 1, its.1) };
+                shadows[shadow].push(leaf);
+                prop_assert!(shadows[shadow].iter().all(|&held| held == leaf), "{:?}", shadows[shadow]);
                 let found = tlb.run(contexts.slot(place), entry);
                 prop_assert!(found.iter().all(|&entry| entry == found[found.len() - 1]), "{found:?}");
             }
@@ -210,7 +279,7 @@ mod tests {
     fn n8_only_what_the_guest_names_is_dropped() {
         let (mut contexts, mut own, mut tlb) = (Contexts::default(), AsidSlot::new(), Tlb::new(8));
         let mut count = |contexts: &mut Contexts, own: &mut AsidSlot, asid, control| {
-            let place = contexts.enter(Key { asid, root: 0 }, control, own);
+            let place = contexts.enter(Key { asid, root: 0, tells: false }, control, own);
             tlb.run(contexts.slot(place), asid).len()
         };
         let mut entries = |calls: &[(u32, u8)]| -> Vec<usize> {
@@ -227,7 +296,7 @@ mod tests {
     #[test]
     fn n7_what_is_forgotten_is_owed() {
         let (mut contexts, mut own, mut tlb) = (Contexts::default(), AsidSlot::new(), Tlb::new(8));
-        let key = Key { asid: 1, root: 0 };
+        let key = Key { asid: 1, root: 0, tells: false };
         let place = contexts.enter(key, 0, &mut own);
         tlb.run(contexts.slot(place), 'a');
         contexts.owe_all();
@@ -242,8 +311,8 @@ mod tests {
     fn n13_what_changes_nested_translations_empties_shadows() {
         let (mut contexts, mut own) = (Contexts::default(), AsidSlot::new());
         let voids = |contexts: &mut Contexts, own: &mut AsidSlot, asid, root, control| {
-            let place = contexts.enter(Key { asid, root }, control, own);
-            contexts.take_void(place)
+            let place = contexts.enter(Key { asid, root, tells: false }, control, own);
+            contexts.take_void(contexts.shadow(place))
         };
         assert!(voids(&mut contexts, &mut own, 1, 0x1000, 0), "it is new");
         assert!(!voids(&mut contexts, &mut own, 1, 0x1000, 0));
@@ -256,5 +325,31 @@ mod tests {
         assert!(voids(&mut contexts, &mut own, 2, 0x2000, 0));
         assert!(voids(&mut contexts, &mut own, 1, 0x2000, 1), "all, from the next on");
         assert!(voids(&mut contexts, &mut own, 2, 0x2000, 0));
+    }
+
+    /// N18: what a hypervisor that tells does with ASIDs keeps its shadows, and drops tags as ever.
+    #[test]
+    fn n18_asids_are_not_about_a_shadow_of_which_the_guest_tells() {
+        let (mut contexts, mut own, mut tlb) = (Contexts::default(), AsidSlot::new(), Tlb::new(8));
+        let mut run = |contexts: &mut Contexts, asid, root, tells, control| {
+            let place = contexts.enter(Key { asid, root, tells }, control, &mut own);
+            let shadow = contexts.shadow(place);
+            let is_void = contexts.take_void(shadow);
+            (shadow, is_void, tlb.run(contexts.slot(place), asid).len())
+        };
+        let first = run(&mut contexts, 1, 0x1000, true, 0);
+        assert_eq!((first.1, first.2), (true, 1), "it is new");
+        let kept = |entries| (first.0, false, entries);
+        assert_eq!(run(&mut contexts, 1, 0x1000, true, 3), kept(1));
+        assert_eq!(run(&mut contexts, 2, 0x1000, true, 0), kept(1), "another ASID");
+        assert_eq!(run(&mut contexts, 1, 0x1000, true, 0), kept(2));
+        assert_eq!(run(&mut contexts, 3, 0x1000, true, 1), kept(1), "all ASIDs start over");
+        let other = run(&mut contexts, 4, 0x1000, false, 0);
+        assert!(other.0 != first.0 && other.1, "one that does not tell has its own");
+        assert!(run(&mut contexts, 4, 0x1000, false, 3).1);
+        assert_eq!(run(&mut contexts, 3, 0x1000, true, 0), kept(2));
+        contexts.void_all();
+        assert_eq!(run(&mut contexts, 3, 0x1000, true, 0), (first.0, true, 1), "by a call");
+        assert_eq!(run(&mut contexts, 5, 0x1000, true, 0), kept(1), "emptied once");
     }
 }

@@ -29,6 +29,9 @@ fuzz_target!(|guest: Guest| {
             check_targets(targets);
         }
         Ok(Call::LongSpinWait { .. }) => {}
+        Ok(Call::GuestPhysical { rep_count, .. }) => {
+            assert!(profile.guest_physical && rep_count == control.rep_count());
+        }
         Err(Reject::Failed(result)) => {
             assert_ne!(result.status(), Status::SUCCESS);
             assert!(result.reps_complete() == 0 || result.reps_complete() == control.rep_start());

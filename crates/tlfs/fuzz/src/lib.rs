@@ -39,7 +39,7 @@ impl ControlWord {
         match self {
             Self::Raw(bits) => bits,
             Self::Fields { code, fast, header, count, start } => {
-                const CODES: [u64; 8] = [0x02, 0x03, 0x08, 0x0b, 0x13, 0x14, 0x15, 0x00];
+                const CODES: [u64; 10] = [0x02, 0x03, 0x08, 0x0b, 0x13, 0x14, 0x15, 0xaf, 0xb0, 0x00];
                 CODES[usize::from(code % 8)]
                     | u64::from(fast) << 16
                     | u64::from(header) << 17
@@ -70,6 +70,7 @@ pub struct Offers {
     pub xmm_input: bool,
     pub cluster_ipi: bool,
     pub extended_ranges: bool,
+    pub guest_physical: bool,
 }
 
 impl Offers {
@@ -81,6 +82,7 @@ impl Offers {
             xmm_input: self.xmm_input,
             cluster_ipi: self.cluster_ipi,
             extended_ranges: self.extended_ranges,
+            guest_physical: self.guest_physical,
         }
     }
 }

@@ -13,12 +13,38 @@ impl CallCode {
     /// the call depends on its [profile](Profile::shape).
     #[inline]
     pub const fn shape(self) -> Option<&'static CallShape> {
-        if self.0 as usize >= SHAPES.len() {
-            return None;
+        if (self.0 as usize) < SHAPES.len() {
+            return SHAPES[self.0 as usize].as_ref();
         }
-        SHAPES[self.0 as usize].as_ref()
+        match self {
+            Self::FLUSH_GUEST_PHYSICAL_ADDRESS_SPACE => Some(&GUEST_PHYSICAL[0]),
+            Self::FLUSH_GUEST_PHYSICAL_ADDRESS_LIST => Some(&GUEST_PHYSICAL[1]),
+            _ => None,
+        }
+    }
+
+    /// HvCallFlushGuestPhysicalAddressSpace: all that comes from a nested table of the caller's.
+    pub const FLUSH_GUEST_PHYSICAL_ADDRESS_SPACE: Self = Self(0x00af);
+    /// HvCallFlushGuestPhysicalAddressList: the same of a list of ranges.
+    pub const FLUSH_GUEST_PHYSICAL_ADDRESS_LIST: Self = Self(0x00b0);
+
+    /// Whether it is one of the four flushes of virtual addresses.
+    pub const fn is_flush(self) -> bool {
+        matches!(self.shape(), Some(CallShape { kind: CallKind::Flush, .. }))
+    }
+
+    /// Whether it is one of the two flushes of nested tables.
+    #[inline]
+    pub(crate) const fn is_guest_physical(self) -> bool {
+        matches!(self, Self::FLUSH_GUEST_PHYSICAL_ADDRESS_SPACE | Self::FLUSH_GUEST_PHYSICAL_ADDRESS_LIST)
     }
 }
+
+/// The shapes of the two flushes of nested tables, whose codes are far from the others'.
+static GUEST_PHYSICAL: [CallShape; 2] = [
+    CallShape::new(CallKind::GuestPhysical, false, false, 2),
+    CallShape::new(CallKind::GuestPhysical, true, false, 2),
+];
 
 /// The part of the decoder that handles a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +52,7 @@ pub(crate) enum CallKind {
     Flush,
     ClusterIpi,
     LongSpinWait,
+    GuestPhysical,
 }
 
 /// The calls: name, code, kind, whether the call has a list, whether it has a header of variable
@@ -35,15 +62,22 @@ macro_rules! calls {
         impl CallCode {
             $($(#[$about])* pub const $name: Self = Self($code);)+
 
+            /// Those of the table of shapes.
+            const LOW: &[Self] = &[$(Self::$name),+];
+
             /// All known calls.
-            pub const ALL: &[Self] = &[$(Self::$name),+];
+            pub const ALL: &[Self] = &[
+                $(Self::$name,)+
+                Self::FLUSH_GUEST_PHYSICAL_ADDRESS_SPACE,
+                Self::FLUSH_GUEST_PHYSICAL_ADDRESS_LIST,
+            ];
         }
 
-        /// One past the highest code.
+        /// One past the highest of their codes.
         const CODES: usize = {
             let (mut most, mut index) = (0, 0);
-            while index < CallCode::ALL.len() {
-                let code = CallCode::ALL[index].0 as usize;
+            while index < CallCode::LOW.len() {
+                let code = CallCode::LOW[index].0 as usize;
                 most = if code > most { code } else { most };
                 index += 1;
             }

@@ -16,6 +16,9 @@ pub const LEAF_LIMITS: u32 = 0x4000_0005;
 /// Hardware in use: [`hardware`] in EAX.
 pub const LEAF_HARDWARE: u32 = 0x4000_0006;
 
+/// What a guest that has guests may use: [`nested`] in EAX.
+pub const LEAF_NESTED: u32 = 0x4000_000a;
+
 /// "Microsoft Hv" as EBX, ECX and EDX of [`LEAF_VENDOR`].
 pub const VENDOR: [u32; 3] =
     [u32::from_le_bytes(*b"Micr"), u32::from_le_bytes(*b"osof"), u32::from_le_bytes(*b"t Hv")];
@@ -98,6 +101,18 @@ pub mod hardware {
     pub const MSR_BITMAPS: u32 = 1 << 1;
     /// Second level address translation.
     pub const NESTED_PAGING: u32 = 1 << 3;
+}
+
+/// EAX of [`LEAF_NESTED`]. TLFS, "Nested Virtualization".
+pub mod nested {
+    /// Flushes of a guest's guest reach the hypervisor without the guest.
+    pub const DIRECT_FLUSH: u32 = 1 << 17;
+    /// Nested tables are flushed by hypercall, for VMX.
+    pub const FLUSH: u32 = 1 << 18;
+    /// A bit says whether the map of MSRs has changed.
+    pub const MSR_MAP: u32 = 1 << 19;
+    /// Nested tables are flushed by hypercall, and not with an ASID, for SVM.
+    pub const ENLIGHTENED_TLB: u32 = 1 << 22;
 }
 
 #[cfg(test)]

@@ -36,6 +36,12 @@ fn hardware() {
 }
 
 #[test]
+fn nested() {
+    use super::nested::*;
+    assert_places([DIRECT_FLUSH, FLUSH, MSR_MAP, ENLIGHTENED_TLB], [17, 18, 19, 22]);
+}
+
+#[test]
 fn names_are_the_bytes_that_guests_compare() {
     let bytes = super::VENDOR.map(u32::to_le_bytes);
     assert_eq!(bytes.as_flattened(), b"Microsoft Hv");

@@ -47,7 +47,8 @@ pub enum Reject {
 /// 4. `INVALID_ALIGNMENT` if the input's address is not a multiple of 8, if the input crosses a
 ///    page, or if it lies outside the guest physical address space.
 /// 5. [`Reject::InputNotMemory`].
-/// 6. `INVALID_PARAMETER` for a reserved flag, for a vector below 0x10 or above 0xff, and for a
+/// 6. `INVALID_HYPERCALL_INPUT` for a flag of a flush of nested tables, `INVALID_PARAMETER` for a
+///    reserved flag of another, for a vector below 0x10 or above 0xff, and for a
 ///    trust level other than 0; `INVALID_HYPERCALL_INPUT` for a VP set whose size is not that of
 ///    the variable header, `INVALID_PARAMETER` for a set of unknown format, and for no targets at
 ///    all under [`EmptyTargets::Strict`].
@@ -89,6 +90,13 @@ pub fn decode<'a>(
         CallKind::LongSpinWait => {
             Ok(Call::LongSpinWait { spins: words.first().copied().unwrap_or_default() })
         }
+        CallKind::GuestPhysical => match words {
+            [address_space, 0, ..] => {
+                let (address_space, rep_count) = (*address_space, control.rep_count());
+                Ok(Call::GuestPhysical { address_space, rep_count })
+            }
+            _ => Err(failed(Status::INVALID_HYPERCALL_INPUT)),
+        },
         // Always true here. It lets the compiler drop the code for a call that is never offered.
         CallKind::ClusterIpi if !profile.cluster_ipi => Err(undone(Status::INVALID_HYPERCALL_CODE)),
         CallKind::ClusterIpi => {

@@ -10,14 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{PAGE_WORDS, PageRange, XMM_WORDS};
 
-/// Everything is offered.
-const FULL: Profile = Profile {
-    empty_targets: EmptyTargets::Lenient,
-    va_width: crate::VaWidth::Bits48,
-    xmm_input: true,
-    cluster_ipi: true,
-    extended_ranges: true,
-};
+const FULL: Profile = Profile::FULL;
 const STRICT: Profile = Profile { empty_targets: EmptyTargets::Strict, ..FULL };
 
 const FAST: u64 = 1 << 16;
@@ -220,5 +213,21 @@ proptest! {
         } else {
             prop_assert!(fast.is_err());
         }
+    }
+}
+
+/// N18: its ranges are not looked at, so that none is left out.
+#[test]
+fn n18_a_flush_of_nested_tables_names_their_root() {
+    let root = 0x1234_5000;
+    let list = [root, 0, 0x5001, !0];
+    let calls = [(0xaf, 0), (0xaf | FAST, 0), (0xb0 | reps(2), 2), (0xb0 | reps(2) | 1 << 48, 2)];
+    for (control, rep_count) in calls {
+        let (guest, mut page) = (Guest::new(&list), InputPage::new());
+        let call = guest.call(control, &mut page, &Profile::NESTED).unwrap();
+        assert_eq!(call, Call::GuestPhysical { address_space: root, rep_count });
+        assert_eq!(call.completed(), HvResult::of(Status::SUCCESS, rep_count));
+        assert_eq!(status(control, &list, &FULL), Status::INVALID_HYPERCALL_CODE, "it is not offered");
+        assert_eq!(status(control, &[root, 1], &Profile::NESTED), Status::INVALID_HYPERCALL_INPUT);
     }
 }

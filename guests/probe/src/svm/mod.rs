@@ -12,6 +12,7 @@ mod l2;
 mod maps;
 mod paging;
 mod refused;
+mod shared;
 mod state;
 mod storms;
 mod tags;
@@ -68,10 +69,13 @@ const NESTED_TESTS: &[Test] = &[
     ("svm-nested-refused", paging::refused),
     ("svm-nested-modes", paging::modes),
     ("svm-nested-places", paging::places),
-    ("svm-nested-processors", tags::nested_processors),
+    ("svm-nested-processors", shared::by_asking),
     ("svm-nested-random", storms::random_tables),
     ("svm-nested-again", all_again),
 ];
+
+/// These need Hyper-V's enlightenments.
+const TOLD_TESTS: &[Test] = &[("svm-nested-told", shared::by_call), ("svm-nested-direct", shared::by_guest)];
 
 fn run_one((name, run): &Test) {
     report::begin(name);
@@ -90,12 +94,16 @@ fn all_again() -> Verdict {
 }
 
 /// Those of nested paging, if there is any.
-fn nested_tests() -> &'static [Test] {
-    if l2::features().nested_paging() {
-        return NESTED_TESTS;
+fn nested_tests() -> impl Iterator<Item = &'static Test> {
+    let has_paging = l2::features().nested_paging();
+    let is_told = has_paging && shared::is_offered();
+    for (name, is_there) in [("svm-nested", has_paging), ("svm-nested-told", is_told)] {
+        if !is_there {
+            clauses::skip(name, "CPUID does not have it");
+        }
     }
-    clauses::skip("svm-nested", "CPUID has no nested paging");
-    &[]
+    let of = |is_there: bool, tests: &'static [Test]| if is_there { tests } else { &[] };
+    of(has_paging, NESTED_TESTS).iter().chain(of(is_told, TOLD_TESTS))
 }
 
 /// Runs the test of that name, those of nested paging, or all.
@@ -105,10 +113,10 @@ pub(crate) fn run(asked: &'static str) -> Verdict {
             TESTS.iter().chain(nested_tests()).for_each(run_one);
             report::end("svm", &clauses::all_deviate());
         }
-        "svm-nested" => nested_tests().iter().for_each(run_one),
+        "svm-nested" => nested_tests().for_each(run_one),
         _ => {
             let is_it = |test: &&Test| test.0 == asked;
-            let test = TESTS.iter().find(is_it).or_else(|| nested_tests().iter().find(is_it));
+            let test = TESTS.iter().chain(nested_tests()).find(is_it);
             test.map(run_one).ok_or_else(|| failure(format_args!("there is no test {asked}")))?;
         }
     }

@@ -5,20 +5,14 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use baremetal::pages::Arena;
 use baremetal::walk;
-use baremetal::x86_64::processors::id as processor_id;
-use baremetal::x86_64::{apic, tables};
-use x86_64::instructions::{interrupts, nop};
+use baremetal::x86_64::tables;
 
 use super::block::*;
 use super::clauses::{breaks, clause, skip};
-use super::interrupts::MASKING;
-use super::l2::{self, FLAGS, IF, L2, RBX, RCX, RDI, RDX, code, features, host_state, invlpga};
-use super::world::{self, Access, DATA, Found, TRIED, WORD, World, flush_of_one};
+use super::l2::{L2, RBX, RDI, code, features, host_state, invlpga};
 use crate::clock;
 use crate::guarded::load;
-use crate::interrupts::VECTOR_TEST;
-use crate::paging::{self, PAGE, Page, RIGHTS, WINDOW};
-use crate::processors::{self, SECOND};
+use crate::paging::{self, Page, RIGHTS, WINDOW};
 use crate::report::{Verdict, say};
 
 static ARENA: Arena<12> = Arena::new();
@@ -159,88 +153,6 @@ fn of_host() {
     }
     invlpga(ADDRESS, 2);
     clause!("invlpga-anything", state == host_state() && reader.read(0) == 0, "INVLPGA of no address");
-}
-
-/// The nested tables of the second processor's guest, if not its own, and which bits a word there
-/// may have; and the flushes that it is asked for, and has done or owes to its next run.
-static SPACE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-static ASKED: AtomicU64 = AtomicU64::new(0);
-static DONE: AtomicU64 = AtomicU64::new(0);
-/// Its runs that found a wrong word or ended in another way, and all.
-static WRONG: AtomicU64 = AtomicU64::new(0);
-static RUNS: AtomicU64 = AtomicU64::new(0);
-
-fn read_on_second(_: usize) {
-    let Ok(mut world) = l2::enable().map(|()| World::new(1, 5)) else { return };
-    world.map(TRIED, 17);
-    let [root, allowed] = SPACE.each_ref().map(|word| word.load(Ordering::Acquire));
-    let l2 = &mut world.l2;
-    if root != 0 {
-        l2.block.set(NESTED_CR3, root);
-    }
-    l2.block.intercept(exit::INTR);
-    l2.block.set(INT_CTL, MASKING);
-    l2.flags = FLAGS | IF;
-    let (address, mut done) = (WINDOW + TRIED * PAGE + WORD, u64::MAX);
-    while !processors::is_over() {
-        // Pairs with the first one's: what asks for a flush comes before the interrupt, which waits
-        // until the guest runs.
-        let asked = ASKED.load(Ordering::Acquire);
-        let control = if asked == done { 0 } else { flush_of_one() };
-        l2.block.set_field(TLB_CONTROL, 8, control);
-        done = asked;
-        DONE.store(done, Ordering::Release);
-        let general = &mut l2.registers.general;
-        [(RBX, 0), (RCX, !allowed), (RDX, 500), (RDI, address)]
-            .into_iter()
-            .for_each(|(register, value)| general[register] = value);
-        let code = l2.run_at(code!(
-            "5:"; "mov rbx, [rdi]"; "test rbx, rcx"; "jnz 6f"; "dec rdx"; "jnz 5b"; "6:"
-        ));
-        interrupts::enable();
-        (0..8).for_each(|_| nop());
-        interrupts::disable();
-        let is_word = l2.registers.general[RBX] & !allowed == 0;
-        let is_right = is_word && [exit::INTR, exit::VMMCALL].contains(&code);
-        WRONG.fetch_add((!is_right).into(), Ordering::AcqRel);
-        RUNS.fetch_add(1, Ordering::AcqRel);
-    }
-}
-
-/// Two processors' guests of one ASID: with other nested tables nothing mixes; with the same ones a
-/// page that has been taken away is out of use once the other processor says so.
-pub(super) fn nested_processors() -> Verdict {
-    processors::start(SECOND)?;
-    for is_shared in [false, true] {
-        let name = if is_shared { "nested-taken-away" } else { "nested-processors-apart" };
-        let mut world = World::new(0, 5);
-        let leaf = world.nested(DATA + TRIED * PAGE, 0);
-        leaf.store(world::place(40).address() | RIGHTS, Ordering::SeqCst);
-        let root = world.l2.block.get(NESTED_CR3);
-        let space = if is_shared { [root, 41] } else { [0, 17] };
-        SPACE.iter().zip(space).for_each(|(word, value)| word.store(value, Ordering::Release));
-        processors::beside(SECOND, read_on_second, || {
-            for number in (0..100u64).map(|round| 40 + round % 2) {
-                leaf.store(world::place(number).address() | RIGHTS, Ordering::SeqCst);
-                let asked = ASKED.fetch_add(1, Ordering::AcqRel) + 1;
-                apic::send_fixed(processor_id(SECOND), VECTOR_TEST);
-                while DONE.load(Ordering::Acquire) != asked {
-                    core::hint::spin_loop();
-                }
-                let found = world.run(Access::Read, TRIED, flush_of_one());
-                clause!(name, found == Found::Value(number), "{found:x?}, not {number}");
-                world::place(81 - number).write_at(WORD as usize / 8, &[u64::MAX]);
-                let runs = RUNS.load(Ordering::Acquire);
-                while RUNS.load(Ordering::Acquire) < runs + 2 {
-                    core::hint::spin_loop();
-                }
-            }
-            Ok(())
-        })?;
-        let [wrong, runs] = [&WRONG, &RUNS].map(|count| count.load(Ordering::Acquire));
-        clause!(name, wrong == 0, "{wrong} of {runs} runs of the second processor");
-    }
-    Ok(())
 }
 
 /// The guest's TSC is the probe's and the offset.

@@ -27,7 +27,7 @@ pub(super) const WALK: u64 = USER | 1 << 33;
 
 /// Where guests have what: the probe's memory, in large pages; it again, in a page of 1 GiB; their
 /// own tables, and data, whose upper levels nothing else has a part of.
-const PROGRAM: u64 = 64 * GIB;
+pub(super) const PROGRAM: u64 = 64 * GIB;
 const HUGE: u64 = PROGRAM + GIB;
 pub(super) const TABLES: u64 = PROGRAM + 2 * GIB;
 pub(super) const DATA: u64 = 1 << 39;

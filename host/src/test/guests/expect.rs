@@ -28,7 +28,7 @@ fn counters(outcome: &Outcome) -> Result<&Snapshot> {
     outcome.counters.as_ref().context("there are no counters")
 }
 
-pub(super) fn count(outcome: &Outcome, counter: Counter) -> Result<u64> {
+pub(in crate::test) fn count(outcome: &Outcome, counter: Counter) -> Result<u64> {
     Ok(counters(outcome)?.get(counter))
 }
 

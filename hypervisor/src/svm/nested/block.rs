@@ -25,6 +25,13 @@ const MSR_MAP: u64 = 2 << 12;
 /// Nested paging is used.
 const NP_ENABLE: u64 = 1 << 0;
 
+/// The words at 3E0h: what L1 makes use of (HV_SVM_ENLIGHTENED_VMCB_FIELDS); and the clean bit that
+/// covers them and the map of MSRs.
+const DIRECT_FLUSH: u64 = 1 << 0;
+const TELLS_MSR_MAP: u64 = 1 << 1;
+const TELLS_TABLES: u64 = 1 << 2;
+const CLEAN: u32 = 1 << 31;
+
 /// G_PAT, which is L2's PAT under nested paging alone (section 15.25.4).
 const PAT: Range<usize> = 0x668..0x670;
 
@@ -94,6 +101,27 @@ impl Vmcb12 {
     /// Whether L1 uses nested paging.
     pub(super) fn has_tables(&self) -> bool {
         self.0.nested_control & NP_ENABLE != 0
+    }
+
+    const fn controls(&self) -> u64 {
+        let [controls, ..] = self.0.inner;
+        controls
+    }
+
+    /// Whether L1 says by hypercall what it changes in its nested tables.
+    pub(super) fn tells_tables(&self) -> bool {
+        self.controls() & TELLS_TABLES != 0
+    }
+
+    /// Whether L1 says that it has not changed the map of MSRs since it last ran this block.
+    pub(super) fn keeps_msr_map(&self) -> bool {
+        self.controls() & TELLS_MSR_MAP != 0 && self.0.clean_bits & CLEAN != 0
+    }
+
+    /// L1's page for all of its guest, if it leaves the guest's flushes to us.
+    pub(super) fn assist_page(&self) -> Option<Gpa> {
+        let [_, _, page, _] = self.0.inner;
+        (self.controls() & DIRECT_FLUSH != 0 && page != 0).then_some(Gpa(page & !0xfff))
     }
 
     /// Whether VMRUN takes it (section 15.5.1). What is missing here, the processor checks itself

@@ -4,6 +4,7 @@
 use core::mem;
 use hostlink::counters::Counter;
 use hostlink::defect::Defect;
+use memslots::{Gpa, GuestMemory};
 use stay::in_section;
 use stay::tagged::Key;
 
@@ -61,12 +62,12 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
         let VcpuState { block, own, registers, exception, debug, code, .. } = state;
         let Some(nested) = own.nested.as_deref_mut() else { return false };
         let theirs = nested.vmcb12.get();
-        let map = (theirs.intercept_misc1 & misc1::MSR != 0).then_some(theirs.msrpm_base);
         let control = if makes(Defect::InnerControlIgnored) { 0 } else { theirs.tlb_control };
         let tables =
             nested.vmcb12.has_tables().then_some([block.cr0, theirs.nested_cr3, block.cr4, block.efer]);
-        let key = Key { asid: theirs.asid, root: tables.map_or(0, root_of) };
-        maps::merge::<A>(&nested.msr_map, &vm.space.slots().memory(), map);
+        let tells = tables.is_some() && nested.vmcb12.tells_tables();
+        let key = Key { asid: theirs.asid, root: tables.map_or(0, root_of), tells };
+        nested.merge_maps::<A>(at, &vm.space.slots().memory());
         let context = nested.contexts.enter(key, control, &mut own.asid);
         let shadow = tables.and_then(|_| nested.shadow(context, &vm.space));
         if tables.is_some() && shadow.is_none() {
@@ -109,6 +110,16 @@ fn root_of([_, root, cr4, efer]: [u64; 4]) -> u64 {
 }
 
 impl Nested {
+    /// Reads the map of MSRs of the block there, unless it is as it was when it was read last.
+    fn merge_maps<A: Amd64>(&mut self, at: Gpa, memory: &GuestMemory<'_>) {
+        let theirs = self.vmcb12.get();
+        let map = (theirs.intercept_misc1 & misc1::MSR != 0).then_some(theirs.msrpm_base);
+        if !self.vmcb12.keeps_msr_map() || self.msr_map_of != Some((at, map)) {
+            maps::merge::<A>(&self.msr_map, memory, map);
+            self.msr_map_of = Some((at, map));
+        }
+    }
+
     /// Fills the other block for L2; `own` is L1's.
     fn fill<A: Amd64>(&mut self, own: &Vmcb, permissions: &Permissions) {
         let (theirs, block) = (self.vmcb12.get(), &mut *self.other);

@@ -39,7 +39,7 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
     }
     let nested = context.state.own.nested.as_deref_mut()?;
     if let Some(inside) = nested.inside.as_ref().filter(|_| nested.vmcb12.has_tables()) {
-        nested.empty_void(inside.context);
+        nested.empty_void(nested.contexts.shadow(inside.context));
     }
     nested.add_intercepts(&mut context.state.block);
     count_emptied(context);

@@ -6,7 +6,7 @@ use memslots::Gpa;
 
 use super::block::{HIDDEN, STATE, copy, write};
 use super::shadows::{self, Served};
-use super::{Nested, Now, maps};
+use super::{Nested, Now, direct, maps};
 use crate::svm::intercepts::misc1;
 use crate::svm::processor::Amd64;
 use crate::svm::step;
@@ -69,6 +69,9 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     };
     if matches!(Row::of(&exit), Row::Event(Event::Invalid)) {
         return Some(leave(context, Exit { code: INVALID, info_1: 0, info_2: 0, event: 0 }));
+    }
+    if exit.code == HYPERCALL && direct::is_meant(context) {
+        return Some(direct::serve(context));
     }
     let is_machines =
         matches!(exit.code, INTERRUPT..=0x63 | NESTED_FAULT | INNER) || exit.code == WINDOW && was_window;
@@ -175,6 +178,7 @@ pub(super) fn refuse<A: Amd64>(context: &mut Context<'_, A>, at: Gpa) -> Next {
     let is_written = with_translation(context, |state, memory| {
         let Some(nested) = state.own.nested.as_deref_mut() else { return false };
         state.own.now = Now::HELD;
+        nested.msr_map_of = None;
         let theirs = nested.vmcb12.get_mut();
         [theirs.exit_code, theirs.exit_info_1, theirs.exit_info_2] = [INVALID, 0, 0];
         theirs.exit_interrupt_info = 0;

@@ -8,6 +8,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `block` | VMCB12: read once, whole, and checked; what an exit writes back |
+//! | `direct` | L2's flushes that L1 leaves to us |
 //! | `enter` | VMRUN: the block that the processor gets |
 //! | `exit` | which exits are L1's, and #VMEXIT |
 //! | `events` | what ends a stay in L2 before it begins: interrupts, NMIs, exceptions |
@@ -19,6 +20,7 @@
 //! the same nested table as L1.
 
 mod block;
+mod direct;
 mod enter;
 mod events;
 mod exit;
@@ -78,8 +80,10 @@ pub(super) struct Nested {
     vmcb12: Vmcb12,
     /// The MSRs that cause exits of L2.
     msr_map: Pages,
+    /// The block that they were made for last, and its map.
+    msr_map_of: Option<(Gpa, Option<u64>)>,
     contexts: Contexts,
-    /// By the number of the slot.
+    /// By number.
     shadows: [Option<Shadow<Amd64Nested, NestedTables>>; Contexts::PLACES],
     /// Shadows that were emptied, and not counted yet.
     emptied: u64,
@@ -121,6 +125,7 @@ impl Nested {
             inside: None,
             vmcb12: Vmcb12::new(),
             msr_map: Pages::filled(MSR_MAP_PAGES, |map| map.fill(0xff)),
+            msr_map_of: None,
             contexts: Contexts::default(),
             shadows: [const { None }; Contexts::PLACES],
             emptied: 0,
@@ -148,7 +153,8 @@ impl Own {
     pub(super) fn inner(&mut self) -> Option<(&mut AsidSlot, &mut Auditor, InnerMaps)> {
         let nested = self.nested.as_deref_mut()?;
         let inside = nested.inside.as_ref()?;
-        let shadow = nested.shadows.get(inside.context)?.as_ref().filter(|_| nested.vmcb12.has_tables());
+        let shadow = nested.shadows.get(nested.contexts.shadow(inside.context))?.as_ref();
+        let shadow = shadow.filter(|_| nested.vmcb12.has_tables());
         let maps = (nested.msr_map.start(), shadow.map(|shadow| shadow.root().0));
         Some((nested.contexts.slot(inside.context), nested.auditors.get_mut(inside.context)?, maps))
     }
@@ -173,6 +179,7 @@ impl Own {
             nested.exchange(block, code);
         }
         nested.svme = false;
+        nested.msr_map_of = None;
         nested.contexts.forget();
         (self.now, self.tsc_shift) = (Now::empty(), 0);
     }

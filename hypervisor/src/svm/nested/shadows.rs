@@ -108,13 +108,13 @@ pub(super) fn end_without_tables<A: Amd64>(context: &Context<'_, A>) {
 }
 
 impl Nested {
-    /// The root of the shadow with this number. `None` if there is no table.
+    /// The root of the shadow of the slot with this number. `None` if there is no table.
     pub(super) fn shadow(
         &mut self,
-        index: usize,
+        context: usize,
         space: &GuestSpace<Amd64Nested, NestedTables>,
     ) -> Option<u64> {
-        let place = self.shadows.get_mut(index)?;
+        let place = self.shadows.get_mut(self.contexts.shadow(context))?;
         if place.is_none() {
             *place = Shadow::new(space).ok();
         }
@@ -134,7 +134,7 @@ impl Nested {
             && let Some(shadow) = self.shadows.get_mut(index).and_then(Option::as_mut)
         {
             self.emptied += 1;
-            // SAFETY: the slot owes a flush, so its tag is dropped before anything runs by it.
+            // SAFETY: its slots owe a flush: their tags are dropped before they are used.
             unsafe { shadow.empty() };
         }
     }
@@ -149,7 +149,8 @@ impl Nested {
         is_store: bool,
         limit: u32,
     ) -> Filled {
-        let Some(index) = self.inside.as_ref().map(|inside| inside.context) else { return Filled::Full };
+        let Some(inside) = &self.inside else { return Filled::Full };
+        let index = self.contexts.shadow(inside.context);
         for _ in 0..2 {
             self.empty_void(index);
             let used: u32 = self.shadows.iter().flatten().map(Shadow::table_count).sum();

@@ -11,18 +11,23 @@ use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::block::Field::{Cr0, Rflags};
 use crate::x86::{CR0_PE, RFLAGS_VM};
 
-/// VMMCALL, VMCALL: a hypercall. Its instruction may have to be executed again.
-#[inline(always)] // Like the others that make up most exits.
-pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
-    let block = &context.state.block;
+/// Who makes a hypercall.
+#[inline(always)]
+pub(crate) fn caller_of(block: &impl ControlBlock) -> Caller {
     let long_mode_64 = block.is_64bit();
-    let caller = Caller {
+    Caller {
         cpl: block.cpl(),
         // In 64-bit mode there is no need to look.
         protected_mode: long_mode_64 || block.read(Cr0) & CR0_PE != 0,
         virtual_8086: !long_mode_64 && block.read(Rflags) & RFLAGS_VM != 0,
         long_mode_64,
-    };
+    }
+}
+
+/// VMMCALL, VMCALL: a hypercall. Its instruction may have to be executed again.
+#[inline(always)] // Like the others that make up most exits.
+pub(crate) fn on_hypercall<A: X86>(context: &mut Context<'_, A>) -> Then {
+    let caller = caller_of(&*context.state.block);
     let parameters = caller.parameters(&context.state.registers.0);
     let (partition, memory) = (&context.vm.guest.partition, context.vm.memory_source());
     let (row, scratch) = (context.vcpu.row, &mut context.workspace.scratch);

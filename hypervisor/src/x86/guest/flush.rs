@@ -5,15 +5,17 @@ use core::marker::PhantomData;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU32, Ordering};
 use hostlink::counters::Counter;
+use hostlink::defect::Defect;
 use hostlink::trace::Event;
 use memslots::{Gpa, Memslots};
+use paging::Invalidation;
 use stay::tagged::{self, Asked, Initiator, Why};
 use stay::{Mistake, Mistakes};
 use tlfs::{ClusterIpi, FlushCall, InputError, InputSource, XMM_WORDS};
 
 use crate::sched::{CpuIndex, VcpuIndex};
 use crate::vm::counting::{self, CounterRow};
-use crate::vm::defects::Defects;
+use crate::vm::defects::{Defects, makes};
 use crate::vm::space::FlushScratch;
 use crate::vm::{Vm, end, host, percpu, trace};
 use crate::x86::hyperv::{PartitionTraits, Services};
@@ -214,6 +216,16 @@ impl<A: X86> Services for CallServices<'_, A> {
             });
         });
         self.caller.count(Counter::IrqIpi, sent);
+    }
+
+    /// Flushes the guest's own translations, too, and those from all of its nested tables.
+    #[cold]
+    fn flush_guest_physical(&mut self) {
+        self.caller.count(Counter::InnerCalls, 1);
+        if makes(Defect::InnerCallIgnored) {
+            return;
+        }
+        let _receipt = self.vm.flush_space(Invalidation::Nothing, self.scratch);
     }
 }
 

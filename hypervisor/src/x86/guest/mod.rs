@@ -129,6 +129,7 @@ impl Shared {
             eoi_exits: config.switches.emulated_apic || !A::has_apic(),
             invariant_tsc: cpuid::host_has_invariant_tsc::<A>(),
             nested_paging: true,
+            may_nest: config.nested,
             tsc_hz: A::hz(),
             apic_hz: APIC_HZ,
             gpa_bits: cpuid::physical_address_bits::<A>() as u8,

@@ -1,4 +1,4 @@
-//! CPUID leaves 0x40000000 to 0x40000006.
+//! CPUID leaves 0x40000000 to 0x40000006, or 0x4000000a for a guest that may have guests.
 //!
 //! A bit is set here only if its feature works; `vp`'s tests probe each of them. Linux' use of each
 //! bit is described at the bit, from Debian's Linux 6.1.192 and 6.12.117:
@@ -17,8 +17,8 @@
 
 use hostlink::config::MAX_VCPUS;
 use tlfs::cpuid::{
-    INTERFACE, LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, LEAF_INTERFACE, LEAF_LIMITS, LEAF_VENDOR,
-    LEAF_VERSION, VENDOR, feature, hardware, hint, privilege,
+    INTERFACE, LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, LEAF_INTERFACE, LEAF_LIMITS, LEAF_NESTED,
+    LEAF_VENDOR, LEAF_VERSION, VENDOR, feature, hardware, hint, nested, privilege,
 };
 
 use super::hypercall::PROFILE;
@@ -37,6 +37,8 @@ pub struct PartitionTraits {
     pub invariant_tsc: bool,
     /// Guest memory is translated by nested paging.
     pub nested_paging: bool,
+    /// The guest may have guests of its own, by SVM.
+    pub may_nest: bool,
     /// Frequency of the partition's TSC in Hz.
     pub tsc_hz: u64,
     /// Frequency of the local APIC timer's clock before its divider in Hz.
@@ -48,11 +50,12 @@ pub struct PartitionTraits {
 #[cfg(test)]
 impl PartitionTraits {
     /// With all that there can be.
-    pub(super) const ALL: Self = Self {
+    pub(crate) const ALL: Self = Self {
         flush_hypercall: true,
         eoi_exits: true,
         invariant_tsc: true,
         nested_paging: true,
+        may_nest: true,
         tsc_hz: 2_000_000_000,
         apic_hz: 1_000_000_000,
         gpa_bits: 40,
@@ -61,7 +64,7 @@ impl PartitionTraits {
 
 // The rate of the TSC is the clock's.
 described! { PartitionTraits:
-    ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, apic_hz, gpa_bits;
+    ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, may_nest, apic_hz, gpa_bits;
     stays tsc_hz
 }
 
@@ -96,7 +99,8 @@ pub fn leaf(leaf: u32, platform: &PartitionTraits) -> Option<CpuidResult> {
     Some(match leaf {
         LEAF_VENDOR => {
             let [ebx, ecx, edx] = VENDOR;
-            CpuidResult { eax: LEAF_HARDWARE, ebx, ecx, edx }
+            let highest = if platform.may_nest { LEAF_NESTED } else { LEAF_HARDWARE };
+            CpuidResult { eax: highest, ebx, ecx, edx }
         }
         LEAF_INTERFACE => CpuidResult { eax: INTERFACE, ..Default::default() },
         LEAF_VERSION => CpuidResult { ebx: VERSION_MAJOR << 16 | VERSION_MINOR, ..Default::default() },
@@ -109,9 +113,14 @@ pub fn leaf(leaf: u32, platform: &PartitionTraits) -> Option<CpuidResult> {
             let nested_paging = if platform.nested_paging { hardware::NESTED_PAGING } else { 0 };
             CpuidResult { eax: hardware::MSR_BITMAPS | nested_paging, ..Default::default() }
         }
+        LEAF_NESTED if platform.may_nest => CpuidResult { eax: NESTED, ..Default::default() },
         _ => return None,
     })
 }
+
+/// For a guest that has guests: `kvm_amd` sets the bits of these in its blocks
+/// (arch/x86/kvm/svm/svm_onhyperv.h), and tells by hypercall what it changes in its nested tables.
+const NESTED: u32 = nested::ENLIGHTENED_TLB | nested::MSR_MAP | nested::DIRECT_FLUSH;
 
 /// The hypervisor's own version, for the guest's log.
 const VERSION_MAJOR: u32 = decimal(env!("CARGO_PKG_VERSION_MAJOR"));

@@ -7,7 +7,7 @@ use std::vec;
 use std::vec::Vec;
 
 use super::*;
-use crate::{PageRange, VaWidth, XMM_WORDS};
+use crate::{PageRange, XMM_WORDS};
 
 /// One page of guest memory at [`BASE`], and how often it was read.
 struct Memory {
@@ -53,13 +53,8 @@ const SPIN: u64 = 0x08;
 const SPACE_EX: u64 = 0x13;
 const LIST_EX: u64 = 0x14;
 const ALL_PROCESSORS: u64 = 1;
-const LENIENT: Profile = Profile {
-    empty_targets: EmptyTargets::Lenient,
-    va_width: VaWidth::Bits48,
-    xmm_input: false,
-    cluster_ipi: false,
-    extended_ranges: false,
-};
+const LENIENT: Profile =
+    Profile { xmm_input: false, cluster_ipi: false, extended_ranges: false, ..Profile::FULL };
 const STRICT: Profile = Profile { empty_targets: EmptyTargets::Strict, ..LENIENT };
 
 fn banks(count: u64) -> u64 {

@@ -49,10 +49,9 @@ fn make<R>(
         if call.control.fast() { (host.registers[0], host.registers[1]) } else { (GPA, !0) };
     let profile = Profile {
         empty_targets: crate::EmptyTargets::Strict,
-        va_width: crate::VaWidth::Bits48,
         xmm_input: interface.xmm_input,
-        cluster_ipi: true,
         extended_ranges: interface.extended_ranges,
+        ..Profile::FULL
     };
     let mut copy = InputPage::new();
     let registers = CallRegisters { control: call.control.into_bits(), input, output };

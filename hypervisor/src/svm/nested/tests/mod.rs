@@ -2,6 +2,7 @@
 
 mod events;
 mod exits;
+mod hyperv;
 mod shadows;
 mod tags;
 

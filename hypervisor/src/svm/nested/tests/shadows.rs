@@ -7,41 +7,41 @@ use crate::x86::EFER_NXE;
 
 /// L1's nested tables, one a level, and pages of L1's for the tables of L2, which lead to the first
 /// 2 MiB.
-const NESTED: u64 = DATA + 0x6_0000;
+pub(super) const NESTED: u64 = DATA + 0x6_0000;
 const THEIR_TABLES: u64 = DATA + 0x7_0000;
 /// L2's physical addresses: of its tables, of its code, of a page of data, of a device and of
 /// nothing.
-const ROOT: u64 = 0x10_0000;
-const TEXT: u64 = 0x10_4000;
-const PAGE: u64 = 0x10_5000;
+pub(super) const ROOT: u64 = 0x10_0000;
+pub(super) const TEXT: u64 = 0x10_4000;
+pub(super) const PAGE: u64 = 0x10_5000;
 const APIC: u64 = 0x10_6000;
-const ABSENT: u64 = 0x10_7000;
+pub(super) const ABSENT: u64 = 0x10_7000;
 /// Where L1 has the page of data.
-const BACKING: u64 = DATA + 0x8_0000;
+pub(super) const BACKING: u64 = DATA + 0x8_0000;
 /// The local APIC's registers in L1.
 const L1_APIC: u64 = 0xfee0_0000;
-const FAULT: u64 = 0x400;
-const IN_ACCESS: u64 = 1 << 32;
+pub(super) const FAULT: u64 = 0x400;
+pub(super) const IN_ACCESS: u64 = 1 << 32;
 const IN_WALK: u64 = 1 << 33;
 const A: u64 = 1 << 5;
 const D: u64 = 1 << 6;
 const NX: u64 = 1 << 63;
 
 /// The last entry for an address.
-fn entry(address: u64) -> u64 {
+pub(super) fn entry(address: u64) -> u64 {
     NESTED + 0x3000 + (address >> 12 & 0x1ff) * 8
 }
 
-fn set(guest: &Guest<'_, '_>, at: u64, value: u64) {
+pub(super) fn set(guest: &Guest<'_, '_>, at: u64, value: u64) {
     guest.0.vm.space.slots().memory().write(Gpa(at), &value.to_le_bytes()).expect("is memory");
 }
 
-fn get(guest: &Guest<'_, '_>, at: u64) -> u64 {
+pub(super) fn get(guest: &Guest<'_, '_>, at: u64) -> u64 {
     guest.0.vm.space.slots().memory().read_u64(Gpa(at)).expect("is memory")
 }
 
 /// L2 runs by nested tables. None of its pages is at L1's address.
-fn with_tables<R>(act: impl FnOnce(&mut Guest<'_, '_>, Box<Vmcb>) -> R) -> R {
+pub(super) fn with_tables<R>(act: impl FnOnce(&mut Guest<'_, '_>, Box<Vmcb>) -> R) -> R {
     with_l1(|guest| {
         for level in 0..3 {
             set(guest, NESTED + level * 0x1000, (NESTED + (level + 1) * 0x1000) | 7);
@@ -62,22 +62,22 @@ fn with_tables<R>(act: impl FnOnce(&mut Guest<'_, '_>, Box<Vmcb>) -> R) -> R {
     })
 }
 
-fn fault(guest: &mut Guest<'_, '_>, info: u64, address: u64) {
+pub(super) fn fault(guest: &mut Guest<'_, '_>, info: u64, address: u64) {
     leaves(guest, [FAULT, info, address]);
 }
 
 /// What L1 was told, if L2 was left.
-fn told(guest: &Guest<'_, '_>) -> Option<[u64; 3]> {
+pub(super) fn told(guest: &Guest<'_, '_>) -> Option<[u64; 3]> {
     let left = vmcb12(guest);
     (!is_inside(guest)).then_some([left.exit_code, left.exit_info_1, left.exit_info_2])
 }
 
 /// Where the shadow leads, if it has the page.
-fn leads(guest: &mut Guest<'_, '_>, page: u64) -> Option<(u64, bool)> {
+pub(super) fn leads(guest: &mut Guest<'_, '_>, page: u64) -> Option<(u64, bool)> {
     let nested = guest.0.state.own.nested.as_deref_mut()?;
     let mut found = None;
     let context = nested.inside.as_ref()?.context;
-    nested.shadows[context].as_ref()?.for_each(|at, pa, rights| {
+    nested.shadows[nested.contexts.shadow(context)].as_ref()?.for_each(|at, pa, rights| {
         if at == page {
             found = Some((pa.0, rights.contains(paging::Permissions::WRITE)));
         }

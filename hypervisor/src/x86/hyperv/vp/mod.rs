@@ -141,9 +141,9 @@ impl Vp {
         vectors
     }
 
-    /// Whether the guest has an assist page; without one there is nothing to arm.
-    pub fn has_assist_page(&self) -> bool {
-        self.assist_page.gpa().is_some()
+    /// The address of the guest's assist page; without one there is nothing to arm.
+    pub fn assist_page(&self) -> Option<u64> {
+        self.assist_page.gpa()
     }
 
     /// Called before an entry, after everything that requests interrupts. If it returns an address,

@@ -2,7 +2,9 @@ use super::*;
 use crate::x86::hyperv::cpuid::{CpuidResult, PartitionTraits, leaf};
 use crate::x86::hyperv::hypercall::tests::{Engine, LONG, Memory};
 use crate::x86::hyperv::hypercall::{CallOutcome, handle};
-use tlfs::cpuid::{LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, feature, hardware, hint, privilege};
+use tlfs::cpuid::{
+    LEAF_FEATURES, LEAF_HARDWARE, LEAF_HINTS, LEAF_NESTED, feature, hardware, hint, privilege,
+};
 use tlfs::{CallRegisters, InputPage, Status};
 
 const PLATFORM: PartitionTraits = PartitionTraits::ALL;
@@ -162,7 +164,7 @@ fn h21_every_hint_can_be_followed() {
 fn leaves_name_the_interface_and_end() {
     let vendor = leaf(0x4000_0000, &PLATFORM).unwrap();
     let name: Vec<u8> = [vendor.ebx, vendor.ecx, vendor.edx].iter().flat_map(|r| r.to_le_bytes()).collect();
-    assert_eq!((name.as_slice(), vendor.eax), (&b"Microsoft Hv"[..], LEAF_HARDWARE));
+    assert_eq!((name.as_slice(), vendor.eax), (&b"Microsoft Hv"[..], LEAF_NESTED));
     let version = [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR")];
     let [major, minor] = version.map(|part| part.parse::<u32>().expect("a number"));
     let [features, hints] = [LEAF_FEATURES, LEAF_HINTS].map(|number| leaf(number, &PLATFORM).unwrap());
@@ -173,12 +175,18 @@ fn leaves_name_the_interface_and_end() {
         (LEAF_HINTS, [hints.eax, 0x1000, 40, 0]),
         (0x4000_0005, [255, 0, 0, 0]),
         (LEAF_HARDWARE, [hardware::MSR_BITMAPS | hardware::NESTED_PAGING, 0, 0, 0]),
+        (LEAF_NESTED, [1 << 22 | 1 << 19 | 1 << 17, 0, 0, 0]),
     ] {
         assert_eq!(leaf(number, &PLATFORM), Some(CpuidResult { eax, ebx, ecx, edx }), "{number:#x}");
     }
     let shadowed = leaf(LEAF_HARDWARE, &PartitionTraits { nested_paging: false, ..PLATFORM });
     assert_eq!(shadowed.map(|leaf| leaf.eax), Some(hardware::MSR_BITMAPS));
-    for number in [0, 1, 0x3fff_ffff, 0x4000_0007, 0x4000_0080, 0x4000_0100, 0x8000_0000, u32::MAX] {
+    let single = PartitionTraits { may_nest: false, ..PLATFORM };
+    let leaves = [0x4000_0000, LEAF_NESTED].map(|number| leaf(number, &single).map(|leaf| leaf.eax));
+    assert_eq!(leaves, [Some(LEAF_HARDWARE), None], "a guest without guests");
+    for number in
+        [0, 1, 0x3fff_ffff, 0x4000_0007, 0x4000_0009, 0x4000_0080, 0x4000_0100, 0x8000_0000, u32::MAX]
+    {
         assert_eq!(leaf(number, &PLATFORM), None, "{number:#x}");
     }
 }
