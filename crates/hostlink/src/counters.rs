@@ -277,6 +277,8 @@ counters! {
     InnerExits = "inner.exits",
     /// Its hypercalls that flushed what comes from its nested page tables.
     InnerCalls = "inner.calls",
+    /// Flushes of guests of its own that were served without it.
+    InnerDirect = "inner.direct",
     /// Leaves that were filled into a shadow of its nested page tables.
     InnerFills = "inner.fills",
     /// Times that such a shadow was emptied.

@@ -71,11 +71,8 @@ impl Profile {
     /// The layout of the input of `code`; `None` if the call is not offered.
     #[inline]
     pub const fn shape(&self, code: CallCode) -> Option<&'static CallShape> {
-        // By the code, not the shape: where they are not offered that costs other calls nothing.
-        if code.is_guest_physical() && !self.guest_physical {
-            return None;
-        }
-        match code.shape() {
+        // Where they are not offered they cost other calls nothing.
+        match if self.guest_physical { code.shape() } else { code.usual_shape() } {
             Some(shape) if matches!(shape.kind, CallKind::ClusterIpi) && !self.cluster_ipi => None,
             shape => shape,
         }

@@ -13,14 +13,20 @@ impl CallCode {
     /// the call depends on its [profile](Profile::shape).
     #[inline]
     pub const fn shape(self) -> Option<&'static CallShape> {
-        if (self.0 as usize) < SHAPES.len() {
-            return SHAPES[self.0 as usize].as_ref();
-        }
         match self {
             Self::FLUSH_GUEST_PHYSICAL_ADDRESS_SPACE => Some(&GUEST_PHYSICAL[0]),
             Self::FLUSH_GUEST_PHYSICAL_ADDRESS_LIST => Some(&GUEST_PHYSICAL[1]),
-            _ => None,
+            _ => self.usual_shape(),
         }
+    }
+
+    /// The same, but for the flushes of nested tables.
+    #[inline]
+    pub(crate) const fn usual_shape(self) -> Option<&'static CallShape> {
+        if self.0 as usize >= SHAPES.len() {
+            return None;
+        }
+        SHAPES[self.0 as usize].as_ref()
     }
 
     /// HvCallFlushGuestPhysicalAddressSpace: all that comes from a nested table of the caller's.
@@ -31,12 +37,6 @@ impl CallCode {
     /// Whether it is one of the four flushes of virtual addresses.
     pub const fn is_flush(self) -> bool {
         matches!(self.shape(), Some(CallShape { kind: CallKind::Flush, .. }))
-    }
-
-    /// Whether it is one of the two flushes of nested tables.
-    #[inline]
-    pub(crate) const fn is_guest_physical(self) -> bool {
-        matches!(self, Self::FLUSH_GUEST_PHYSICAL_ADDRESS_SPACE | Self::FLUSH_GUEST_PHYSICAL_ADDRESS_LIST)
     }
 }
 

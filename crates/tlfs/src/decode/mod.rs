@@ -55,7 +55,7 @@ pub enum Reject {
 ///
 /// From 4 on, a failed rep call reports the elements before its rep start index as complete:
 /// earlier invocations have done them.
-#[inline]
+#[inline(always)] // On the way of each hypercall; the compiler would not do so with several callers.
 pub fn decode<'a>(
     registers: CallRegisters,
     source: &impl InputSource,
@@ -90,6 +90,12 @@ pub fn decode<'a>(
         CallKind::LongSpinWait => {
             Ok(Call::LongSpinWait { spins: words.first().copied().unwrap_or_default() })
         }
+        // Never here. It lets the compiler drop the code for calls that are never offered.
+        CallKind::ClusterIpi if !profile.cluster_ipi => Err(undone(Status::INVALID_HYPERCALL_CODE)),
+        CallKind::GuestPhysical if !profile.guest_physical => Err(undone(Status::INVALID_HYPERCALL_CODE)),
+        CallKind::ClusterIpi => {
+            decode_cluster_ipi(control, shape, words, profile).map(Call::ClusterIpi).map_err(failed)
+        }
         CallKind::GuestPhysical => match words {
             [address_space, 0, ..] => {
                 let (address_space, rep_count) = (*address_space, control.rep_count());
@@ -97,11 +103,6 @@ pub fn decode<'a>(
             }
             _ => Err(failed(Status::INVALID_HYPERCALL_INPUT)),
         },
-        // Always true here. It lets the compiler drop the code for a call that is never offered.
-        CallKind::ClusterIpi if !profile.cluster_ipi => Err(undone(Status::INVALID_HYPERCALL_CODE)),
-        CallKind::ClusterIpi => {
-            decode_cluster_ipi(control, shape, words, profile).map(Call::ClusterIpi).map_err(failed)
-        }
     }
 }
 

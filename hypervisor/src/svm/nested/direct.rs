@@ -5,21 +5,18 @@
 //! vCPU of L1 has of L2s is dropped, which names every target (N25). A vCPU that does not run is
 //! not waited for, as with each flush.
 
-use hostlink::defect::Defect;
 use memslots::{Gpa, Pattern};
 use paging::guest::Access;
 use stay::in_section;
-use tlfs::{Call, Control, FlushCall, FlushFlags, FlushScope, Reject, Targets};
+use tlfs::Control;
 
 use super::exit::leave;
 use crate::svm::processor::Amd64;
 use crate::svm::table::{Exit, INNER};
-use crate::vm::defects::makes;
 use crate::vm::{Context, Next};
-use crate::x86::exits::hypercall::caller_of;
+use crate::x86::exits::hypercall::{caller_of, serve_rare};
 use crate::x86::exits::{Then, measured};
-use crate::x86::guest::flush::CallServices;
-use crate::x86::hyperv::{PROFILE, Services};
+use crate::x86::hyperv::PROFILE;
 use crate::x86::vcpu::block::Inner;
 use crate::x86::vcpu::checks::Instruction;
 use crate::x86::vcpu::instruction::nested_translate;
@@ -89,24 +86,5 @@ fn flush<A: Amd64>(context: &mut Context<'_, A>) -> Then {
             }
         }
     }
-    let memory = context.vm.memory_source();
-    let result = match tlfs::decode(parameters, &memory, &mut context.workspace.page, &PROFILE) {
-        Ok(Call::Flush(call)) => {
-            let flags = FlushFlags::new().with_all_processors(true).with_all_address_spaces(true);
-            let all = FlushCall { targets: Targets::All, flags, scope: FlushScope::Everything, ..call };
-            let (row, scratch) = (context.vcpu.row, &mut context.workspace.scratch);
-            if !makes(Defect::DirectFlushIgnored) {
-                CallServices::new(context.vm, row, context.counters, scratch).flush(&all);
-            }
-            call.completed()
-        }
-        Err(Reject::Failed(result)) => result,
-        Err(Reject::InputNotMemory { .. }) => return Then::protection(context),
-        Ok(_) | Err(Reject::UndefinedOpcode) => {
-            context.state.raise_undefined();
-            return Then::Stay(Next::Resume);
-        }
-    };
-    caller.set_result(&mut context.state.registers.0, result);
-    Then::RESUME
+    serve_rare(context, parameters, &PROFILE)
 }

@@ -1,6 +1,6 @@
 //! Services for hypercalls: flushes through the flush engine, interrupts to several vCPUs.
 
-use coherence::{CpuId, FlushOutcome, Hardware, Members};
+use coherence::{CpuId, FlushOutcome, Hardware, Members, Scope};
 use core::marker::PhantomData;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -46,6 +46,28 @@ impl<'a, A: X86> CallServices<'a, A> {
         scratch: &'a mut FlushScratch,
     ) -> Self {
         Self { vm, caller: Caller(counters, row, PhantomData), scratch }
+    }
+
+    /// Flushes all that any vCPU of the guest has of the guest's translations, and of its guests'.
+    #[cold]
+    pub fn flush_all(self) {
+        self.caller.count(Counter::InnerDirect, 1);
+        if makes(Defect::DirectFlushIgnored) {
+            return;
+        }
+        let named = tagged::Named::new(&tlfs::Targets::All, self.vm.vcpus.len());
+        let flushed = coherence::flush(self.vm, &named, Scope::All, self.scratch, &self.caller);
+        let _outcome = flushed.unwrap_or_else(|stalled| end::end_stalled_run::<A>(&stalled));
+    }
+
+    /// Flushes the guest's own translations, and those that come from its nested tables.
+    #[cold]
+    pub fn flush_guest_physical(self) {
+        self.caller.count(Counter::InnerCalls, 1);
+        if makes(Defect::InnerCallIgnored) {
+            return;
+        }
+        let _receipt = self.vm.flush_space(Invalidation::Nothing, self.scratch);
     }
 }
 
@@ -216,16 +238,6 @@ impl<A: X86> Services for CallServices<'_, A> {
             });
         });
         self.caller.count(Counter::IrqIpi, sent);
-    }
-
-    /// Flushes the guest's own translations, too, and those from all of its nested tables.
-    #[cold]
-    fn flush_guest_physical(&mut self) {
-        self.caller.count(Counter::InnerCalls, 1);
-        if makes(Defect::InnerCallIgnored) {
-            return;
-        }
-        let _receipt = self.vm.flush_space(Invalidation::Nothing, self.scratch);
     }
 }
 

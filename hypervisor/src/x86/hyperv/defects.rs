@@ -47,6 +47,9 @@ pub fn handle(
         (Defect::RepsDone, CallOutcome::Complete(result)) => {
             CallOutcome::Complete(HvResult::of(result.status(), 0))
         }
+        (Defect::Status, CallOutcome::NotOffered) => {
+            CallOutcome::Complete(HvResult::of(Status::SUCCESS, control.rep_count()))
+        }
         (_, outcome) => outcome,
     }
 }

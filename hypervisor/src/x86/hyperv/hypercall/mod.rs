@@ -10,7 +10,7 @@ use super::partition::Partition;
 pub const PROFILE: Profile = Profile::FULL;
 
 /// The same for a partition that may have guests of its own.
-const NESTED_PROFILE: Profile = Profile::NESTED;
+pub const NESTED_PROFILE: Profile = Profile::NESTED;
 
 /// The mode of the calling processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,10 +99,6 @@ pub trait Services {
 
     /// Sends a fixed, edge-triggered interrupt to each target.
     fn interrupt(&mut self, ipi: &ClusterIpi<'_>);
-
-    /// Flushes what comes from nested tables of the guest's, on all of its vCPUs, and returns when
-    /// that has occurred.
-    fn flush_guest_physical(&mut self);
 }
 
 /// The outcome of a hypercall.
@@ -119,6 +115,8 @@ pub enum CallOutcome {
     /// ([`Caller::set_control`]), which stays at the instruction and takes interrupts before it
     /// executes it again. TLFS, "Hypercall Continuation".
     Continue(u64),
+    /// The call is none of [`PROFILE`]'s.
+    NotOffered,
     /// #UD at the instruction: the guest may not make calls in this mode, or not in this form, or
     /// has not enabled hypercalls.
     UndefinedOpcode,
@@ -154,35 +152,13 @@ pub fn handle(
             CallOutcome::Complete(call.completed())
         }
         Ok(call @ Call::LongSpinWait { .. }) => CallOutcome::Yield(call.completed()),
-        Ok(Call::GuestPhysical { .. }) => CallOutcome::UndefinedOpcode,
-        Err(Reject::Failed(result)) => {
-            let is_unknown = result.status() == Status::INVALID_HYPERCALL_CODE;
-            if is_unknown && partition.platform().may_nest {
-                return handle_nested(parameters, memory, services, page);
-            }
-            CallOutcome::Complete(*result)
+        Ok(Call::GuestPhysical { .. }) => CallOutcome::NotOffered,
+        Err(Reject::Failed(result)) if result.status() == Status::INVALID_HYPERCALL_CODE => {
+            CallOutcome::NotOffered
         }
+        Err(Reject::Failed(result)) => CallOutcome::Complete(*result),
         Err(Reject::UndefinedOpcode) => CallOutcome::UndefinedOpcode,
         Err(Reject::InputNotMemory { .. }) => CallOutcome::GeneralProtection,
-    }
-}
-
-/// The calls of a guest that may have guests.
-#[cold]
-fn handle_nested(
-    parameters: CallRegisters,
-    memory: &impl InputSource,
-    services: &mut impl Services,
-    page: &mut InputPage,
-) -> CallOutcome {
-    match tlfs::decode(parameters, memory, page, &NESTED_PROFILE) {
-        Ok(call @ Call::GuestPhysical { .. }) => {
-            services.flush_guest_physical();
-            CallOutcome::Complete(call.completed())
-        }
-        Err(Reject::Failed(result)) => CallOutcome::Complete(result),
-        Err(Reject::InputNotMemory { .. }) => CallOutcome::GeneralProtection,
-        _ => CallOutcome::UndefinedOpcode,
     }
 }
 
