@@ -47,6 +47,7 @@ fn main(info: &'static BootInfo) -> Verdict {
             reported("memslot", || bench::memslot(name, count.unwrap_or(16)));
         }
         Some(("bench", "remove")) => reported("remove", bench::remove),
+        Some(("bench", "direct")) => reported("direct", svm::bench_direct),
         Some(("bench", "touch")) => reported("touch", bench::touch),
         Some(("bench", "log")) => reported("log", bench::log),
         Some(("bench", name)) => bench::running(name, count.unwrap_or(1)),

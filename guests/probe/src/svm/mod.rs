@@ -24,6 +24,7 @@ use crate::report::{self, Verdict, failure};
 
 pub(crate) use clauses::{is_bare, run_on};
 pub(crate) use l2::set_ram;
+pub(crate) use shared::bench as bench_direct;
 pub(crate) use storms::set_count;
 
 type Test = (&'static str, fn() -> Verdict);

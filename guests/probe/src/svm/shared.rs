@@ -13,13 +13,14 @@ use x86_64::instructions::{interrupts, nop};
 use super::block::*;
 use super::clauses::clause;
 use super::interrupts::MASKING;
-use super::l2::{self, FLAGS, IF, RBX, RCX, RDI, RDX, code};
+use super::l2::{self, FLAGS, IF, RBX, RCX, RDI, RDX, RSI, code};
 use super::world::{Access, DATA, Found, PROGRAM, TRIED, WINDOW_TABLE, WORD, World, flush_of_one, place};
+use crate::clock;
 use crate::hypercall::{self, input_page};
 use crate::interrupts::VECTOR_TEST;
 use crate::paging::{PAGE, Page, RIGHTS, WINDOW};
 use crate::processors::{self, SECOND};
-use crate::report::{Verdict, ensure};
+use crate::report::{Verdict, ensure, measured};
 
 /// Of the second processor's guest: its nested tables, if not its own; which bits a word there may
 /// have; and what the block says to Quell.
@@ -179,28 +180,59 @@ pub(super) fn by_call() -> Verdict {
     Ok(())
 }
 
-/// The guest itself changes its own tables, and flushes by a hypercall that does not reach the
-/// probe.
-pub(super) fn by_guest() -> Verdict {
+/// Leaves flushes of guests to Quell.
+fn offer_direct() -> Verdict {
     ensure!(__cpuid(LEAF_NESTED).eax & nested::DIRECT_FLUSH != 0, "it is not offered");
     hypercall::enable()?;
-    processors::start(SECOND)?;
     ASSIST.iter().for_each(|page| page.write(&[0; 512]));
     ASSIST[0].write_at(4, &[1]);
     hypercall::set_assist_page(&ASSIST[0])?;
+    // All processors, of which the guest has no names.
     input_page().write(&[0, 3, 0]);
-    // All processors, of which it has no names.
-    let call = |world: &mut World, input: u64| {
-        let control = Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0).into_bits();
-        [(RCX, control), (RDX, input)]
-            .into_iter()
-            .for_each(|(register, value)| world.l2.registers.general[register] = value);
-        world.l2.run_at(code!("vmmcall"; "mov rbx, rax"; "xor ecx, ecx"))
-    };
-    let input = PROGRAM + input_page().address();
+    Ok(())
+}
+
+/// Where the guest has the input page.
+fn input() -> u64 {
+    PROGRAM + input_page().address()
+}
+
+/// Has the guest flush everything this often.
+fn flush_by_guest(world: &mut World, input: u64, count: u64) -> u32 {
+    let control = Control::new().with_call_code(CallCode::FLUSH_VIRTUAL_ADDRESS_SPACE.0).into_bits();
+    [(RCX, control), (RDX, input), (RSI, count)]
+        .into_iter()
+        .for_each(|(register, value)| world.l2.registers.general[register] = value);
+    world.l2.run_at(code!("5:"; "vmmcall"; "mov rbx, rax"; "dec rsi"; "jnz 5b"; "xor ecx, ecx"))
+}
+
+/// `bench=direct`: the cost of such a flush. The other vCPU does not run.
+pub(crate) fn bench() -> Verdict {
+    const FLUSHES: u64 = 4000;
+    l2::enable()?;
+    offer_direct()?;
+    let mut world = World::new(0, 5);
+    world.l2.block.set(CONTROLS, DIRECT);
+    world.l2.block.set(PARTITION, ASSIST[1].address());
+    let mut ticks = 0;
+    for _ in 0..2 {
+        let start = clock::now();
+        let code = flush_by_guest(&mut world, input(), FLUSHES);
+        ticks = clock::now() - start;
+        ensure!(code == exit::VMMCALL && world.l2.registers.general[RSI] == 0, "exit {code:#x}");
+    }
+    measured("space-idle-1", ticks / FLUSHES);
+    Ok(())
+}
+
+/// The guest itself changes its own tables, and flushes by a hypercall that does not reach the
+/// probe.
+pub(super) fn by_guest() -> Verdict {
+    offer_direct()?;
+    processors::start(SECOND)?;
     taken_away("nested-direct", true, DIRECT, 0, |world, number| {
         world.own(WINDOW_TABLE, TRIED as usize, (DATA + number * PAGE) | RIGHTS);
-        let code = call(world, input);
+        let code = flush_by_guest(world, input(), 1);
         let result = HvResult::from_bits(world.l2.registers.general[RBX]);
         let is_done = code == exit::VMMCALL && result == HvResult::of(Status::SUCCESS, 0);
         clause!("nested-direct-status", is_done, "exit {code:#x}, {result:?}");
@@ -209,7 +241,7 @@ pub(super) fn by_guest() -> Verdict {
     let mut world = World::new(0, 5);
     world.l2.block.set(CONTROLS, DIRECT);
     world.l2.block.set(PARTITION, ASSIST[1].address());
-    let code = call(&mut world, DATA + 20 * PAGE);
+    let code = flush_by_guest(&mut world, DATA + 20 * PAGE, 1);
     let at = world.l2.block.get(INFO_2);
     clause!(
         "nested-direct-fault",
@@ -217,10 +249,10 @@ pub(super) fn by_guest() -> Verdict {
         "{code:#x}, {at:#x}"
     );
     ASSIST[1].write(&[1]);
-    let (code, why) = (call(&mut world, input), world.l2.block.get(INFO_1));
+    let (code, why) = (flush_by_guest(&mut world, input(), 1), world.l2.block.get(INFO_1));
     clause!("nested-direct-lock", (code, why) == (ENLIGHTENED, 1), "{code:#x}, {why:#x}");
     world.l2.block.set(CONTROLS, 0);
-    let code = call(&mut world, input);
+    let code = flush_by_guest(&mut world, input(), 1);
     let is_probes = code == exit::VMMCALL && world.l2.registers.general[RCX] != 0;
     clause!("nested-direct-off", is_probes, "exit {code:#x}");
     Ok(())

@@ -287,6 +287,7 @@ const AMD64: &[Case] = &[
     slots::BESIDE_1G,
     slots::BESIDE_2G,
     nested::EXITS,
+    nested::FLUSH,
     nested::TOUCH,
     nested::BOOT,
     nested::COUNT,

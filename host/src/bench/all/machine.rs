@@ -248,7 +248,9 @@ impl Runner<'_> {
                 Guest { memory, cmdline, ..guest }
             }
             Work::Probe { cmdline, vcpus } => {
-                let guest = bare(workspace::PROBE, cmdline, *vcpus)?;
+                let is_direct = way == FlushWay::Direct;
+                let words = if is_direct { nested::DIRECT_WORDS } else { cmdline };
+                let guest = Guest { nested: is_direct, ..bare(workspace::PROBE, words, *vcpus)? };
                 Guest { memory: nested::memory(way).unwrap_or(guest.memory), ..guest }
             }
             Work::Slots(slots) => {
@@ -282,7 +284,7 @@ impl Runner<'_> {
                 stock()?.with_kvmslots(way.platform(), &arguments, memory, directory)
             }
             (_, FlushWay::Inner(around, clock)) => nested::spec(&self.lab, around, clock, guest),
-            (work, FlushWay::Quell(_) | FlushWay::QuellOn(_)) => {
+            (work, FlushWay::Quell(_) | FlushWay::QuellOn(_) | FlushWay::Direct) => {
                 let spec = self.lab.on_quell(guest, cpus, clock)?;
                 let added = if let Work::Slots(slots) = work { slots.added() } else { 0 };
                 Ok(Spec { memory: spec.memory + added, ..spec })

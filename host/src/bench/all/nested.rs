@@ -54,6 +54,19 @@ pub(super) const COUNT: Case = Case {
     )
 };
 
+/// The command line of the bare guest whose guest flushes without it.
+pub(super) const DIRECT_WORDS: &str = "bench=direct";
+
+pub(super) const FLUSH: Case = Case {
+    ways: &[INNER, KVM_INNER, FlushWay::Direct],
+    ..of_guests(
+        "nested-flush",
+        "cycles of a flush by a guest's guest of its other vCPU, which does not run",
+        Work::Probe { cmdline: "bench=flush count=1", vcpus: 2 },
+        &[inner("space-idle-1"), compare("space-idle-1", FlushWay::Direct, &[KVM_INNER], Some(0.2))],
+    )
+};
+
 pub(super) const TOUCH: Case = of_guests(
     "nested-touch",
     "cycles of the first store of a guest's guest to each page of 64 MiB, per page",

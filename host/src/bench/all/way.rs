@@ -28,6 +28,8 @@ pub(crate) enum FlushWay {
     KvmOnArm(Kernel),
     /// By Hyper-V's hypercalls, in a guest of KVM that is itself a guest: of Quell, or of KVM.
     Inner(Subject, Clock),
+    /// By Hyper-V's hypercalls, in a guest of a bare guest of Quell, which leaves them to Quell.
+    Direct,
 }
 
 pub(crate) const ON_ARM: ArmCpu = ArmCpu::Max;
@@ -56,7 +58,7 @@ impl FlushWay {
 
     pub(crate) const fn platform(self) -> Platform {
         match self {
-            Self::Quell(_) | Self::Kvm(_) | Self::Xen(_) | Self::Inner(..) => Platform::X86_64,
+            Self::Quell(_) | Self::Kvm(_) | Self::Xen(_) | Self::Inner(..) | Self::Direct => Platform::X86_64,
             Self::QuellOn(platform) | Self::Bare(platform) => platform,
             Self::KvmOn(bochs) => Platform::Bochs(bochs),
             Self::KvmOnArm(_) => Platform::Aarch64(ON_ARM),
@@ -75,7 +77,7 @@ impl FlushWay {
 
     pub(crate) const fn subject(self) -> Subject {
         match self {
-            Self::Quell(_) | Self::QuellOn(_) => Subject::Quell,
+            Self::Quell(_) | Self::QuellOn(_) | Self::Direct => Subject::Quell,
             Self::Kvm(_) | Self::KvmOn(_) | Self::KvmOnArm(_) => Subject::Kvm,
             Self::Xen(_) => Subject::Xen,
             Self::Bare(_) => Subject::Bare,
@@ -97,7 +99,12 @@ impl FlushWay {
         match self {
             Self::Kvm(flushes) => Some(flushes),
             Self::KvmOn(_) | Self::Inner(..) => Some(Flushes::HyperV),
-            Self::Quell(_) | Self::Xen(_) | Self::QuellOn(_) | Self::Bare(_) | Self::KvmOnArm(_) => None,
+            Self::Quell(_)
+            | Self::Xen(_)
+            | Self::QuellOn(_)
+            | Self::Bare(_)
+            | Self::KvmOnArm(_)
+            | Self::Direct => None,
         }
     }
 
@@ -121,6 +128,7 @@ impl FlushWay {
             Self::KvmOnArm(kernel) => kernel.name(),
             Self::Inner(_, Clock::Wall) => "inner",
             Self::Inner(..) => "inner-counted",
+            Self::Direct => "direct",
         }
     }
 
