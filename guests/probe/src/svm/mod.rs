@@ -75,8 +75,12 @@ const NESTED_TESTS: &[Test] = &[
     ("svm-nested-again", all_again),
 ];
 
-/// These need Hyper-V's enlightenments.
-const TOLD_TESTS: &[Test] = &[("svm-nested-told", shared::by_call), ("svm-nested-direct", shared::by_guest)];
+/// These need Hyper-V's enlightenments, or devices of Quell's.
+const TOLD_TESTS: &[Test] = &[
+    ("svm-nested-told", shared::by_call),
+    ("svm-nested-direct", shared::by_guest),
+    ("svm-nested-slots", shared::by_slot),
+];
 
 fn run_one((name, run): &Test) {
     report::begin(name);

@@ -19,6 +19,7 @@ use crate::clock;
 use crate::hypercall::{self, input_page};
 use crate::interrupts::VECTOR_TEST;
 use crate::paging::{PAGE, Page, RIGHTS, WINDOW};
+use crate::pci::{self, Rom};
 use crate::processors::{self, SECOND};
 use crate::report::{Verdict, ensure, measured};
 
@@ -256,4 +257,49 @@ pub(super) fn by_guest() -> Verdict {
     let is_probes = code == exit::VMMCALL && world.l2.registers.general[RCX] != 0;
     clause!("nested-direct-off", is_probes, "exit {code:#x}");
     Ok(())
+}
+
+/// What the second processor's guest has read last.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
+fn look_on_second(_: usize) {
+    let Ok(mut world) = l2::enable().map(|()| World::new(1, 5)) else { return };
+    world.l2.block.set(NESTED_CR3, SPACE[0].load(Ordering::Acquire));
+    while !processors::is_over() {
+        let general = &mut world.l2.registers.general;
+        (general[RDX], general[RDI]) = (100, WINDOW + TRIED * PAGE + WORD);
+        let code = world.l2.run_at(code!("5:"; "mov rbx, [rdi]"; "dec rdx"; "jnz 5b"; "xor ecx, ecx"));
+        let is_done = code == exit::VMMCALL;
+        LAST.store(if is_done { world.l2.registers.general[RBX] } else { code.into() }, Ordering::Release);
+        RUNS.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Memory of the probe's, a ROM, comes and goes while guests read it: by tables that stay.
+pub(super) fn by_slot() -> Verdict {
+    let rom = Rom::find()?;
+    processors::start(SECOND)?;
+    let mut world = World::new(0, 5);
+    world.set(DATA + TRIED * PAGE, 0, pci::WINDOW | RIGHTS);
+    SPACE[0].store(world.l2.block.get(NESTED_CR3), Ordering::Release);
+    let mut control = 1;
+    processors::beside(SECOND, look_on_second, || {
+        for is_there in (0..60).map(|round| round % 2 == 0) {
+            if is_there {
+                rom.enable()
+            } else {
+                rom.disable()
+            };
+            let expected = if is_there { rom.expected(WORD) } else { u64::MAX };
+            let found = world.run(Access::Read, TRIED, core::mem::take(&mut control));
+            clause!("nested-slot", found == Found::Value(expected), "{found:x?}, not {expected:#x}");
+            let runs = RUNS.load(Ordering::Acquire);
+            while RUNS.load(Ordering::Acquire) < runs + 2 {
+                core::hint::spin_loop();
+            }
+            let last = LAST.load(Ordering::Acquire);
+            clause!("nested-slot-elsewhere", last == expected, "{last:#x}, not {expected:#x}");
+        }
+        Ok(())
+    })
 }
