@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes};
 use crate::{Flaw, described};
 
 /// Version of the stream: of frames, and of all states in them.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a header.
 pub const HEADER: usize = 16;
 /// Bytes of a page.

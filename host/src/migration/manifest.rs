@@ -10,7 +10,8 @@ use std::io::Read;
 pub(super) const VERSION: u32 = migration::frame::VERSION;
 /// What is told of a configuration: what the guest sees of it, and what its resets do. The rest is
 /// each machine's: a guest's place among others, files' names, switches for tests.
-const TOLD: [&str; 7] = ["vcpus", "memory", "flush", "reset", "cmdline", "apic_ids", "emulated_apic"];
+const TOLD: [&str; 8] =
+    ["vcpus", "memory", "flush", "nested", "reset", "cmdline", "apic_ids", "emulated_apic"];
 /// Longest file that is taken.
 const FILE_MAX: u64 = 4 << 30;
 

@@ -5,6 +5,8 @@ use coherence::asid::{AsidAllocator, AsidSlot};
 use core::marker::PhantomData;
 use hostlink::architecture::Architecture;
 use hostlink::config::Switches;
+use memslots::GuestMemory;
+use migration::Flaw;
 use paging::{Amd64Nested, Level};
 use stay::tagged::Processor;
 
@@ -91,6 +93,10 @@ where
     #[inline(always)]
     fn enter_inner(context: &mut Context<'_, Self>) -> Option<bool> {
         if context.state.own.is_inside() { nested::enter_inner(context) } else { None }
+    }
+
+    fn leave_to_move(state: &mut VcpuState<Vmcb>, memory: &GuestMemory<'_>) -> Result<(), Flaw> {
+        nested::leave_to_move::<Self>(state, memory)
     }
 
     #[inline(always)]

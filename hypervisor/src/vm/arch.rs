@@ -172,6 +172,16 @@ pub unsafe trait Arch: Board {
     /// before, its kernel is interrupted. No vCPU runs.
     fn show_generation(vm: &Vm<Self>, is_new: bool);
 
+    /// The guest is to be saved or moved: a vCPU that runs a guest of the guest leaves that. It
+    /// stores to memory, before the logs are fetched for the last time. No vCPU runs.
+    ///
+    /// # Errors
+    ///
+    /// Why that is not possible now.
+    fn leave_inner(_: &Vm<Self>, _: &mut Self::State) -> Result<(), Flaw> {
+        Ok(())
+    }
+
     /// Describes what the guest's vCPUs share: devices, and registers of all. No vCPU runs.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 use crate::x86::guest::flush::Ipi;
 use crate::x86::guest::{self, Claim, Common, Shared};
 use crate::x86::processor::{Processor, Vendor};
+use crate::x86::vcpu::block::Inner;
 use crate::x86::vcpu::signals::{self, Workspace};
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{cpuid, enter};
@@ -159,6 +160,10 @@ where
 
     fn show_generation(vm: &Vm<Self>, is_new: bool) {
         vm.show_generation(is_new);
+    }
+
+    fn leave_inner(vm: &Vm<Self>, state: &mut VcpuState<<Self as Vendor>::Block>) -> Result<(), Flaw> {
+        if state.own.is_inside() { Self::leave_to_move(state, &vm.space.slots().memory()) } else { Ok(()) }
     }
 
     fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {

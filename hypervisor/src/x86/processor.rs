@@ -6,7 +6,9 @@ use coherence::asid::{AsidAllocator, AsidSlot};
 use core::ptr::NonNull;
 use hostlink::architecture::Architecture;
 use hostlink::config::Switches;
+use memslots::GuestMemory;
 use memslots::space::LogWay;
+use migration::Flaw;
 use paging::{Format, Level};
 use stay::Cost;
 use tlfs::XMM_WORDS;
@@ -177,6 +179,15 @@ pub unsafe trait Vendor: Processor {
         Self: X86,
     {
         None
+    }
+
+    /// A vCPU that is on no CPU, and runs a guest of its guest, leaves that.
+    ///
+    /// # Errors
+    ///
+    /// If that is not possible now.
+    fn leave_to_move(_: &mut VcpuState<Self::Block>, _: &GuestMemory<'_>) -> Result<(), Flaw> {
+        Ok(())
     }
 
     /// The vCPU has taken a flush: guests of the guest may have used what it is about.

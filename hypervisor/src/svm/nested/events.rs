@@ -10,12 +10,13 @@ use crate::svm::loaded::Loaded;
 use crate::svm::processor::Amd64;
 use crate::svm::step::{self, await_iret};
 use crate::svm::table::{Exit, FAULT_IN_ACCESS, FAULT_IN_WALK, INNER};
-use crate::svm::vmcb::{clean, vintr};
+use crate::svm::vmcb::{Vmcb, clean, vintr};
 use crate::vm::Context;
 use crate::x86::enter::take_flush;
 use crate::x86::vcpu::block::{ControlBlock, Inner};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
+use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{RFLAGS_IF, RFLAGS_RF};
 
 /// Enters L2 with the event that is due, and returns whether it has run; or leaves it with an exit.
@@ -23,7 +24,7 @@ use crate::x86::{RFLAGS_IF, RFLAGS_RF};
 pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool> {
     // There may be both from an entry that was not carried out.
     step::end(context.state);
-    end_window(context);
+    end_window(context.state);
     if let Some(code) = give_event(context) {
         // An exit that came before the entry. If L1 does not go on by it, it is handled like
         // others.
@@ -57,35 +58,41 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
     Some(has_entered)
 }
 
+/// What L2 has raised itself: the exit that it ends in, if L1 asks for it. Else L2 gets it at its
+/// next entry.
+pub(super) fn raised(state: &mut VcpuState<Vmcb>) -> Option<Exit> {
+    let nested = state.own.nested.as_deref_mut()?;
+    let event = state.block.event();
+    let event = if event & event::VALID != 0 { event } else { 0 };
+    if let Some((gpa, code, in_walk)) = nested.inside.as_mut().and_then(|inside| inside.fault.take()) {
+        let from = if in_walk { FAULT_IN_WALK } else { FAULT_IN_ACCESS };
+        let info_1 = u64::from(code.bits()) | from;
+        return Some(Exit { code: NESTED_FAULT, info_1, info_2: gpa.0, event });
+    }
+    let exception = state.exception.take()?;
+    let vector = exception & 0xff;
+    if nested.vmcb12.get().intercept_exceptions >> vector & 1 != 0 {
+        let info_2 = if vector == event::VECTOR_PF { state.block.cr2 } else { 0 };
+        return Some(Exit { code: EXCEPTION + vector, info_1: exception >> 32, info_2, event });
+    }
+    state.block.set_event(exception);
+    if event::pushes_resume_flag(exception) {
+        state.block.rflags |= RFLAGS_RF;
+    }
+    None
+}
+
 /// Gives L2 the event that is due, or leaves it by an exit, whose code is returned. Exceptions come
 /// before NMIs, and these before interrupts.
 fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
+    if let Some(exit) = raised(context.state) {
+        return Some(leave(context, exit));
+    }
     let state = &mut *context.state;
     let is_busy = state.block.event() & event::VALID != 0;
     let nested = state.own.nested.as_deref()?;
-    let (theirs, masks) = (nested.vmcb12.get(), nested.masks());
-    let (exceptions, misc) = (theirs.intercept_exceptions, theirs.intercept_misc1);
+    let (misc, masks) = (nested.vmcb12.get().intercept_misc1, nested.masks());
     let exit = |code| Exit { code, info_1: 0, info_2: 0, event: 0 };
-    let inside = state.own.nested.as_deref_mut().and_then(|nested| nested.inside.as_mut());
-    if let Some((gpa, code, in_walk)) = inside.and_then(|inside| inside.fault.take()) {
-        let from = if in_walk { FAULT_IN_WALK } else { FAULT_IN_ACCESS };
-        let event = if is_busy { state.block.event() } else { 0 };
-        let info_1 = u64::from(code.bits()) | from;
-        return Some(leave(context, Exit { code: NESTED_FAULT, info_1, info_2: gpa.0, event }));
-    }
-    if let Some(exception) = state.exception.take() {
-        let (vector, cut_short) = (exception & 0xff, if is_busy { state.block.event() } else { 0 });
-        if exceptions >> vector & 1 != 0 {
-            let info_2 = if vector == event::VECTOR_PF { state.block.cr2 } else { 0 };
-            let info_1 = exception >> 32;
-            return Some(leave(context, Exit { code: EXCEPTION + vector, info_1, info_2, event: cut_short }));
-        }
-        state.block.set_event(exception);
-        if event::pushes_resume_flag(exception) {
-            state.block.rflags |= RFLAGS_RF;
-        }
-        return None;
-    }
     if state.own.holds_events() {
         return None;
     }

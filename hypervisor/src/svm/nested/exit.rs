@@ -2,7 +2,7 @@
 //! 15.6).
 
 use core::mem;
-use memslots::Gpa;
+use memslots::{Gpa, GuestMemory};
 
 use super::block::{HIDDEN, STATE, copy, write};
 use super::shadows::{self, Served};
@@ -18,6 +18,7 @@ use crate::x86::vcpu::block::{ControlBlock, Inner};
 use crate::x86::vcpu::event;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RCX};
+use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{CR0_PE, RFLAGS_VM};
 use hostlink::counters::Counter;
 
@@ -56,7 +57,7 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     if step::end(context.state) && Row::of(&exit) == Row::Event(Event::Debug) {
         return Some(INNER);
     }
-    let was_window = end_window(context);
+    let was_window = end_window(context.state);
     let exit = if was_window { exit } else { settle_virtual(context, exit) };
     let is_injected = still_injected(context, exit.event);
     let priority = (context.state.block.interrupt_control & vintr::TPR_MASK) as u8;
@@ -161,10 +162,10 @@ fn is_wanted<A: Amd64>(context: &mut Context<'_, A>, exit: &Exit) -> bool {
 
 /// Ends the request for an exit as soon as L2 takes interrupts: it has its own interrupt control
 /// again. Returns whether there was one.
-pub(super) fn end_window<A: Amd64>(context: &mut Context<'_, A>) -> bool {
-    let Some(nested) = context.state.own.nested.as_deref_mut() else { return false };
+pub(super) fn end_window(state: &mut VcpuState<Vmcb>) -> bool {
+    let Some(nested) = state.own.nested.as_deref_mut() else { return false };
     let Some(own) = nested.inside.as_mut().and_then(|inside| inside.window.take()) else { return false };
-    let block = &mut *context.state.block;
+    let block = &mut *state.block;
     block.interrupt_control = own;
     if nested.vmcb12.get().intercept_misc1 & misc1::VINTR == 0 {
         block.intercept_misc1 &= !misc1::VINTR;
@@ -194,32 +195,35 @@ pub(super) fn refuse<A: Amd64>(context: &mut Context<'_, A>, at: Gpa) -> Next {
 /// left to handle.
 pub(super) fn leave<A: Amd64>(context: &mut Context<'_, A>, exit: Exit) -> u64 {
     context.count(Counter::InnerExits);
-    let is_written = with_translation(context, |state, memory| {
-        let Some(nested) = state.own.nested.as_deref_mut() else { return false };
-        let Some(inside) = nested.inside.take() else { return false };
-        nested.report(&state.block, exit, state.registers.0[RAX], A::features().next_rip());
-        let is_written = nested.vmcb12.write_back(memory, inside.at);
-        nested.exchange(&mut state.block, &mut state.code);
-        state.own.now = Now::HELD;
-        let (block, left) = (&mut *state.block, &*nested.other);
-        copy(left, block, &HIDDEN);
-        // Neither VMRUN nor an exit saves them for L1.
-        block.cr2 = left.cr2;
-        if !nested.vmcb12.has_tables() {
-            block.pat = left.pat;
-        }
-        // L2 may have written the TSC itself.
-        block.tsc_offset = left.tsc_offset.wrapping_sub(mem::take(&mut state.own.tsc_shift));
-        close(block);
-        block.intercept_debug(!state.debug.are_loaded());
-        state.registers.0[RAX] = inside.rax;
-        state.exception = inside.trap;
-        is_written
-    });
-    if context.state.nmi.contains(Nmi::BLOCKED) {
-        step::await_iret(context.state);
-    }
+    let is_written = with_translation(context, |state, memory| give_back::<A>(state, memory, exit));
     if is_written { INNER } else { SHUTDOWN }
+}
+
+/// L1 runs again, behind its VMRUN. Returns whether VMCB12 is written.
+pub(super) fn give_back<A: Amd64>(state: &mut VcpuState<Vmcb>, memory: &GuestMemory<'_>, exit: Exit) -> bool {
+    let Some(nested) = state.own.nested.as_deref_mut() else { return false };
+    let Some(inside) = nested.inside.take() else { return false };
+    nested.report(&state.block, exit, state.registers.0[RAX], A::features().next_rip());
+    let is_written = nested.vmcb12.write_back(memory, inside.at);
+    nested.exchange(&mut state.block, &mut state.code);
+    state.own.now = Now::HELD;
+    let (block, left) = (&mut *state.block, &*nested.other);
+    copy(left, block, &HIDDEN);
+    // Neither VMRUN nor an exit saves them for L1.
+    block.cr2 = left.cr2;
+    if !nested.vmcb12.has_tables() {
+        block.pat = left.pat;
+    }
+    // L2 may have written the TSC itself.
+    block.tsc_offset = left.tsc_offset.wrapping_sub(mem::take(&mut state.own.tsc_shift));
+    close(block);
+    block.intercept_debug(!state.debug.are_loaded());
+    state.registers.0[RAX] = inside.rax;
+    state.exception = inside.trap;
+    if state.nmi.contains(Nmi::BLOCKED) {
+        step::await_iret(state);
+    }
+    is_written
 }
 
 /// What an exit changes of L1's state besides giving it back.

@@ -17,8 +17,8 @@ use crate::x86::vcpu::registers::{RAX, RCX};
 
 /// VM_CR: SVM is locked, and off. The other bits are for debuggers and resets.
 const VM_CR: u32 = 0xc001_0114;
-const VM_CR_LOCK: u64 = 1 << 3;
-const VM_CR_DISABLED: u64 = 1 << 4;
+pub(super) const VM_CR_LOCK: u64 = 1 << 3;
+pub(super) const VM_CR_DISABLED: u64 = 1 << 4;
 const HOST_SAVE: u32 = 0xc001_0117;
 
 /// VMRUN, VMLOAD, VMSAVE, STGI, CLGI or INVLPGA, by the code of the exit: #UD unless SVM is on.

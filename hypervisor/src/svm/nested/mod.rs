@@ -15,6 +15,7 @@
 //! | `instructions` | VMLOAD, VMSAVE, STGI, CLGI, INVLPGA, and SVM's MSRs |
 //! | `maps` | L1's maps of ports and MSRs |
 //! | `shadows` | nested paging: L2's nested page faults |
+//! | `saved_state` | L2 is left before L1 is saved or moved |
 //!
 //! Where L1 uses no nested paging, L2's page tables are in L1's physical addresses, and L2 runs by
 //! the same nested table as L1.
@@ -26,12 +27,14 @@ mod events;
 mod exit;
 mod instructions;
 mod maps;
+mod saved_state;
 mod shadows;
 #[cfg(test)]
 mod tests;
 
 pub(super) use events::enter_inner;
 pub(super) use instructions::on_instruction;
+pub(super) use saved_state::leave_to_move;
 
 use alloc::boxed::Box;
 use bitflags::bitflags;
@@ -39,6 +42,7 @@ use coherence::asid::AsidSlot;
 use core::mem;
 use memslots::Gpa;
 use memslots::space::Shadow;
+use migration::{Archive, Flaw};
 use paging::Amd64Nested;
 use paging::guest::PageFault;
 use stay::tagged::Contexts;
@@ -243,6 +247,14 @@ impl Inner for Own {
             None if bits == 0 => Ok(()),
             None => Err(GeneralProtection),
         }
+    }
+
+    fn describe(&mut self, width: u32, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+        let Some(nested) = self.nested.as_deref_mut() else { return Ok(()) };
+        let mut holds = self.now.contains(Now::HELD);
+        nested.describe(&mut holds, width, archive)?;
+        self.now.set(Now::HELD, holds);
+        Ok(())
     }
 
     fn read_msr(&self, number: u32) -> Result<u64, GeneralProtection> {

@@ -9,7 +9,7 @@ use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Vendor;
 
 /// The other leaves: from one to another, and subleaves up to one.
-const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 9] = [
+const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 10] = [
     (0..=0, 0, "CPUID 0: the vendor, and the highest leaf"),
     (1..=1, 0, "CPUID 1: the processor's signature"),
     (2..=6, 7, "CPUID 2 to 6: the caches"),
@@ -18,7 +18,8 @@ const OTHERS: [(core::ops::RangeInclusive<u32>, u32, &str); 9] = [
     (0x8000_0000..=0x8000_0001, 0, "CPUID 0x80000000: the highest leaf"),
     (0x8000_0002..=0x8000_0006, 0, "CPUID 0x80000002 to 0x80000006: the processor's name, caches, TLBs"),
     (0x8000_0007..=0x8000_0008, 0, "CPUID 0x80000008: widths of addresses"),
-    (0x8000_0009..=0x8000_001e, 0, "CPUID 0x80000009 to 0x8000001e"),
+    (0x8000_0009..=0x8000_000a, 0, "CPUID 0x8000000a: what SVM has for the guest's guests"),
+    (0x8000_000b..=0x8000_001e, 0, "CPUID 0x8000000b to 0x8000001e"),
 ];
 
 #[inline(never)]

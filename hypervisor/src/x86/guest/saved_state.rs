@@ -37,6 +37,8 @@ impl<A: X86> Vm<A> {
             shadow_tables,
         } = &self.guest;
         archive.same("the kind of processor", A::ARCHITECTURE as u64)?;
+        let may_nest = *shadow_tables != 0;
+        archive.same("whether it may have guests", may_nest.into())?;
         { *apic_ids }.describe(archive)?;
         let view = cpuid::View {
             apic_id: ApicId(0),
@@ -44,14 +46,11 @@ impl<A: X86> Vm<A> {
             apic: true,
             osxsave: false,
             invariant_tsc: false,
-            may_nest: *shadow_tables != 0,
+            may_nest,
         };
         same::describe::<A>(view, &mut hidden.lock(), archive)?;
         if !owned.functions.lock().is_empty() {
             return Err(Flaw::Unmovable("it owns PCI functions"));
-        }
-        if *shadow_tables != 0 {
-            return Err(Flaw::Unmovable("it may have guests of its own"));
         }
         partition.describe(archive)?;
         platform.lock().describe(archive)?;

@@ -22,14 +22,14 @@ use crate::x86::vcpu::state::Activity;
 use crate::x86::{CR4_PAE, EFER_LME};
 use tlfs::msr;
 
-pub(super) fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
+pub(crate) fn describe(guest: &mut Guest<'_, '_>, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     let context = &mut *guest.0;
     Tested::describe_shared(context.vm, archive)?;
     Tested::describe_vcpu(context.vm, context.state, &context.vcpu.inbox, archive)
 }
 
 /// The vCPU leaves its CPU meanwhile, because of a stop.
-pub(super) fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+pub(crate) fn off<R>(guest: &mut Guest<'_, '_>, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
     mock::set_pause(guest.0.vm, true);
     Tested::save_state(guest.0);
     mock::set_pause(guest.0.vm, false);
@@ -50,7 +50,7 @@ pub(crate) fn written(guest: &mut Guest<'_, '_>) -> Vec<u8> {
 }
 
 /// Reads a state. The guest's clock goes on at `ticks`.
-fn read(guest: &mut Guest<'_, '_>, bytes: &[u8], ticks: u64) -> Result<(), Flaw> {
+pub(crate) fn read(guest: &mut Guest<'_, '_>, bytes: &[u8], ticks: u64) -> Result<(), Flaw> {
     let vm = guest.0.vm;
     vm.clock.set(&vm.host.wall, Tested::now(), ticks, 0);
     off(guest, |guest| {

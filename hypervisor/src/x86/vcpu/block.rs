@@ -169,6 +169,16 @@ pub trait Inner {
         if bits == 0 { Ok(()) } else { Err(GeneralProtection) }
     }
 
+    /// Describes what the guest has for its guests, none of which runs; physical addresses have
+    /// `width` bits.
+    ///
+    /// # Errors
+    ///
+    /// See [`Described::describe`](migration::Described::describe).
+    fn describe(&mut self, _width: u32, _: &mut Archive<'_>) -> Result<(), Flaw> {
+        Ok(())
+    }
+
     /// An MSR.
     ///
     /// # Errors

@@ -8,15 +8,15 @@
 
 use migration::{Archive, Described, Flaw, described};
 
-use super::block::{ControlBlock, Field, Segment, SegmentName};
+use super::block::{ControlBlock, Field, Inner, Segment, SegmentName};
 use super::event;
 use super::msr::{canonical, kept_pat};
 use super::nmi::Nmi;
 use super::registers::Registers;
 use super::state::{Activity, VcpuState};
 use crate::devices::pc::inbox::Inbox;
-use crate::x86::cpuid::guest_efer_mask;
 use crate::x86::cpuid::kept::Hidden;
+use crate::x86::cpuid::{guest_efer_mask, physical_address_bits};
 use crate::x86::processor::X86;
 use crate::x86::{CR0_DEFINED, CR0_PE, EFER_LMA};
 
@@ -110,8 +110,8 @@ impl<B: ControlBlock> VcpuState<B> {
             registers,
             lapic,
             hyperv,
-            own: _, // It is made anew, and so are the walks and pages that it remembers.
-            code: _,
+            own,
+            code: _, // The walks and pages that it remembers are made anew.
             mmio: _,
             signature: _, // What CPUID shows is the same.
             view: _,
@@ -125,6 +125,7 @@ impl<B: ControlBlock> VcpuState<B> {
             debug,
             tsc_aux,
         } = self;
+        own.describe(physical_address_bits::<A>(), archive)?;
         describe_block::<A>(block, (cr4, hidden), archive)?;
         registers.describe(archive)?;
         lapic.describe(archive)?;

@@ -3,6 +3,7 @@
 mod events;
 mod exits;
 mod hyperv;
+mod moved;
 mod shadows;
 mod tags;
 
@@ -42,9 +43,11 @@ pub(super) const L1_RSP: u64 = DATA + 0x1000;
 pub(super) const VMRUN: u64 = 0x80;
 pub(super) const VECTOR: u8 = 0x51;
 
+const NESTED: &str = "vcpus=2\nmemory=16777216\nnested=on";
+
 /// L1 with SVM on.
 pub(super) fn with_l1<R>(act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
-    with_guest_of("vcpus=2\nmemory=16777216\nnested=on", |guest| {
+    with_guest_of(NESTED, |guest| {
         guest.write_msr(EFER, EFER_LME | EFER_SVME);
         assert_eq!(guest.raised(), None);
         act(guest)

@@ -32,6 +32,7 @@ use crate::stopping;
 use crate::vm::Vm;
 use crate::vm::arch::Arch;
 use crate::vm::shown::DEVICE_SLOT;
+use crate::vm::vcpu::Vcpu;
 
 /// A step that copies goes on for so long, in microseconds, or ends with a frame behind that.
 const STEP_US: u64 = 50;
@@ -57,10 +58,21 @@ fn next_section<A: Arch>(vm: &Vm<A>, section: Section) -> Option<Section> {
 fn describe<A: Arch>(vm: &Vm<A>, section: Section, archive: &mut Archive<'_>) -> Result<(), Flaw> {
     let Section::Vcpu(index) = section else { return A::describe_shared(vm, archive) };
     let vcpu = vm.vcpus.get(index as usize).ok_or(Flaw::Value("the index of a vCPU"))?;
+    with_state(vcpu, |state| A::describe_vcpu(vm, state, &vcpu.inbox, archive))
+}
+
+fn with_state<A: Arch>(
+    vcpu: &Vcpu<A>,
+    act: impl FnOnce(&mut A::State) -> Result<(), Flaw>,
+) -> Result<(), Flaw> {
     let _owner = vcpu.target.owner().ok_or(Flaw::Unmovable("one of its vCPUs runs"))?;
     // SAFETY: the owner was just taken and is held meanwhile, so no other reference is alive.
-    let state = unsafe { vcpu.state() };
-    A::describe_vcpu(vm, state, &vcpu.inbox, archive)
+    act(unsafe { vcpu.state() })
+}
+
+/// The guest has stopped, and the last round has not begun: its vCPUs leave guests of its own.
+fn leave_inner<A: Arch>(vm: &Vm<A>) -> Result<(), Flaw> {
+    vm.vcpus.iter().try_for_each(|vcpu| with_state(vcpu, |state| A::leave_inner(vm, state)))
 }
 
 /// Lets a guest go on that has stopped, unless it has ended.

@@ -34,7 +34,7 @@ use super::frames::FrameChannel;
 use super::rounds::slots;
 use super::stop::Stop;
 use super::throttle::Throttle;
-use super::{STEP_US, go_on};
+use super::{STEP_US, go_on, leave_inner};
 use crate::stopping;
 use crate::vm::arch::Arch;
 use crate::vm::host::Host;
@@ -375,7 +375,10 @@ impl<A: Arch> Sending<A> {
             // The middle of a reset is not sent. A vCPU that pauses, or gets little time, does not
             // come to its end, or comes to the middle of the next one.
             Stage::Stops => match vm.step_reset_stopped() {
-                Ok(Progress::Done) => return self.send(),
+                Ok(Progress::Done) => {
+                    leave_inner(vm)?;
+                    return self.send();
+                }
                 Ok(progress) => return Ok(progress),
                 Err(why) => return Err(Refusal::Create(CreateError::Load(why))),
             },
