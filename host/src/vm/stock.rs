@@ -74,11 +74,20 @@ impl StockGuest {
         (cpus, clock): (u32, Clock),
         directory: &Path,
     ) -> Result<Spec> {
-        let host = self.around(platform, inner, peer::Around { cpus, has_first: false })?;
-        // Quell says the TSC's frequency.
-        let cmdline = peer::CMDLINE.to_owned();
-        let host = Guest { nested: true, vcpus: cpus, switches, cmdline, ..host };
+        let host = Guest { switches, ..self.kvm_as_guest(platform, inner, cpus)? };
         host.on_quell(hypervisor, cpus, clock, directory)
+    }
+
+    /// That kernel as a guest of Quell.
+    pub(crate) fn kvm_as_guest(
+        &self,
+        platform: Platform,
+        inner: &peer::Inner<'_>,
+        vcpus: u32,
+    ) -> Result<Guest> {
+        let host = self.around(platform, inner, peer::Around { cpus: vcpus, has_first: false })?;
+        // Quell says the TSC's frequency.
+        Ok(Guest { nested: true, vcpus, cmdline: peer::CMDLINE.to_owned(), ..host })
     }
 
     /// The same, but that kernel is a guest of KVM, as KVM itself offers it, with 1 vCPU.

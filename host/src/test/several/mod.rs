@@ -45,6 +45,7 @@ pub(super) const ACTS: &[Named] = &[
     ("m1_a_guest_moves_often", migration::moves_often),
     ("m1_a_large_guest_moves", migration::a_large_one_moves),
     ("m10_a_guest_is_saved_often", migration::is_saved_often),
+    ("n23_a_guest_is_saved_while_its_guest_runs", migration::is_saved_with_its_guest),
     ("several_come_and_go_on_arm", cycles::come_and_go),
 ];
 

@@ -2,8 +2,8 @@
 
 mod often;
 
-pub(super) use often::is_saved_often;
 pub(in crate::test) use often::moves_often;
+pub(super) use often::{is_saved_often, is_saved_with_its_guest};
 
 use super::*;
 use crate::guest::cache;

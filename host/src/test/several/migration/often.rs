@@ -1,14 +1,18 @@
 //! Guests that look for errors of all kinds, and are moved or saved many times.
 
 use super::*;
+use crate::guest::peer::Flushes;
 
 /// For a guest that boots, and for its way to another machine and back.
 const TIMEOUT_BOOT: Duration = Duration::from_secs(90);
 const TIMEOUT_TRIP: Duration = Duration::from_secs(60);
 /// How often a guest goes to another machine and back: on one that remembers, by default, `--long`.
 const TRIPS: [u32; 3] = [1, 5, 50];
-/// How often one is saved and restored.
+/// How often one is saved and restored, and one with a guest of its own.
 const TURNS: u32 = 10;
+const TURNS_WITH_GUEST: u32 = 3;
+/// For one of these, of a machine with two processors under it.
+const TIMEOUT_TURN: Duration = Duration::from_secs(300);
 const FRESH: &str = "all is fresh";
 const IS_WRONG: &str = "this is wrong";
 /// Looks for clocks that go back, and for sums of the floating-point unit that change.
@@ -148,26 +152,54 @@ fn says_good_bye(stage: Stage<'_>, name: &str) -> Result<()> {
 }
 
 pub(in crate::test) fn is_saved_often(room: &Room<'_>) -> Result<()> {
-    let limit = TIMEOUT_BOOT + TIMEOUT_TRIP;
+    in_turns(room, reading("subject", ""), TURNS, |stage| says_good_bye(stage, "subject"))
+}
+
+/// What a guest's guest runs, which hears nothing.
+const INNER: &str = "while stale --threads 2 --seconds 1 --report /dev/null; do echo all is fresh; done; \
+    echo this is wrong";
+
+/// A guest is saved while its own guest runs.
+pub(in crate::test) fn is_saved_with_its_guest(room: &Room<'_>) -> Result<()> {
+    let guest = room.lab.stock_guest(room.platform, Some(INNER))?;
+    let guest = Guest { memory: 128 * MIB, ..guest };
+    let inner = guest.under_kvm(Flushes::Paravirtual, false);
+    let stock = room.lab.stock_files(room.platform.arch())?;
+    let Guest { kernel, initrd, cmdline, memory, .. } = stock.kvm_as_guest(room.platform, &inner, 2)?;
+    let file = room.directory.join("initrd");
+    fs::write(&file, initrd.unwrap_or_default())?;
+    let text = format!(
+        "[machine]\ncpus = 2\n[[guest]]\nname = \"subject\"\nvcpus = 2\nmemory = \"{}M\"\n\
+         nested = true\nkernel = {kernel:?}\ninitrd = {file:?}\ncmdline = {cmdline:?}\n",
+        memory / MIB
+    );
+    in_turns(room, text, TURNS_WITH_GUEST, |_| Ok(()))
+}
+
+fn reads_again(stage: &mut Stage<'_>) -> Result<()> {
+    stage.until_it_is("subject", GuestState::Running)?;
+    reads_on(stage, "subject")
+}
+
+/// A guest is saved and restored so many times: while it runs, and standing still.
+fn in_turns(
+    room: &Room<'_>,
+    mut text: String,
+    turns: u32,
+    end: impl FnOnce(Stage<'_>) -> Result<()>,
+) -> Result<()> {
     let save = |stage: &mut Stage<'_>, turn: u32| {
-        reads_on(stage, "subject")?;
-        let (file, how) = (room.directory.join(format!("{turn}.snapshot")), manner(room, Wanted::STILL));
-        migration::save(&stage.origin("subject")?, &file, false, &how)?;
+        let keeps = turn % 2 == 1;
+        let wanted = if keeps { Wanted { at_any_cost: true, ..WANTED } } else { Wanted::STILL };
+        let file = room.directory.join(format!("{turn}.snapshot"));
+        migration::save(&stage.origin("subject")?, &file, keeps, &manner(room, wanted))?;
         Ok(format!("[machine]\ncpus = 2\n[[guest]]\nname = \"subject\"\nrestore = {file:?}\n"))
     };
-    let mut text = reading("subject", "");
-    for turn in 0..=TURNS {
-        beside(room, &format!("turn {turn}"), |room| {
-            let mut stage = room.play(&text, limit, |stage| {
-                stage.until_it_is("subject", GuestState::Running)?;
-                reads_on(stage, "subject")
-            })?;
-            match turn {
-                TURNS => return says_good_bye(stage, "subject"),
-                _ => text = save(&mut stage, turn).map_err(|error| stage.explain(error))?,
-            }
-            Ok(())
+    for turn in 0..turns {
+        text = beside(room, &format!("turn {turn}"), |room| {
+            let mut stage = room.play(&text, TIMEOUT_TURN, reads_again)?;
+            save(&mut stage, turn).map_err(|error| stage.explain(error))
         })?;
     }
-    Ok(())
+    beside(room, "last", |room| end(room.play(&text, TIMEOUT_TURN, reads_again)?))
 }
