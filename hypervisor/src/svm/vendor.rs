@@ -20,7 +20,6 @@ use crate::x86::arch_impl::OnX86;
 use crate::x86::cpuid;
 use crate::x86::hyperv::cpuid::CpuidResult;
 use crate::x86::processor::Vendor;
-use crate::x86::vcpu::block::Inner;
 use crate::x86::vcpu::state::{Permissions, VcpuState};
 
 /// ASIDs of a guest's guests, its own among them.
@@ -92,7 +91,7 @@ where
 
     #[inline(always)]
     fn enter_inner(context: &mut Context<'_, Self>) -> Option<bool> {
-        if context.state.own.is_inside() { nested::enter_inner(context) } else { None }
+        if context.state.own.enters_inner() { nested::enter_inner(context) } else { None }
     }
 
     fn leave_to_move(state: &mut VcpuState<Vmcb>, memory: &GuestMemory<'_>) -> Result<(), Flaw> {

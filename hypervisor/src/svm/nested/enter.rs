@@ -83,7 +83,7 @@ pub(super) fn on_vmrun<A: Amd64>(context: &mut Context<'_, A>, length: u64) -> N
         let rax = mem::replace(&mut registers.0[RAX], nested.vmcb12.get().rax);
         let trap = exception.take();
         nested.inside = Some(Inside { at, context, rax, trap, window: None, fault: None });
-        own.now = Now::INSIDE;
+        own.now = Now::INSIDE | own.now & Now::INIT;
         own.tsc_shift = nested.vmcb12.get().tsc_offset;
         nested.exchange(block, code);
         nested.auditors[context].begin(block);

@@ -3,7 +3,8 @@
 use hostlink::counters::Counter;
 use stay::tagged;
 
-use super::exit::{EXCEPTION, INTERRUPT, NESTED_FAULT, NMI, end_window, leave, take_exit};
+use super::Now;
+use super::exit::{EXCEPTION, INIT, INTERRUPT, NESTED_FAULT, NMI, end_window, leave, take_exit};
 use super::shadows::count_emptied;
 use crate::svm::intercepts::misc1;
 use crate::svm::loaded::Loaded;
@@ -25,6 +26,15 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
     // There may be both from an entry that was not carried out.
     step::end(context.state);
     end_window(context.state);
+    if context.state.release_init(&context.vcpu.inbox) {
+        context.vm.readdressed();
+        // It waits for start-up: that is looked at next.
+        let _own = context.vcpu.target.post_event();
+        return Some(false);
+    }
+    if !context.state.own.is_inside() {
+        return None;
+    }
     if let Some(code) = give_event(context) {
         // An exit that came before the entry. If L1 does not go on by it, it is handled like
         // others.
@@ -60,7 +70,7 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
 
 /// What L2 has raised itself: the exit that it ends in, if L1 asks for it. Else L2 gets it at its
 /// next entry.
-pub(super) fn raised(state: &mut VcpuState<Vmcb>) -> Option<Exit> {
+fn raised(state: &mut VcpuState<Vmcb>) -> Option<Exit> {
     let nested = state.own.nested.as_deref_mut()?;
     let event = state.block.event();
     let event = if event & event::VALID != 0 { event } else { 0 };
@@ -82,9 +92,22 @@ pub(super) fn raised(state: &mut VcpuState<Vmcb>) -> Option<Exit> {
     None
 }
 
-/// Gives L2 the event that is due, or leaves it by an exit, whose code is returned. Exceptions come
-/// before NMIs, and these before interrupts.
+/// The exit with this code, or the one that what L2 has raised ends in. What was about to be
+/// delivered is in EXITINTINFO.
+pub(super) fn exit_now(state: &mut VcpuState<Vmcb>, code: u64) -> Exit {
+    let due = raised(state);
+    let event = state.block.event();
+    let event = if event & event::VALID != 0 { event } else { 0 };
+    due.unwrap_or(Exit { code, info_1: 0, info_2: 0, event })
+}
+
+/// Gives L2 the event that is due, or leaves it by an exit, whose code is returned. INIT comes
+/// first, then exceptions, NMIs, interrupts.
 fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
+    if context.state.own.now.contains(Now::INIT) {
+        let exit = exit_now(context.state, INIT);
+        return Some(leave(context, exit));
+    }
     if let Some(exit) = raised(context.state) {
         return Some(leave(context, exit));
     }

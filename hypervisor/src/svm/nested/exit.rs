@@ -28,6 +28,7 @@ const DR7_OFF: u64 = 0x400;
 /// The exit of a physical interrupt, an NMI, INIT.
 pub(super) const INTERRUPT: u64 = 0x60;
 pub(super) const NMI: u64 = 0x61;
+pub(super) const INIT: u64 = 0x63;
 /// The exit of exception 0; the others follow.
 pub(super) const EXCEPTION: u64 = 0x40;
 const WINDOW: u64 = 0x64;
@@ -75,7 +76,7 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         return Some(direct::serve(context));
     }
     let is_machines =
-        matches!(exit.code, INTERRUPT..=0x63 | NESTED_FAULT | INNER) || exit.code == WINDOW && was_window;
+        matches!(exit.code, INTERRUPT..=INIT | NESTED_FAULT | INNER) || exit.code == WINDOW && was_window;
     if !is_machines && is_wanted(context, &exit) {
         return Some(leave(context, exit));
     }
@@ -178,8 +179,8 @@ pub(super) fn end_window(state: &mut VcpuState<Vmcb>) -> bool {
 pub(super) fn refuse<A: Amd64>(context: &mut Context<'_, A>, at: Gpa) -> Next {
     let is_written = with_translation(context, |state, memory| {
         let Some(nested) = state.own.nested.as_deref_mut() else { return false };
-        state.own.now = Now::HELD;
         nested.msr_map_of = None;
+        state.own.now = Now::HELD | state.own.now & Now::INIT;
         let theirs = nested.vmcb12.get_mut();
         [theirs.exit_code, theirs.exit_info_1, theirs.exit_info_2] = [INVALID, 0, 0];
         theirs.exit_interrupt_info = 0;
@@ -206,7 +207,7 @@ pub(super) fn give_back<A: Amd64>(state: &mut VcpuState<Vmcb>, memory: &GuestMem
     nested.report(&state.block, exit, state.registers.0[RAX], A::features().next_rip());
     let is_written = nested.vmcb12.write_back(memory, inside.at);
     nested.exchange(&mut state.block, &mut state.code);
-    state.own.now = Now::HELD;
+    state.own.now = Now::HELD | state.own.now & Now::INIT;
     let (block, left) = (&mut *state.block, &*nested.other);
     copy(left, block, &HIDDEN);
     // Neither VMRUN nor an exit saves them for L1.

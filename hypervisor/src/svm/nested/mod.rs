@@ -50,9 +50,10 @@ use stay::tagged::Contexts;
 use self::block::Vmcb12;
 use super::audit::auditor::Auditor;
 use super::block::Own;
-use super::intercepts::MSR_MAP_PAGES;
+use super::intercepts::{MSR_MAP_PAGES, misc1};
 use super::vmcb::{EFER_SVME, Vmcb, vintr};
 use crate::devices::GeneralProtection;
+use crate::devices::pc::inbox::Signals;
 use crate::pages::Pages;
 use crate::vm::memory::NestedTables;
 use crate::x86::RFLAGS_IF;
@@ -67,6 +68,8 @@ bitflags! {
         const INSIDE = 1 << 0;
         /// L1's global interrupt flag is 0: neither interrupts nor NMIs are taken.
         const HELD = 1 << 1;
+        /// INIT waits: while events are held, or for an exit of L2. Else it acts at the next entry.
+        const INIT = 1 << 2;
     }
 }
 
@@ -80,6 +83,8 @@ pub(super) struct Nested {
     other: Box<Vmcb>,
     /// L2 while it runs.
     inside: Option<Inside>,
+    /// INIT if it waits, and what came after it.
+    held: Signals,
     /// VMCB12 as VMRUN has read it.
     vmcb12: Vmcb12,
     /// The MSRs that cause exits of L2.
@@ -127,6 +132,7 @@ impl Nested {
             host_save: 0,
             other: Vmcb::boxed(),
             inside: None,
+            held: Signals::default(),
             vmcb12: Vmcb12::new(),
             msr_map: Pages::filled(MSR_MAP_PAGES, |map| map.fill(0xff)),
             msr_map_of: None,
@@ -141,6 +147,11 @@ impl Nested {
     /// Whether L1 has V_INTR_MASKING for L2: then L1's RFLAGS and TPR decide about L1's interrupts.
     fn masks(&self) -> bool {
         self.vmcb12.get().interrupt_control & vintr::MASKING != 0
+    }
+
+    /// Whether L1 asks for these exits of L2.
+    fn wants(&self, bits: u32) -> bool {
+        self.vmcb12.get().intercept_misc1 & bits != 0
     }
 
     /// Exchanges the block that runs and the other one. Nothing that the processor caches of either
@@ -161,6 +172,12 @@ impl Own {
         let shadow = shadow.filter(|_| nested.vmcb12.has_tables());
         let maps = (nested.msr_map.start(), shadow.map(|shadow| shadow.root().0));
         Some((nested.contexts.slot(inside.context), nested.auditors.get_mut(inside.context)?, maps))
+    }
+
+    /// Whether entries are not the guest's own alone.
+    #[inline(always)]
+    pub(super) fn enters_inner(&self) -> bool {
+        self.now.intersects(Now::INSIDE | Now::INIT)
     }
 
     /// The vCPU has taken a flush, whichever of its contexts was loaded.
@@ -184,6 +201,7 @@ impl Own {
         }
         nested.svme = false;
         nested.msr_map_of = None;
+        nested.held = Signals::default();
         nested.contexts.forget();
         (self.now, self.tsc_shift) = (Now::empty(), 0);
     }
@@ -203,6 +221,45 @@ impl Inner for Own {
     #[inline(always)]
     fn holds_events(&self) -> bool {
         self.now.contains(Now::HELD)
+    }
+
+    #[inline(always)]
+    fn holds_init(&self) -> bool {
+        self.now.intersects(Now::HELD | Now::INIT)
+            || self.is_inside() && self.nested.as_ref().is_some_and(|nested| nested.wants(misc1::INIT))
+    }
+
+    #[cold]
+    fn hold(&mut self, signals: Signals) -> Signals {
+        let Some(nested) = self.nested.as_deref_mut() else { return signals };
+        let held = &mut nested.held;
+        if signals.init {
+            *held = signals;
+        } else if held.init {
+            held.startup = held.startup.or(signals.startup);
+            held.nmis = (held.nmis + signals.nmis).min(2);
+        } else {
+            return signals;
+        }
+        self.now.insert(Now::INIT);
+        Signals::default()
+    }
+
+    fn release_init(&mut self) -> Option<Signals> {
+        let nested = self.nested.as_deref_mut().filter(|_| self.now.contains(Now::INIT))?;
+        let waits = match self.now.contains(Now::INSIDE) {
+            true => nested.wants(misc1::INIT),
+            false => self.now.contains(Now::HELD),
+        };
+        if waits {
+            return None;
+        }
+        self.now.remove(Now::INIT);
+        Some(mem::take(&mut nested.held))
+    }
+
+    fn is_init_due(&self) -> bool {
+        self.now.contains(Now::INIT) && !self.now.contains(Now::HELD)
     }
 
     fn takes_interrupts(&self, flags: u64) -> bool {
@@ -240,7 +297,7 @@ impl Inner for Own {
             Some(nested) => {
                 nested.set_svme(bits & EFER_SVME != 0)?;
                 if bits == 0 {
-                    self.now = Now::empty();
+                    self.now &= Now::INIT;
                 }
                 Ok(())
             }
@@ -254,6 +311,7 @@ impl Inner for Own {
         let mut holds = self.now.contains(Now::HELD);
         nested.describe(&mut holds, width, archive)?;
         self.now.set(Now::HELD, holds);
+        self.now.set(Now::INIT, nested.held.init);
         Ok(())
     }
 

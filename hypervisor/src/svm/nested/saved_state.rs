@@ -2,18 +2,16 @@
 //! an L2. Contexts and shadows are each machine's own.
 
 use memslots::{Gpa, GuestMemory};
-use migration::{Archive, Flaw};
+use migration::{Archive, Described, Flaw};
 
-use super::events::raised;
+use super::events::exit_now;
 use super::exit::{INTERRUPT, end_window, give_back};
 use super::instructions::{VM_CR_DISABLED, VM_CR_LOCK};
 use super::{Nested, Now};
 use crate::svm::intercepts::misc1;
 use crate::svm::processor::Amd64;
 use crate::svm::step;
-use crate::svm::table::Exit;
 use crate::svm::vmcb::Vmcb;
-use crate::x86::vcpu::event;
 use crate::x86::vcpu::state::{Activity, VcpuState};
 
 /// Where EXITCODE is.
@@ -36,18 +34,15 @@ pub(in crate::svm) fn leave_to_move<A: Amd64>(
     }
     step::end(state);
     end_window(state);
-    let due = raised(state);
+    let exit = exit_now(state, INTERRUPT);
     let Some(nested) = state.own.nested.as_deref() else { return Ok(()) };
-    if due.is_none() && nested.vmcb12.get().intercept_misc1 & misc1::INTR == 0 {
+    if exit.code == INTERRUPT && !nested.wants(misc1::INTR) {
         return Err(Flaw::Unmovable("a guest of its own has its interrupts"));
     }
     let at = nested.inside.as_ref().map_or(Gpa(0), |inside| inside.at);
     if memory.write_u32(Gpa(at.0 + CODE), INTERRUPT as u32).is_err() {
         return Err(Flaw::Unmovable("the control block of a guest of its own is no memory"));
     }
-    let event = state.block.event_injection;
-    let event = if event & event::VALID != 0 { event } else { 0 };
-    let exit = due.unwrap_or(Exit { code: INTERRUPT, info_1: 0, info_2: 0, event });
     let _written = give_back::<A>(state, memory, exit);
     // An interrupt ends a halt.
     state.activity = Activity::Running;
@@ -72,6 +67,7 @@ impl Nested {
         let may = self.vm_cr & VM_CR_DISABLED == 0;
         archive.fixed(&mut self.svme, |svme| svme && may).map_err(|flaw| flaw.named("EFER.SVME"))?;
         let may = self.svme;
-        archive.fixed(holds, |holds| holds && may).map_err(|flaw| flaw.named("the interrupt flag of SVM"))
+        archive.fixed(holds, |holds| holds && may).map_err(|flaw| flaw.named("the interrupt flag of SVM"))?;
+        self.held.describe(archive).map_err(|flaw| flaw.named("INIT"))
     }
 }

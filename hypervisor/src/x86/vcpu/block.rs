@@ -9,6 +9,7 @@ use stay::tagged::TranslationControls;
 use super::checks::Conditions;
 use super::state::VcpuState;
 use crate::devices::GeneralProtection;
+use crate::devices::pc::inbox::Signals;
 use crate::devices::pc::lapic::Lapic;
 use crate::vm::arch::Cpus;
 use crate::x86::{EFER_LMA, RFLAGS_IF};
@@ -133,6 +134,26 @@ pub trait Inner {
         false
     }
 
+    /// Whether INIT would be [held](Self::hold).
+    fn holds_init(&self) -> bool {
+        false
+    }
+
+    /// INIT, and what comes after it, waits here. Returns what does not.
+    fn hold(&mut self, signals: Signals) -> Signals {
+        signals
+    }
+
+    /// What was held, if it acts now.
+    fn release_init(&mut self) -> Option<Signals> {
+        None
+    }
+
+    /// Whether INIT acts at the next entry, or is an exit to the guest.
+    fn is_init_due(&self) -> bool {
+        false
+    }
+
     /// Whether the guest's interrupts are taken, with these flags in the control block.
     #[inline(always)]
     fn takes_interrupts(&self, flags: u64) -> bool {
@@ -144,8 +165,7 @@ pub trait Inner {
         false
     }
 
-    /// What runs is a guest of the guest, and has a nested page fault for the guest, at this
-    /// address: in a walk of its own tables, or not.
+    /// A guest of the guest has a nested page fault here, for the guest: in a walk, or not.
     fn raise_nested(&mut self, _: Gpa, _: PageFault, _in_walk: bool) {}
 
     /// What the TSC of what runs has beyond the guest's.
@@ -169,8 +189,7 @@ pub trait Inner {
         if bits == 0 { Ok(()) } else { Err(GeneralProtection) }
     }
 
-    /// Describes what the guest has for its guests, none of which runs; physical addresses have
-    /// `width` bits.
+    /// Describes what the guest has for its guests; physical addresses have `width` bits.
     ///
     /// # Errors
     ///
@@ -209,8 +228,7 @@ pub trait ControlBlock: Sized + Send + 'static {
     const EFER_OWN: u64;
     /// A block of zeros.
     fn boxed() -> Box<Self>;
-    /// For a vCPU with this identity among the vCPUs of all guests, whose guest may have guests or
-    /// may not.
+    /// For a vCPU of this identity among those of all guests, whose guest may have guests or not.
     fn own(identity: u32, may_nest: bool) -> Self::Own;
     /// A register of the guest.
     fn read(&self, field: Field) -> u64;

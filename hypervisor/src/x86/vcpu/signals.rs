@@ -6,9 +6,9 @@ use core::sync::atomic::Ordering;
 use hostlink::counters::Counter;
 use tlfs::InputPage;
 
-use super::block::ControlBlock;
+use super::block::{ControlBlock, Inner};
 use super::state::{Activity, VcpuState};
-use crate::devices::pc::inbox::{Drained, Inbox};
+use crate::devices::pc::inbox::{Drained, Inbox, Signals};
 use crate::devices::pc::message::Trigger;
 use crate::vm::space::FlushScratch;
 use crate::vm::{Context, PerCpu, increase};
@@ -54,7 +54,21 @@ fn take_rare_signals<A: X86>(context: &mut Context<'_, A>, drained: Drained) {
 impl<B: ControlBlock> VcpuState<B> {
     /// The same, for a vCPU's owner; returns whether its local APIC may have another address.
     pub(super) fn take_signals(&mut self, inbox: &Inbox, drained: Drained) -> bool {
-        let signals = inbox.take_signals(&mut self.lapic, drained);
+        let holds = self.own.holds_init();
+        let signals = inbox.take_signals(&mut self.lapic, drained, holds);
+        let signals = if holds { self.own.hold(signals) } else { signals };
+        self.act_on(signals)
+    }
+
+    /// INIT acts, if it was held and is no longer. Returns whether it does.
+    #[cold]
+    pub fn release_init(&mut self, inbox: &Inbox) -> bool {
+        let Some(held) = self.own.release_init() else { return false };
+        inbox.init(&mut self.lapic);
+        self.act_on(held)
+    }
+
+    fn act_on(&mut self, signals: Signals) -> bool {
         if signals.init {
             self.set_init_state();
             self.activity = Activity::WaitForStartup;

@@ -203,6 +203,7 @@ impl<B: ControlBlock> VcpuState<B> {
         self.lapic.pending().is_some() && self.own.takes_interrupts(self.block.read(Rflags))
             || self.nmi.is_deliverable() && !self.own.holds_events()
             || self.own.is_inside() && self.block.takes_virtual()
+            || self.own.is_init_due()
     }
 
     /// The guest's TSC minus the machine's: the local APIC's clock.
@@ -388,13 +389,7 @@ impl<B: ControlBlock> State for VcpuState<B> {
         log::error!(target: GUEST, "  cr0 {:#018x} cr2 {:#018x} cr3 {:#018x} cr4 {:#018x}", v(Cr0), v(Cr2), v(Cr3), v(Cr4));
         log::error!(target: GUEST, "  efer {:#x} rflags {:#x} cpl {}", v(Efer) & !B::EFER_OWN, v(Rflags), self.block.cpl());
         let (idt, gdt) = (segment(SegmentName::Idtr), segment(SegmentName::Gdtr));
-        log::error!(
-            target: GUEST,
-            "  idt {:#x} limit {:#x}, gdt {:#x} limit {:#x}",
-            idt.base,
-            idt.limit,
-            gdt.base,
-            gdt.limit
-        );
+        let ((idt, limit), (gdt, last)) = ((idt.base, idt.limit), (gdt.base, gdt.limit));
+        log::error!(target: GUEST, "  idt {idt:#x} limit {limit:#x}, gdt {gdt:#x} limit {last:#x}");
     }
 }

@@ -10,7 +10,7 @@ const TIMEOUT_TRIP: Duration = Duration::from_secs(60);
 const TRIPS: [u32; 3] = [1, 5, 50];
 /// How often one is saved and restored, and one with a guest of its own.
 const TURNS: u32 = 10;
-const TURNS_WITH_GUEST: u32 = 3;
+const TURNS_WITH_GUEST: u32 = 2;
 /// For one of these, of a machine with two processors under it.
 const TIMEOUT_TURN: Duration = Duration::from_secs(300);
 const FRESH: &str = "all is fresh";

@@ -41,10 +41,17 @@
 //! A vector's trigger is the set that it is posted to, so that the two cannot come apart. If one
 //! vector is in both sets when `LEVEL` is taken, it is level-triggered: an EOI too many for the I/O
 //! APIC is harmless, a missing one blocks a line for good. `post_init` is after the vectors of the
-//! same poster, and a CPU that takes INIT discards them. The models beside this module run all of
-//! it under loom.
+//! same poster, and a CPU that takes INIT discards them.
+//!
+//! A guest that is a hypervisor may hold INIT. Its vCPU takes INIT all the same, and start-up and
+//! NMIs that came after it, and keeps them by itself, while it takes what is posted. When INIT acts
+//! everything that was posted before is discarded again: all vectors that came before INIT are
+//! here, or in the local APIC, which is reset. Those that came since are lost as well, as on a bus.
+//!
+//! The models beside this module run all of it under loom.
 
 use coherence::{Notify, Target};
+use migration::described;
 
 use super::lapic::{Lapic, VectorSet};
 use super::message::{Logical, MessageKind, Trigger};
@@ -65,7 +72,8 @@ const PAGE_SHIFT: u32 = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Signals {
-    /// Reset the vCPU to its state after INIT; its local APIC is in that state already.
+    /// Reset the vCPU to its state after INIT; its local APIC is in that state already, unless INIT
+    /// is held.
     pub init: bool,
     /// If the vCPU waits for start-up: begin at `page << 12`. Otherwise ignored.
     pub startup: Option<u8>,
@@ -73,6 +81,8 @@ pub struct Signals {
     /// holds.
     pub nmis: u8,
 }
+
+described!(Signals: init, startup, nmis [|nmis| nmis.min(2)]);
 
 /// One vCPU's inbox. Posting never blocks; an item that is posted twice before it is taken counts
 /// once, as in IRR, except for NMIs.
@@ -246,13 +256,13 @@ impl Inbox {
         self.posted.signals.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the posted items other than vectors, and vectors that are the owner's. INIT discards
-    /// the vectors that were posted, and resets `lapic`.
-    pub fn take_signals(&self, lapic: &mut Lapic, _: Drained) -> Signals {
+    /// Takes the posted items other than vectors, and vectors that are the owner's. INIT
+    /// [resets](Self::init) `lapic`, unless it is held: then the owner does that when it acts.
+    pub fn take_signals(&self, lapic: &mut Lapic, _: Drained, holds_init: bool) -> Signals {
         // Pairs with `post_init`, `post_nmi`, `post_startup` and `post_to_owner`.
         let signals = self.posted.signals.swap(0, Ordering::Acquire);
         if signals & (INIT | EDGE | LEVEL) != 0 {
-            self.init_or_take_vectors(signals, lapic);
+            self.init_or_take_vectors(signals & INIT != 0 && !holds_init, lapic);
         }
         Signals {
             init: signals & INIT != 0,
@@ -261,15 +271,21 @@ impl Inbox {
         }
     }
 
+    /// INIT acts: discards the vectors that were posted, and resets `lapic`.
+    pub fn init(&self, lapic: &mut Lapic) {
+        // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
+        self.expect_telling();
+        let all = self.posted.edge.iter().chain(&self.level).chain(&self.edge);
+        all.for_each(|word| _ = take_word(word));
+        lapic.init();
+        self.set_address(lapic);
+        self.set_levels(lapic);
+    }
+
     #[cold]
-    fn init_or_take_vectors(&self, signals: u32, lapic: &mut Lapic) {
-        if signals & INIT != 0 {
-            // INIT leaves the local APIC software-disabled, so it would drop the vectors anyway.
-            self.expect_telling();
-            let all = self.posted.edge.iter().chain(&self.level).chain(&self.edge);
-            all.for_each(|word| _ = take_word(word));
-            lapic.init();
-            self.set_address(lapic);
+    fn init_or_take_vectors(&self, is_init: bool, lapic: &mut Lapic) {
+        if is_init {
+            self.init(lapic);
         }
         for word in 0..4 {
             lapic.accept_word(word, take_word(&self.edge[word]), 0);
@@ -297,7 +313,7 @@ impl Inbox {
     /// c and D, and the signals.
     pub fn take(&self, lapic: &mut Lapic) -> Signals {
         let drained = self.take_vectors(lapic, true);
-        drained.map(|drained| self.take_signals(lapic, drained)).unwrap_or_default()
+        drained.map(|drained| self.take_signals(lapic, drained, false)).unwrap_or_default()
     }
 
     #[inline(always)] // As above.

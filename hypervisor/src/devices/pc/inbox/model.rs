@@ -289,8 +289,23 @@ fn init_cancels(post_init: fn(&Inbox) -> Published, take: fn(&Inbox, &mut Lapic)
     assert!(was_reset && started > 0, "INIT or start-up is lost");
 }
 
+/// Takes INIT, and holds it for a moment; `init` is what it does then.
+fn held(inbox: &Inbox, lapic: &mut Lapic, init: fn(&Inbox, &mut Lapic)) -> Signals {
+    let Some(drained) = inbox.take_vectors(lapic, true) else { return Signals::default() };
+    let signals = inbox.take_signals(lapic, drained, true);
+    if signals.init {
+        init(inbox, lapic);
+    }
+    signals
+}
+
 explored! {
     fn o15_init_cancels_what_came_before_it(Some(3)): || init_cancels(Inbox::post_init, Inbox::take);
+    fn n20_init_that_was_held_cancels_what_came_before_it(Some(3)): || {
+        init_cancels(Inbox::post_init, |inbox, lapic| held(inbox, lapic, Inbox::init));
+    };
+    fn n20_init_that_was_held_and_discards_nothing(Some(3)) fails "it came before INIT":
+        || init_cancels(Inbox::post_init, |inbox, lapic| held(inbox, lapic, |_, _| ()));
     /// INIT is added to the present signals, instead of replacing them.
     fn o15_init_that_cancels_no_signals(Some(3)) fails "it came before INIT":
         || init_cancels(|inbox| {

@@ -3,6 +3,7 @@
 mod events;
 mod exits;
 mod hyperv;
+mod init;
 mod moved;
 mod shadows;
 mod tags;

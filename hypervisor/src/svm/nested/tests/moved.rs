@@ -17,7 +17,7 @@ use crate::x86::vcpu::state::Activity;
 const INTERRUPT: u64 = event::VALID | event::TYPE_INTERRUPT;
 
 /// What one machine gives to another: a vCPU, and VMCB12.
-struct Moved(Vec<u8>, Box<Vmcb>);
+pub(super) struct Moved(Vec<u8>, Box<Vmcb>);
 
 fn leave_inner(guest: &mut Guest<'_, '_>) -> Result<(), Flaw> {
     off(guest, |guest| MockSvm::leave_inner(guest.0.vm, guest.0.state))
@@ -30,7 +30,7 @@ fn moved(guest: &mut Guest<'_, '_>) -> Moved {
 }
 
 /// It goes on on a machine that has never run.
-fn on_another<R>(Moved(bytes, block): &Moved, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
+pub(super) fn on_another<R>(Moved(bytes, block): &Moved, act: impl FnOnce(&mut Guest<'_, '_>) -> R) -> R {
     with_guest_of(NESTED, |guest| {
         guest.write(VMCB12, block.bytes());
         read(guest, bytes, 0).expect("it is read");
@@ -228,7 +228,7 @@ fn n23_each_event_is_delivered_once_wherever_it_is_saved() {
 }
 
 /// As [`moved`], in L1 or in L2.
-fn moved_or_not(guest: &mut Guest<'_, '_>) -> Moved {
+pub(super) fn moved_or_not(guest: &mut Guest<'_, '_>) -> Moved {
     if is_inside(guest) { moved(guest) } else { Moved(written(guest), vmcb12(guest)) }
 }
 
