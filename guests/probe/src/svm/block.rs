@@ -60,6 +60,7 @@ pub(super) mod exit {
     pub(crate) const EXCEPTION: u32 = 0x40;
     pub(crate) const INTR: u32 = 0x60;
     pub(crate) const NMI: u32 = 0x61;
+    pub(crate) const INIT: u32 = 0x63;
     pub(crate) const VINTR: u32 = 0x64;
     pub(crate) const IDTR_READ: u32 = 0x66;
     pub(crate) const RDTSC: u32 = 0x6e;

@@ -58,6 +58,8 @@ const DEVIATIONS: &[Deviation] = &[
     deviation("taken-tlb-control", BOCHS),
     deviation("skinit-not-offered", BOCHS),
     deviation("trap-dr6", QUELL_ON_BOCHS),
+    deviation("init-waits-for-gif", QEMU),
+    deviation("init-exits", QEMU),
     deviation("nested-reserved-present", QEMU),
     deviation("nested-refused-cr3", QEMU),
     deviation("nested-refused-pat", QEMU),

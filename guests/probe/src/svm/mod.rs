@@ -7,6 +7,7 @@ mod clauses;
 mod discovery;
 mod events;
 mod exits;
+mod init;
 mod interrupts;
 mod l2;
 mod maps;
@@ -51,6 +52,7 @@ const TESTS: &[Test] = &[
     ("svm-masks", interrupts::masks),
     ("svm-injected-nmi", interrupts::injected_nmi),
     ("svm-virtual", interrupts::virtual_interrupts),
+    ("svm-init", init::init),
     ("svm-halt", storms::halt),
     ("svm-tsc", tags::tsc),
     ("svm-flushes", tags::flushes),
