@@ -180,6 +180,12 @@ impl Own {
         self.now.intersects(Now::INSIDE | Now::INIT)
     }
 
+    #[cold]
+    fn holds_init_now(&self) -> bool {
+        self.now.intersects(Now::HELD | Now::INIT)
+            || self.nested.as_ref().is_some_and(|nested| nested.wants(misc1::INIT))
+    }
+
     /// The vCPU has taken a flush, whichever of its contexts was loaded.
     #[cold]
     pub(super) fn owe_inner(&mut self) {
@@ -225,8 +231,7 @@ impl Inner for Own {
 
     #[inline(always)]
     fn holds_init(&self) -> bool {
-        self.now.intersects(Now::HELD | Now::INIT)
-            || self.is_inside() && self.nested.as_ref().is_some_and(|nested| nested.wants(misc1::INIT))
+        !self.now.is_empty() && self.holds_init_now()
     }
 
     #[cold]
