@@ -131,7 +131,8 @@ fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     if is_nmi && misc & misc1::NMI != 0 {
         return Some(leave(context, exit(NMI)));
     }
-    if is_interrupt && misc & misc1::INTR != 0 {
+    let ends = is_interrupt && misc & misc1::INTR != 0;
+    if ends && !is_nmi {
         return Some(leave(context, exit(INTERRUPT)));
     }
     let is_held = state.block.has_shadow() && state.block.rflags & RFLAGS_IF != 0;
@@ -139,6 +140,10 @@ fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         state.nmi.take();
         await_iret(state);
         state.block.set_event(event::VALID | event::TYPE_NMI | 2);
+        if ends {
+            // As above.
+            A::kick(A::this_cpu());
+        }
     } else if let Some(vector) = vector.filter(|_| is_interrupt && !is_held) {
         state.lapic.begin_service(vector);
         state.block.set_event(event::VALID | event::TYPE_INTERRUPT | u64::from(vector));

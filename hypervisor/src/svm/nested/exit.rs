@@ -31,6 +31,8 @@ pub(super) const NMI: u64 = 0x61;
 pub(super) const INIT: u64 = 0x63;
 /// The exit of exception 0; the others follow.
 pub(super) const EXCEPTION: u64 = 0x40;
+/// A broken part of the machine is no guest's to deal with.
+const MACHINE_CHECK: u64 = EXCEPTION + 18;
 const WINDOW: u64 = 0x64;
 const HALT: u64 = 0x78;
 const PORT: u64 = 0x7b;
@@ -75,8 +77,8 @@ fn become_of<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
     if exit.code == HYPERCALL && direct::is_meant(context) {
         return Some(direct::serve(context));
     }
-    let is_machines =
-        matches!(exit.code, INTERRUPT..=INIT | NESTED_FAULT | INNER) || exit.code == WINDOW && was_window;
+    let is_machines = matches!(exit.code, INTERRUPT..=INIT | MACHINE_CHECK | NESTED_FAULT | INNER)
+        || exit.code == WINDOW && was_window;
     if !is_machines && is_wanted(context, &exit) {
         return Some(leave(context, exit));
     }
@@ -168,6 +170,7 @@ pub(super) fn end_window(state: &mut VcpuState<Vmcb>) -> bool {
     let Some(own) = nested.inside.as_mut().and_then(|inside| inside.window.take()) else { return false };
     let block = &mut *state.block;
     block.interrupt_control = own;
+    block.mark_dirty(clean::TPR | clean::INTERCEPTS);
     if nested.vmcb12.get().intercept_misc1 & misc1::VINTR == 0 {
         block.intercept_misc1 &= !misc1::VINTR;
     }
@@ -212,8 +215,10 @@ pub(super) fn give_back<A: Amd64>(state: &mut VcpuState<Vmcb>, memory: &GuestMem
     copy(left, block, &HIDDEN);
     // Neither VMRUN nor an exit saves them for L1.
     block.cr2 = left.cr2;
-    if !nested.vmcb12.has_tables() {
+    if !nested.vmcb12.has_tables() && block.pat != left.pat {
+        // L2 has written it: L1's own translations are of the former one.
         block.pat = left.pat;
+        state.own.asid.owe_flush();
     }
     // L2 may have written the TSC itself.
     block.tsc_offset = left.tsc_offset.wrapping_sub(mem::take(&mut state.own.tsc_shift));

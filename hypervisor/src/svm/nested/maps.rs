@@ -11,10 +11,13 @@ use crate::x86::vcpu::msr;
 /// Whether one of these ports causes an exit to L1. The map has three bits more than there are
 /// ports, for accesses to the last one.
 pub(super) fn has_port(memory: &GuestMemory<'_>, map: u64, port: u16, size: u32) -> bool {
-    let mut bits = [0xff; 2];
     let at = (map & !0xfff) + u64::from(port / 8);
-    // What cannot be read causes exits.
-    let _ = memory.read(Gpa(at), &mut bits);
+    let bits = [at, at + 1].map(|at| {
+        // What cannot be read causes exits.
+        let mut byte = 0xff;
+        let _ = memory.read(Gpa(at), core::slice::from_mut(&mut byte));
+        byte
+    });
     u16::from_le_bytes(bits) >> (port % 8) & ((1 << size) - 1) != 0
 }
 

@@ -11,6 +11,7 @@ use crate::sched::notify::Published;
 use crate::svm::intercepts::misc1;
 use crate::svm::vmcb::{Vmcb, vintr};
 use crate::vm::arch::Board;
+use crate::x86::vcpu::block::ControlBlock;
 use crate::x86::vcpu::nmi::Nmi;
 use crate::x86::vcpu::registers::{RAX, RBX, RCX, RDX};
 use crate::x86::vcpu::state::Activity;
@@ -353,13 +354,12 @@ fn nmis_that_are_posted_are_taken_one_after_the_other() {
 /// vector (APM volume 2, section 15.21.4).
 pub(super) fn take_virtual_interrupt(vmcb: &mut Vmcb) -> Option<u8> {
     let control = vmcb.interrupt_control;
-    let is_open = vmcb.rflags & RFLAGS_IF != 0 && vmcb.interrupt_shadow & 1 == 0;
+    let is_open = vmcb.takes_virtual() && vmcb.interrupt_shadow & 1 == 0;
     // With an event by EVENTINJ, the handler begins with interrupts off.
     let is_free = vmcb.event_injection & event::VALID == 0 && vmcb.intercept_misc1 & misc1::VINTR == 0;
-    if control & vintr::IRQ == 0 || !is_open || !is_free {
+    if !is_open || !is_free {
         return None;
     }
-    assert_ne!(control & vintr::IGNORE_TPR, 0, "the local APIC has decided");
     vmcb.interrupt_control = control & !vintr::IRQ;
     Some((control >> vintr::VECTOR_SHIFT) as u8)
 }

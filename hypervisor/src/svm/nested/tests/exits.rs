@@ -47,6 +47,17 @@ fn l1_gets_the_exits_that_it_asks_for_and_no_others() {
     });
 }
 
+#[test]
+#[should_panic(expected = "machine check while")]
+fn a_machine_check_is_the_machines_whatever_l1_asks_for() {
+    with_l1(|guest| {
+        let mut block = plain();
+        block.intercept_exceptions = u32::MAX;
+        vmrun(guest, &block);
+        leaves(guest, [0x52, 0, 0]);
+    });
+}
+
 /// The map of ports has three bits more than there are ports; that of MSRs has three ranges.
 #[test]
 fn n5_maps_are_read_by_bits_and_what_is_outside_exits() {
