@@ -129,3 +129,44 @@ fn exceptions_and_nmis_are_l1s_if_it_asks_for_them() {
         });
     }
 }
+
+/// NMIs are blocked once, for L1 and L2 together: an IRET of either ends that.
+#[test]
+fn n21_an_nmi_that_l1_handles_holds_the_next_one_off_in_l2_until_an_iret() {
+    with_l1(|guest| {
+        guest.0.state.nmi.post();
+        guest.enter(|b, _| b.exit_code = 0x60);
+        assert!(guest.0.state.nmi.contains(Nmi::BLOCKED), "L1 handles it");
+        let mut block = plain();
+        block.intercept_misc1 = misc1::NMI | misc1::CPUID;
+        vmrun(guest, &block);
+        guest.0.state.nmi.post();
+        assert_eq!(entry(guest), (true, 0), "the next one waits");
+        leaves(guest, [0x72, 0, 0]);
+        assert!(!is_inside(guest) && guest.vmcb().intercept_misc1 & misc1::IRET != 0, "L1's IRET ends it");
+        vmrun(guest, &block);
+        run(guest, |b| {
+            assert_ne!(b.intercept_misc1 & misc1::IRET, 0, "and so does L2's");
+            b.exit_code = 0x74;
+        });
+        // It is stepped over.
+        run(guest, |b| {
+            assert_ne!(b.rflags & RFLAGS_TF, 0);
+            // It has taken its flags from the stack.
+            (b.exit_code, b.dr6, b.rip, b.rflags) = (0x41, b.dr6 | 1 << 14, b.rip + 2, 2);
+        });
+        assert!(is_inside(guest) && guest.raised().is_none(), "L2 sees none of it");
+        assert!(!entry(guest).0);
+        let (left, nmi) = (vmcb12(guest), guest.0.state.nmi);
+        assert_eq!(left.exit_code, 0x61);
+        assert!(nmi.contains(Nmi::PENDING) && !nmi.contains(Nmi::BLOCKED));
+    });
+    with_l1(|guest| {
+        // One that L1 injects blocks none.
+        let mut block = plain();
+        block.event_injection = event::VALID | event::TYPE_NMI | 2;
+        vmrun(guest, &block);
+        assert_eq!(entry(guest), (true, block.event_injection));
+        assert!(!guest.0.state.nmi.contains(Nmi::BLOCKED));
+    });
+}

@@ -47,6 +47,29 @@ fn l1_gets_the_exits_that_it_asks_for_and_no_others() {
     });
 }
 
+/// L2's calls are L1's to serve, or #UD, however many L1 may make itself.
+#[test]
+fn n24_no_hypercall_of_l2s_is_served_as_l1s() {
+    for is_wanted in [false, true] {
+        with_l1(|guest| {
+            guest.enable_hypercalls();
+            let mut block = plain();
+            block.intercept_misc2 |= if is_wanted { misc2::VMMCALL } else { 0 };
+            vmrun(guest, &block);
+            // A flush of everything.
+            guest.set_all(&[(RAX, 7), (RCX, 2), (RDX, DATA)]);
+            run(guest, |b| (b.exit_code, b.rax) = (0x81, 7));
+            assert_eq!(guest.count(Counter::FlushWholeAsked) + guest.count(Counter::FlushLists), 0);
+            assert_eq!(is_inside(guest), !is_wanted);
+            if is_wanted {
+                assert_eq!((vmcb12(guest).exit_code, vmcb12(guest).rax), (0x81, 7));
+            } else {
+                assert_eq!((guest.raised(), guest.get(RAX)), (Some(event::VECTOR_UD), 7));
+            }
+        });
+    }
+}
+
 #[test]
 #[should_panic(expected = "machine check while")]
 fn a_machine_check_is_the_machines_whatever_l1_asks_for() {

@@ -1,6 +1,12 @@
 //! What L2's tags owe.
 
+use coherence::CpuId;
+use coherence::asid::AsidAllocator;
+use core::num::NonZeroU32;
+
 use super::*;
+use crate::svm::vmcb::clean;
+use crate::x86::enter;
 
 /// A flush that the vCPU takes while L2 runs is L1's and L2's.
 #[test]
@@ -56,5 +62,40 @@ fn n10_invlpga_is_about_one_page_of_one_context() {
         }
         let owes = guest.0.state.own.nested.as_deref_mut().and_then(|nested| nested.contexts.of(1));
         assert!(!owes.expect("is known").0.owes_flush());
+    });
+}
+
+/// What each of the next entries has marked clean; L2 goes on, but for the last.
+fn cleans(guest: &mut Guest<'_, '_>, exit: u64) -> u32 {
+    let (sender, seen) = std::sync::mpsc::channel();
+    processor(|processor| {
+        processor.stay = Some(Box::new(move |b, _| {
+            sender.send(b.clean_bits).expect("is heard");
+            b.exit_code = exit;
+        }));
+    });
+    assert!(enter::enter(guest.0));
+    table::handle_exit(guest.0);
+    seen.recv().expect("it has run")
+}
+
+/// That the processor may use what it has of a block is said where that is so alone.
+#[test]
+fn n4_nothing_is_marked_clean_after_vmrun_an_exit_or_on_another_cpu() {
+    with_l1(|guest| {
+        let mut block = plain();
+        block.intercept_misc1 = misc1::CPUID;
+        for _ in 0..2 {
+            vmrun(guest, &block);
+            assert_eq!(cleans(guest, 0x60), 0, "the block was filled anew");
+            let kept = cleans(guest, 0x60);
+            assert_ne!(kept & clean::CRX, 0, "it is as it was left");
+            assert_eq!(kept & clean::INTERCEPTS, 0, "they are written each time");
+            guest.0.workspace.asids = AsidAllocator::new(CpuId(1), NonZeroU32::MAX, true);
+            assert_eq!(cleans(guest, 0x72), 0, "on another CPU");
+            assert_eq!(cleans(guest, 0x60), 0, "L1's was not the last");
+            assert_ne!(cleans(guest, 0x60), 0);
+            guest.0.workspace.asids = AsidAllocator::new(CpuId(0), NonZeroU32::MAX, true);
+        }
     });
 }

@@ -284,7 +284,7 @@ fn play(seed: u64, steps: u32) {
 
 /// N1, N2, N3, N5, N6, N8, N10, N11, N13.
 #[test]
-fn n2_n3_n6_whatever_l1_writes_and_l2_does_each_gets_its_own() {
+fn n2_n3_n4_n6_whatever_l1_writes_and_l2_does_each_gets_its_own() {
     let first = mock::number("QUELL_INNER_SEED").unwrap_or(1);
     for seed in first..first + mock::number("QUELL_INNER_RUNS").unwrap_or(40) {
         if let Err(why) = std::panic::catch_unwind(|| play(seed, 500)) {
