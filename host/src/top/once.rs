@@ -77,6 +77,13 @@ fn text(source: &Source, sample: &Sample, rates: &Rates) -> String {
     if rates.has_guests() {
         text += &format!("\n{}", guests(rates));
     }
+    let inner = rates.by_name(None).filter(|&(_, rate)| rate > 0.0);
+    let inner =
+        inner.filter_map(|(name, rate)| Some(format!("{} {}", name.strip_prefix("inner.")?, short(rate))));
+    let inner: Vec<_> = inner.collect();
+    if !inner.is_empty() {
+        text += &format!("\nguests of guests: {}", inner.join(", "));
+    }
     let waits: Vec<_> = rates.waits().into_iter().enumerate().filter(|&(_, count)| count > 0).collect();
     if !waits.is_empty() {
         let wait = |(step, count): (usize, u64)| match longest(step) {
@@ -139,13 +146,14 @@ mod tests {
         machine.begin();
         let source = Source::open(&machine.found).expect("opens").expect("is there");
         let sample = source.sample().expect("reads").expect("counts");
-        let counts =
-            [&[(Counter::ExitIo, 400), (Counter::FlushWait4us, 3)][..], &[(Counter::FlushWaitMore, 2)]];
+        let first = [(Counter::ExitIo, 400), (Counter::FlushWait4us, 3)];
+        let counts = [&first[..], &[(Counter::FlushWaitMore, 2), (Counter::InnerRuns, 20)]];
         let text = text(&source, &sample, &rates(&counts));
         let line = |begin: &str| text.lines().find(|line| line.trim_start().starts_with(begin)).expect(begin);
         assert!(line("machine").contains("x86_64, 2 vCPUs : 2 CPUs"), "{text}");
         assert!(line("vcpu").ends_with("steal ") && line("all").matches("200").count() == 2, "{text}");
         assert!(line("0 ").contains("200") && !line("1 ").contains("200"), "{text}");
+        assert!(line("guests of guests").ends_with("runs 10"), "{text}");
         assert!(line("flush waits").ends_with("≤4µs 3, longer 2"), "{text}");
     }
 
