@@ -16,7 +16,7 @@ const PAE_TABLE: u64 = 5;
 pub(super) const PAE_ROOT: u64 = 0x5000;
 pub(super) const LEGACY_ROOT: u64 = 0x6000;
 /// SVM's instructions, which are at CODE, 16 bytes apart, and WRMSR.
-pub(super) const INSTRUCTIONS: [(u64, [u8; 3]); 7] = [
+const INSTRUCTIONS: [(u64, [u8; 3]); 7] = [
     (VMRUN, [0x0f, 0x01, 0xd8]),
     (0x82, [0x0f, 0x01, 0xda]),
     (0x83, [0x0f, 0x01, 0xdb]),
@@ -189,7 +189,7 @@ impl Storm {
         }
         let random = &mut self.random;
         let index = if !random.one_in(4) { 0 } else { random.below(INSTRUCTIONS.len() as u64) as usize };
-        let (code, _) = INSTRUCTIONS[index];
+        let (code, bytes) = INSTRUCTIONS[index];
         let asid = random.one_of([0, 1, 2, 3, 4, 5, 6, 0x8000, u32::MAX.into()]) as u32;
         let last = MEMORY - 0x1000;
         let mut at = random.one_of([
@@ -210,6 +210,8 @@ impl Storm {
         vmcb.cpl = 0;
         vmcb.rflags = 2 | random.word() & RFLAGS_IF;
         (vmcb.rip, vmcb.next_rip) = (CODE + 16 * index as u64, CODE + 16 * index as u64 + 3);
+        // L2 may have stored there.
+        self.vm.space.slots().memory().write(Gpa(vmcb.rip), &bytes).expect("is memory");
         registers.0[RCX] = asid.into();
         match code {
             VMRUN => {
@@ -287,6 +289,10 @@ impl Storm {
         (vmcb.interrupt_shadow, vmcb.cpl) = (random.below(2), if random.one_in(4) { 3 } else { 0 });
         let msr =
             random.one_of([0x174, 0xc000_0080, 0xc000_0082, 0xc001_0015, 0x1b, 0x277, 0x4000_0000, 0x1fff]);
+        if msr == 0x277 {
+            // One that is valid.
+            (vmcb.rax, registers.0[RDX]) = (0x0007_0400 | random.below(2), 0x0007_0406);
+        }
         registers.0[RCX] = msr;
         let vm = self.vm;
         let (whose, walked) =
