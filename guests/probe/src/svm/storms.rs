@@ -272,7 +272,7 @@ pub(super) fn random_blocks() -> Verdict {
 /// Random tables: 64 pages in four tables, and what an array says of them. What forbids more, or
 /// goes elsewhere, is flushed; what forbids less is not.
 pub(super) fn random_tables() -> Verdict {
-    const STEPS: u32 = 5000;
+    let steps = (ROUNDS.load(Ordering::Relaxed) / 20).max(5000);
     let at = |page: u64| DATA + page / 16 * MIB_2 + page % 16 * PAGE;
     let mut world = World::new(0, 2);
     let leaves: [_; 64] = core::array::from_fn(|page| world.nested(at(page as u64), 0));
@@ -285,7 +285,7 @@ pub(super) fn random_tables() -> Verdict {
     leaves.iter().for_each(|leaf| leaf.store(0, Ordering::SeqCst));
     (0..64).for_each(|number| _ = place(number));
     set_nxe(true);
-    for step in 0..STEPS {
+    for step in 0..steps {
         let page = random.below(64);
         let (own, table) = (page as usize, page as usize / 16);
         let forbids = random.word() & random.word() & random.word() & (RIGHTS | NO_EXECUTE);
