@@ -174,17 +174,14 @@ fn check_shadow(storm: &mut Storm, guest: &mut Guest<'_, '_>) {
     let Some(inside) = &nested.inside else { return };
     let memory = storm.vm.space.slots().memory();
     let mut leaves = Vec::new();
-    let shadow = nested.shadows[inside.context].as_ref().expect("has tables");
+    let shadow = nested.shadows[nested.contexts.shadow(inside.context)].as_ref().expect("has tables");
     shadow.for_each(|at, pa, rights| leaves.push((at, pa, rights)));
     for (at, pa, rights) in leaves {
         let leads =
             |gpa: u64| memory.find(Gpa(gpa)).is_some_and(|place| place.host.0 + (gpa - place.gpa.0) == pa.0);
         let is_writable = rights.contains(Permissions::WRITE);
         let now = walk(&|at| read(storm.vm, at), tables, at, false, false);
-        assert!(
-            storm.tlb.allows(storm.block.asid, at, is_writable, &leads),
-            "{at:#x} to {pa}, {rights:?}; {now:x?}"
-        );
+        assert!(storm.tlb.allows(at, is_writable, &leads), "{at:#x} to {pa}, {rights:?}; {now:x?}");
     }
 }
 

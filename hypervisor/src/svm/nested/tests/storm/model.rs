@@ -174,11 +174,17 @@ pub(super) struct Tlb {
     /// When what must be dropped had to be: of an ASID's page, or all of it, or of all.
     dropped: BTreeMap<(u32, u64), u64>,
     roots: BTreeMap<u32, [u64; 4]>,
+    /// The roots of which L1 tells by calls.
+    told: Vec<[u64; 4]>,
+    /// L2's shadow: its ASID, or of these roots the number, above all ASIDs.
+    shadow: u32,
     /// When shadows had to be emptied.
     emptied: BTreeMap<u32, u64>,
-    /// By ASID, what L1's tables have said, and when.
+    /// By shadow, what L1's tables have said, and when.
     walked: Vec<(u32, Walked, u64)>,
 }
+
+const FIRST_TOLD: u32 = 1 << 31;
 
 impl Tlb {
     pub(super) fn new(has_plenty: bool) -> Self {
@@ -190,11 +196,21 @@ impl Tlb {
         self.now += 1;
         let root =
             tables.map_or([0; 4], |[_, root, cr4, efer]| [1, root, cr4 & (PAE | PSE), efer & (LMA | NXE)]);
+        let is_told = tables.is_some() && block.inner[0] & 4 != 0;
+        let root = if is_told { [2, root[1], root[2], root[3]] } else { root };
         let is_other = self.roots.insert(block.asid, root).is_some_and(|former| former != root);
         match block.tlb_control {
             0 if !is_other => {}
             0 | 3 | 7 => self.drop_nested(block.asid),
-            _ => self.drop_everything(),
+            _ => self.drop_asids(),
+        }
+        self.shadow = block.asid;
+        if is_told {
+            let index = self.told.iter().position(|told| *told == root).unwrap_or(self.told.len());
+            if index == self.told.len() {
+                self.told.push(root);
+            }
+            self.shadow = FIRST_TOLD + index as u32;
         }
     }
 
@@ -209,10 +225,16 @@ impl Tlb {
         self.dropped.insert((asid, page.unwrap_or(ALL)), self.now);
     }
 
-    /// Slots have changed, or L1 has asked for it.
-    pub(super) fn drop_everything(&mut self) {
+    /// L1 has asked for it.
+    fn drop_asids(&mut self) {
         self.now += 1;
         (0..=u32::from(u8::MAX)).for_each(|asid| self.drop_nested(asid));
+    }
+
+    /// Slots have changed, or L1 has told of its tables.
+    pub(super) fn drop_everything(&mut self) {
+        self.drop_asids();
+        (FIRST_TOLD..).zip(&self.told).for_each(|(shadow, _)| _ = self.emptied.insert(shadow, self.now));
     }
 
     /// The hypervisor has dropped a page.
@@ -242,28 +264,22 @@ impl Tlb {
         entries.dedup_by_key(|entry| (entry.0, entry.1));
     }
 
-    /// L1's tables lead an access of this ASID there.
-    pub(super) fn has_walked(&mut self, asid: u32, walked: Walked) {
+    /// L1's tables lead an access of L2's there.
+    pub(super) fn has_walked(&mut self, walked: Walked) {
         self.now += 1;
-        self.walked.push((asid, walked, self.now));
+        self.walked.push((self.shadow, walked, self.now));
     }
 
-    /// Whether a shadow may have this leaf: L1's tables have said so since it was emptied.
-    pub(super) fn allows(
-        &mut self,
-        asid: u32,
-        at: u64,
-        is_writable: bool,
-        leads: &dyn Fn(u64) -> bool,
-    ) -> bool {
-        let emptied = &self.emptied;
-        self.walked.retain(|(asid, _, since)| emptied.get(asid).is_none_or(|emptied| since > emptied));
+    /// Whether L2's shadow may have this leaf: L1's tables have said so since it was emptied.
+    pub(super) fn allows(&mut self, at: u64, is_writable: bool, leads: &dyn Fn(u64) -> bool) -> bool {
+        let (emptied, shadow) = (&self.emptied, self.shadow);
+        self.walked.retain(|(its, _, since)| emptied.get(its).is_none_or(|emptied| since > emptied));
         self.walked.iter().any(|&(its, Walked { from, to, size, .. }, _)| {
-            let is_it = its == asid && at.wrapping_sub(from) < size && leads(to + (at - from));
+            let is_it = its == shadow && at.wrapping_sub(from) < size && leads(to + (at - from));
             is_it && !is_writable
         }) || is_writable
             && self.walked.iter().any(|&(its, Walked { from, to, size, is_writable, is_dirty }, _)| {
-                let is_it = its == asid && at.wrapping_sub(from) < size && leads(to + (at - from));
+                let is_it = its == shadow && at.wrapping_sub(from) < size && leads(to + (at - from));
                 is_it && is_writable && is_dirty
             })
     }

@@ -147,6 +147,9 @@ impl Storm {
             2 => Some(0x400..0x670),
             _ => None,
         };
+        if random.one_in(3) {
+            b.inner[0] = 4; // L1 tells of its nested tables.
+        }
         let all = random.one_in(4);
         for at in ranges.into_iter().flatten() {
             if all {
@@ -155,6 +158,7 @@ impl Storm {
                 b.bytes_mut()[at] ^= 1 << random.below(8);
             }
         }
+        b.inner[0] &= !2; // It does not promise that the map of MSRs is the same.
         b
     }
 
@@ -299,7 +303,7 @@ impl Storm {
             whose(&self.block, self.tables(), &|at| read(vm, at), [code, info_1, info_2, event], msr as u32);
         let whose = if self.is_stepped && code == 0x41 { Whose::Either } else { whose };
         if let Some(walked) = walked {
-            self.tlb.has_walked(self.block.asid, walked);
+            self.tlb.has_walked(walked);
         }
         self.did = Some(Did::Inner { whose, left: copied(vmcb), kept: read(vm, self.at + 0x58) });
     }
