@@ -107,7 +107,7 @@ pub fn decode<'a>(
 }
 
 /// Copies headers and list of a call into `page`, once, and returns the copied words.
-#[inline]
+#[inline(always)] // As `decode`.
 fn copy_input<'a>(
     control: Control,
     shape: &CallShape,
@@ -236,6 +236,7 @@ fn mask_targets<'a>(mask: &'a u64, profile: &Profile) -> Result<Targets<'a>, Sta
 
 /// The targets that a VP set names. A set of all processors may carry a bank mask and banks. These
 /// are ignored; the header's size alone determines where the list starts.
+#[inline(always)] // As `decode`; that of interrupts is apart.
 fn set_targets<'a>(
     format: u64,
     valid_banks: u64,
