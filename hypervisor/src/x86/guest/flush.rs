@@ -145,7 +145,7 @@ impl<A: X86> Hardware for Caller<'_, A> {
 
 /// Delays each kick until the next one is due. So the target of a caller that does not wait
 /// continues in guest mode for as long as the caller checks, however long that takes
-/// ([`Defect::EarlyReturn`](hostlink::defect::Defect::EarlyReturn)).
+/// ([`Defect::EarlyReturn`]).
 #[cold]
 fn hold_back<A: X86>(cpu: CpuId) {
     static HELD: AtomicU32 = AtomicU32::new(0);
