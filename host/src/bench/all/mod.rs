@@ -296,7 +296,7 @@ mod tests {
         assert!(!names(&[]).unwrap().contains(&"thrash-128:2"));
         assert!(names(&["--long"]).unwrap().contains(&"thrash-128:2"));
         assert_eq!(names(&["--only", "thrash-128:2", "--only", "boot"]).unwrap(), ["boot", "thrash-128:2"]);
-        let family = ["nested-exits", "nested-touch", "nested-boot", "nested-count"];
+        let family = ["nested-exits", "nested-flush", "nested-touch", "nested-boot", "nested-count"];
         assert_eq!(names(&["--only", "nested"]).unwrap(), family);
         assert_eq!(names(&["--only", "flush"]).unwrap(), ["flush"], "a case of its own");
         assert!(names(&["--long"]).unwrap().iter().all(|name| !name.contains("@kvm")), "nobody asked");
