@@ -232,6 +232,18 @@ impl Machine {
         Ok(self.child.try_wait()?)
     }
 
+    /// How the machine has ended, if it has, and the emulator's messages. Its connections close
+    /// first, so this waits a little.
+    pub(crate) fn end_so_far(&mut self) -> Option<(End, String)> {
+        for _ in 0..100 {
+            if let Some(status) = self.child.try_wait().ok()? {
+                return Some((self.end_of(status).ok()?, self.messages.whole().ok()?));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        None
+    }
+
     /// Makes `watcher` see the counters every `period` while the machine runs, once there are any.
     pub(crate) fn watch(&mut self, period: Duration, watcher: impl FnMut(&Snapshot) -> Result<()> + 'static) {
         self.watch = Some(Watch { period, last: self.started, watcher: Box::new(watcher) });

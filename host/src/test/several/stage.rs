@@ -324,15 +324,18 @@ impl Stage<'_> {
         self.machine.clock_hz()?.context("the hypervisor has not begun")
     }
 
-    /// Adds to an error what the consoles and the log end with.
-    pub(super) fn explain(&self, error: Error) -> Error {
+    /// Adds to an error what the consoles and the log end with, and how the machine has ended.
+    pub(super) fn explain(&mut self, error: Error) -> Error {
+        let end = self.machine.end_so_far();
+        let end = end.map(|(end, messages)| format!("the machine has ended: {end:?}\n{messages}\n"));
         let heard = self.heard();
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let processors = if self.hung.get() { self.machine.processors() } else { String::new() };
         error.context(format!(
-            "{}the hypervisor's log ends with:\n{}\n{processors}",
+            "{}the hypervisor's log ends with:\n{}\n{}{processors}",
             heard.ends(),
-            tail(&log)
+            tail(&log),
+            end.unwrap_or_default()
         ))
     }
 
