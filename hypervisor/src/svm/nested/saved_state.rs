@@ -32,16 +32,18 @@ pub(in crate::svm) fn leave_to_move<A: Amd64>(
     if !state.own.now.contains(Now::INSIDE) {
         return Ok(());
     }
+    let Some(nested) = state.own.nested.as_deref() else { return Ok(()) };
+    let wants = nested.wants(misc1::INTR);
+    let code = Gpa(nested.inside.as_ref().map_or(0, |inside| inside.at.0) + CODE);
+    // One page has all of it. This is looked at before anything of L2's is taken.
+    if memory.read_u32(code).and_then(|value| memory.write_u32(code, value)).is_err() {
+        return Err(Flaw::Unmovable("the control block of a guest of its own is no memory"));
+    }
     step::end(state);
     end_window(state);
     let exit = exit_now(state, INTERRUPT);
-    let Some(nested) = state.own.nested.as_deref() else { return Ok(()) };
-    if exit.code == INTERRUPT && !nested.wants(misc1::INTR) {
+    if exit.code == INTERRUPT && !wants {
         return Err(Flaw::Unmovable("a guest of its own has its interrupts"));
-    }
-    let at = nested.inside.as_ref().map_or(Gpa(0), |inside| inside.at);
-    if memory.write_u32(Gpa(at.0 + CODE), INTERRUPT as u32).is_err() {
-        return Err(Flaw::Unmovable("the control block of a guest of its own is no memory"));
     }
     let _written = give_back::<A>(state, memory, exit);
     // An interrupt ends a halt.

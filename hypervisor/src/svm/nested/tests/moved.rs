@@ -246,8 +246,9 @@ fn n23_an_l1_that_would_not_understand_the_exit_is_not_saved_now() {
         vmrun(guest, &usual());
         let nested = guest.0.state.own.nested.as_deref_mut().expect("may nest");
         nested.inside.as_mut().expect("is inside").at = Gpa(HOLE);
+        guest.0.state.raise_undefined();
         assert!(matches!(leave_inner(guest), Err(Flaw::Unmovable(_))));
-        assert!(is_inside(guest));
+        assert_eq!((is_inside(guest), guest.raised()), (true, Some(event::VECTOR_UD)), "it keeps its fault");
     });
 }
 
