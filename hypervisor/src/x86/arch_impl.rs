@@ -28,7 +28,6 @@ use crate::vm::{Context, CreateError, Files, Next, PerCpu, Vm, VpIndex};
 use crate::x86::guest::flush::Ipi;
 use crate::x86::guest::{self, Claim, Common, Shared};
 use crate::x86::processor::{Processor, Vendor};
-use crate::x86::vcpu::block::Inner;
 use crate::x86::vcpu::signals::{self, Workspace};
 use crate::x86::vcpu::state::VcpuState;
 use crate::x86::{cpuid, enter};
@@ -163,7 +162,7 @@ where
     }
 
     fn leave_inner(vm: &Vm<Self>, state: &mut VcpuState<<Self as Vendor>::Block>) -> Result<(), Flaw> {
-        if state.own.is_inside() { Self::leave_to_move(state, &vm.space.slots().memory()) } else { Ok(()) }
+        Self::leave_to_move(state, &vm.space.slots().memory())
     }
 
     fn describe_shared(vm: &Vm<Self>, archive: &mut Archive<'_>) -> Result<(), Flaw> {

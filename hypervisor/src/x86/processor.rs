@@ -181,7 +181,7 @@ pub unsafe trait Vendor: Processor {
         None
     }
 
-    /// A vCPU that is on no CPU, and runs a guest of its guest, leaves that.
+    /// A vCPU that is on no CPU leaves a guest of its guest, if it runs one.
     ///
     /// # Errors
     ///

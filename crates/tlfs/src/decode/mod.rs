@@ -43,7 +43,7 @@ pub enum Reject {
 ///    input in XMM registers is not offered. Every flush is such a call, since its header has at
 ///    least 24 bytes.
 /// 3. `INVALID_HYPERCALL_INPUT` by [`Control::check`], and for a fast call with more input than the
-///    registers hold.
+///    registers hold, but for a list of nested tables' ranges, which is not read.
 /// 4. `INVALID_ALIGNMENT` if the input's address is not a multiple of 8, if the input crosses a
 ///    page, or if it lies outside the guest physical address space.
 /// 5. [`Reject::InputNotMemory`].

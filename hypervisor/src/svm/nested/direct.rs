@@ -32,16 +32,17 @@ const DIRECT_HYPERCALL: u32 = 1 << 0;
 /// Whether L2's hypercall is a flush that L1 leaves to us.
 pub(super) fn is_meant<A: Amd64>(context: &Context<'_, A>) -> bool {
     let state = &*context.state;
-    let Some(nested) = state.own.nested.as_deref() else { return false };
+    let vmcb12 = state.own.nested.as_deref().map(|nested| &nested.vmcb12);
+    if !vmcb12.is_some_and(|vmcb12| vmcb12.has_tables() && vmcb12.assist_page().is_some()) {
+        return false;
+    }
     let caller = caller_of(&*state.block);
     let code = Control::from_bits(caller.parameters(&state.registers.0).control).code();
-    let memory = context.vm.space.slots().memory();
-    let features = || Some(memory.read_u32(Gpa(state.hyperv.assist_page()? + FEATURES)).unwrap_or(0));
-    nested.vmcb12.assist_page().is_some()
-        && nested.vmcb12.has_tables()
-        && caller.may_call()
-        && code.is_flush()
-        && features().is_some_and(|features| features & DIRECT_HYPERCALL != 0)
+    let Some(page) = state.hyperv.assist_page().filter(|_| caller.may_call() && code.is_flush()) else {
+        return false;
+    };
+    let features = context.vm.space.slots().memory().read_u32(Gpa(page + FEATURES));
+    features.is_ok_and(|features| features & DIRECT_HYPERCALL != 0)
 }
 
 /// Serves it. Returns the code of what is left to handle.

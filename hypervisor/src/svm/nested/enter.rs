@@ -112,8 +112,7 @@ fn root_of([_, root, cr4, efer]: [u64; 4]) -> u64 {
 impl Nested {
     /// Reads the map of MSRs of the block there, unless it is as it was when it was read last.
     fn merge_maps<A: Amd64>(&mut self, at: Gpa, memory: &GuestMemory<'_>) {
-        let theirs = self.vmcb12.get();
-        let map = (theirs.intercept_misc1 & misc1::MSR != 0).then_some(theirs.msrpm_base);
+        let map = self.wants(misc1::MSR).then_some(self.vmcb12.get().msrpm_base);
         if !self.vmcb12.keeps_msr_map() || self.msr_map_of != Some((at, map)) {
             maps::merge::<A>(&self.msr_map, memory, map);
             self.msr_map_of = Some((at, map));

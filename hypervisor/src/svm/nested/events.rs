@@ -68,12 +68,17 @@ pub(crate) fn enter_inner<A: Amd64>(context: &mut Context<'_, A>) -> Option<bool
     Some(has_entered)
 }
 
+/// What L2 was about to get, or 0.
+fn injected(block: &Vmcb) -> u64 {
+    let event = block.event();
+    if event & event::VALID != 0 { event } else { 0 }
+}
+
 /// What L2 has raised itself: the exit that it ends in, if L1 asks for it. Else L2 gets it at its
 /// next entry.
 fn raised(state: &mut VcpuState<Vmcb>) -> Option<Exit> {
     let nested = state.own.nested.as_deref_mut()?;
-    let event = state.block.event();
-    let event = if event & event::VALID != 0 { event } else { 0 };
+    let event = injected(&state.block);
     if let Some((gpa, code, in_walk)) = nested.inside.as_mut().and_then(|inside| inside.fault.take()) {
         let from = if in_walk { FAULT_IN_WALK } else { FAULT_IN_ACCESS };
         let info_1 = u64::from(code.bits()) | from;
@@ -96,9 +101,7 @@ fn raised(state: &mut VcpuState<Vmcb>) -> Option<Exit> {
 /// delivered is in EXITINTINFO.
 pub(super) fn exit_now(state: &mut VcpuState<Vmcb>, code: u64) -> Exit {
     let due = raised(state);
-    let event = state.block.event();
-    let event = if event & event::VALID != 0 { event } else { 0 };
-    due.unwrap_or(Exit { code, info_1: 0, info_2: 0, event })
+    due.unwrap_or(Exit { code, info_1: 0, info_2: 0, event: injected(&state.block) })
 }
 
 /// Gives L2 the event that is due, or leaves it by an exit, whose code is returned. INIT comes
@@ -112,7 +115,7 @@ fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         return Some(leave(context, exit));
     }
     let state = &mut *context.state;
-    let is_busy = state.block.event() & event::VALID != 0;
+    let is_busy = injected(&state.block) != 0;
     let nested = state.own.nested.as_deref()?;
     let (misc, masks) = (nested.vmcb12.get().intercept_misc1, nested.masks());
     let exit = |code| Exit { code, info_1: 0, info_2: 0, event: 0 };
@@ -141,7 +144,7 @@ fn give_event<A: Amd64>(context: &mut Context<'_, A>) -> Option<u64> {
         await_iret(state);
         state.block.set_event(event::VALID | event::TYPE_NMI | 2);
         if ends {
-            // As above.
+            // The exit is next, as above.
             A::kick(A::this_cpu());
         }
     } else if let Some(vector) = vector.filter(|_| is_interrupt && !is_held) {

@@ -171,7 +171,7 @@ pub(super) fn end_window(state: &mut VcpuState<Vmcb>) -> bool {
     let block = &mut *state.block;
     block.interrupt_control = own;
     block.mark_dirty(clean::TPR | clean::INTERCEPTS);
-    if nested.vmcb12.get().intercept_misc1 & misc1::VINTR == 0 {
+    if !nested.wants(misc1::VINTR) {
         block.intercept_misc1 &= !misc1::VINTR;
     }
     true

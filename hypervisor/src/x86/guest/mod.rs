@@ -172,7 +172,7 @@ impl Shared {
             apic: true,
             osxsave: false,
             invariant_tsc: false,
-            may_nest: self.shadow_tables != 0,
+            may_nest: self.partition.platform().may_nest,
         };
         let timer_clock = TimerClock { tsc_hz: A::hz(), apic_hz: APIC_HZ };
         VcpuState::new::<A>((index, identity), view, timer_clock, &self.permissions())

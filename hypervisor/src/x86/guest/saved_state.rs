@@ -34,10 +34,10 @@ impl<A: X86> Vm<A> {
             used_before,
             nested_root: _,
             vcpus,
-            shadow_tables,
+            shadow_tables: _, // By the configuration, too.
         } = &self.guest;
         archive.same("the kind of processor", A::ARCHITECTURE as u64)?;
-        let may_nest = *shadow_tables != 0;
+        let may_nest = partition.platform().may_nest;
         archive.same("whether it may have guests", may_nest.into())?;
         { *apic_ids }.describe(archive)?;
         let view = cpuid::View {

@@ -62,10 +62,10 @@ impl PartitionTraits {
     };
 }
 
-// The rate of the TSC is the clock's.
+// The rate of the TSC is the clock's. Whether there may be guests is compared before all else.
 described! { PartitionTraits:
-    ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, may_nest, apic_hz, gpa_bits;
-    stays tsc_hz
+    ; same flush_hypercall, eoi_exits, invariant_tsc, nested_paging, apic_hz, gpa_bits;
+    stays tsc_hz, may_nest
 }
 
 impl PartitionTraits {

@@ -145,7 +145,7 @@ const OWN: Reasons = &[
     ),
     (
         "the configuration's",
-        "shared.apic_ids shared.layout shared.vcpus vcpu.hyperv.index vcpu.lapic.base.is_bsp \
+        "shared.apic_ids shared.layout shared.shadow_tables shared.vcpus vcpu.hyperv.index vcpu.lapic.base.is_bsp \
          vcpu.lapic.id vcpu.view",
     ),
     (
@@ -153,7 +153,6 @@ const OWN: Reasons = &[
         "shared.cr4_mask shared.hidden shared.maps vcpu.hidden vcpu.signature",
     ),
     ("the machine's", "shared.flush_cost shared.nested_root"),
-    ("none that may have guests moves", "shared.shadow_tables"),
     ("it has none", "shared.has_functions shared.platform.data.pci.owned"),
     (
         "the rate, which is compared",
